@@ -125,6 +125,8 @@ def guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        signals.end()
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:

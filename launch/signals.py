@@ -7,6 +7,7 @@ import types
 from launch import end_at_once
 
 IMPORTING = "<frozen importlib._bootstrap>"  # runs while a module is imported
+_caller = None  # code that called `install`; an import that called it does not count
 
 
 class Terminated(KeyboardInterrupt):
@@ -14,11 +15,21 @@ class Terminated(KeyboardInterrupt):
 
 
 def install() -> None:
-    """From here on the signals raise; one that is ignored stays so."""
+    """From here on the signals raise; one that is ignored stays so.
+
+    The caller calls `end` when it ends.
+    """
+    global _caller
+    _caller = sys._getframe(1).f_code
     signal.signal(signal.SIGTERM, terminate)
     if signal.getsignal(signal.SIGINT) in (end_at_once, signal.default_int_handler):
         signal.signal(signal.SIGINT, interrupt)
     sys.unraisablehook = ask_again
+
+
+def end() -> None:
+    """Drops a signal that was to come back later: the script has ended."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def terminate(number, frame) -> None:
@@ -38,7 +49,7 @@ def end_by(kind: type[KeyboardInterrupt], frame: types.FrameType | None) -> None
     Args:
       frame: what runs now.
     """
-    while frame is not None:
+    while frame is not None and frame.f_code is not _caller:
         if frame.f_code.co_filename == IMPORTING:
             return come_back(kind)
         frame = frame.f_back

@@ -58,3 +58,13 @@ def shared_programs():
         for module, name in kinds:
             patch.setattr(module, name, functools.cache(getattr(module, name)))
         yield
+
+
+@pytest.fixture
+def progress_clock(monkeypatch):
+    """The clock by which progress is reported in a test."""
+    from tests.support.progress_clock import ProgressClock
+
+    clock = ProgressClock()
+    monkeypatch.setattr("moe_edge.core.progress._REPORTER", clock.reporter)
+    return clock

@@ -23,7 +23,7 @@ from moe_edge.coe.store import write_experts
 from moe_edge.coe.train_expert import Part, accuracy_of, train_network
 from moe_edge.core.checks import CheckpointError, ConfigError, built
 from moe_edge.core.files import write_text
-from moe_edge.core.json_reader import read_json
+from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
 from moe_edge.core.progress import counter, progress, say
 from moe_edge.workload.coe_graph import Architecture, CoeGraph, write_graph
 from moe_edge.workload.coe_weights import file_sha256
@@ -167,7 +167,7 @@ def remove_old(folder: Path, graph: CoeGraph, state: TrainingState) -> None:
 
 
 def _read(path: Path) -> dict[str, Facts]:
-    given = read_json(path, CheckpointError)
+    given = read_json(path, CheckpointError, max_bytes=LARGE_FILE_BYTES)
     try:
         if not isinstance(given, dict):
             raise ConfigError(f"{path} is {given!r:.60}, expected names and values")

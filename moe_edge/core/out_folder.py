@@ -148,7 +148,7 @@ def _saved_below(base: str, name: str, save: Callable[[Path], None]) -> Path | N
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base)).resolve()
         save(folder)
         return folder
-    except OSError:
+    except (OSError, OutputError):
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         return None

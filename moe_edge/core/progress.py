@@ -21,11 +21,12 @@ class _Task:
     Attributes:
       name: None: it reports nothing.
       applies: whether it does, now.
+      started_s: by the reporter's clock.
     """
 
     def __init__(self, name: str | None, total: int | None, applies=lambda: True):
         self.name, self.total, self.done = name, total, 0
-        self.applies, self.started_s = applies, time.monotonic()
+        self.applies, self.started_s = applies, 0.0
         self.bar = None
         if name is not None and total is not None and sys.stderr.isatty():
             from tqdm import tqdm
@@ -37,10 +38,9 @@ class _Task:
         if self.bar is not None:
             self.bar.update(more)
 
-    @property
-    def line(self) -> str:
+    def line(self, now_s: float) -> str:
         share = "" if self.total is None else f" {self.done}/{self.total},"
-        return f"{self.name}:{share} {time.monotonic() - self.started_s:.0f} s"
+        return f"{self.name}:{share} {now_s - self.started_s:.0f} s"
 
     def close(self) -> None:
         if self.bar is not None:
@@ -50,17 +50,18 @@ class _Task:
 class _Reporter:
     """The tasks that run now, and the thread that reports the innermost one."""
 
-    def __init__(self):
-        self.said_s = time.monotonic()
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self.clock, self.said_s = clock, clock()
         self._lock = threading.Lock()
         self._tasks: list[_Task] = []
         self._ended: threading.Event | None = None  # of the thread; None: none runs
 
     def begin(self, task: _Task) -> None:
         with self._lock:
+            task.started_s = self.clock()
             self._tasks.append(task)
             if self._ended is None:
-                self.said_s, self._ended = time.monotonic(), threading.Event()
+                self.said_s, self._ended = self.clock(), threading.Event()
                 thread = threading.Thread(
                     target=self._report, args=(self._ended,), name="progress"
                 )
@@ -69,35 +70,41 @@ class _Reporter:
 
     def end(self, task: _Task) -> None:
         with self._lock:
-            self._tasks.remove(task)
-            if not self._tasks:
+            if task in self._tasks:  # Ctrl-C may have come before it was
+                self._tasks.remove(task)
+            if not self._tasks and self._ended is not None:
                 self._ended.set()
                 self._ended = None
         task.close()
 
     def _report(self, ended: threading.Event) -> None:
         while not ended.wait(max(self._left_s(), EVERY_S / 10)):
-            with self._lock:
-                if self._left_s() <= 0 and not ended.is_set():
-                    with contextlib.suppress(OSError, ValueError):  # nobody reads it
-                        self._show()
-                    self.said_s = time.monotonic()
+            self.look()
+
+    def look(self) -> None:
+        """Writes a line, if it is time for one."""
+        with self._lock:
+            if self._left_s() <= 0:
+                with contextlib.suppress(OSError, ValueError):  # nobody reads it
+                    self._show()
+                self.said_s = self.clock()
 
     def _show(self) -> None:
         task = next((one for one in self._tasks[::-1] if one.applies()), None)
         bars = [one.bar for one in self._tasks if one.bar is not None]
         if task is None or task.name is None:
             return
+        line = task.line(self.clock())
         if task.bar is not None:
             task.bar.refresh()  # its seconds go on while one item is long
         elif bars:
-            bars[0].write(task.line, file=sys.stderr)  # between the bars
+            bars[0].write(line, file=sys.stderr)  # between the bars
         else:
-            print(task.line, file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
 
     def _left_s(self) -> float:
         """How long nothing has to be said."""
-        return self.said_s + EVERY_S - time.monotonic()
+        return self.said_s + EVERY_S - self.clock()
 
 
 _REPORTER = _Reporter()
@@ -111,7 +118,7 @@ def say(line: str) -> None:
 
 def said() -> None:
     """Notes that a person has just seen something: the next line can wait."""
-    _REPORTER.said_s = time.monotonic()
+    _REPORTER.said_s = _REPORTER.clock()
 
 
 def progress(
@@ -162,8 +169,8 @@ def waiting(once: Callable[[], bool] = lambda: True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(task: _Task) -> Iterator[_Task]:
-    _REPORTER.begin(task)
     try:
+        _REPORTER.begin(task)  # within: Ctrl-C may come before it has returned
         yield task
     finally:
         _REPORTER.end(task)

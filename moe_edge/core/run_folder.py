@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moe_edge.core import folder_lock
+from moe_edge.core.checks import OutputError
 from moe_edge.core.files import (
     check_apart,
     check_out_dir,
@@ -16,6 +17,7 @@ from moe_edge.core.files import (
 from moe_edge.core.out_folder import atomic_folder, taken_folder, write_folder
 
 CONFIG_NAME = "config.gin"
+Writer = Callable[[Path], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +79,53 @@ class RunFolder:
             yield folder
             self._write_config(folder)
 
-    def write(self, save: Callable[[Path], None]) -> None:
+    def write(
+        self, save: Writer, files: Mapping[str | Path, Writer] | None = None
+    ) -> None:
         """Writes results that are complete, and config.gin; see `write_folder`.
 
         Args:
           save: writes into a folder; it is called again with another one if it fails.
+          files: more that the user asked for -> what writes each. Those that lie in the
+            folder go with it; others are written even if the folder cannot be.
+        Raises:
+          OutputError: says of all that could not be written.
         """
+        inside, writes = {}, []
+        for path, write in (files or {}).items():
+            place = Path(path).parent.resolve() / Path(path).name
+            if place.is_relative_to(self.path):
+                inside[place.relative_to(self.path)] = write
+            else:
+                writes.append(functools.partial(write, place))
 
         def save_all(folder: Path) -> None:
             save(folder)
+            for place, write in inside.items():
+                (folder / place).parent.mkdir(parents=True, exist_ok=True)
+                write(folder / place)
             self._write_config(folder)
 
-        write_folder(self.out_dir, save_all, self.overwrite)
+        folder = functools.partial(write_folder, self.out_dir, save_all, self.overwrite)
+        _call_all([folder, *writes])
 
     def _write_config(self, folder: Path) -> None:
         if text := self.config_text():  # none where no script called
             (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
+
+
+def _call_all(writes: Sequence[Callable[[], None]]) -> None:
+    """Calls each, also after others failed, and raises what failed as one error."""
+    failed = []
+    for write in writes:
+        try:
+            write()
+        except (OSError, OutputError) as error:
+            failed.append(error)
+    if len(failed) > 1:
+        raise OutputError("; ".join(map(str, failed))) from failed[0]
+    if failed:
+        raise failed[0]
 
 
 def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

@@ -142,14 +142,15 @@ def run_generate(
             before = ""
             said()
 
-    tokens, speed = generate_rows(
-        engine,
-        rows,
-        max_new_tokens,
-        sampling,
-        batch_size=batch_size,
-        on_token=on_token,
-    )
+    with engine:
+        tokens, speed = generate_rows(
+            engine,
+            rows,
+            max_new_tokens,
+            sampling,
+            batch_size=batch_size,
+            on_token=on_token,
+        )
     # As streamed: decoded after its prompt, a completion keeps its first space.
     completions = [
         decode_after(tokenizer, prompt, row)
@@ -161,16 +162,14 @@ def run_generate(
         if offload is not None:
             write_json(folder / "offload.json", engine.report())
 
-    run.write(save)
     for remark in engine.remarks():
         print(remark, file=sys.stderr)
-    engine.close()
-    if trace:
-        write_trace(trace, engine.trace.trace(), with_scores=trace_scores)
-    if events:
-        recorder.write_jsonl(events)
-    if timeline:
-        recorder.write_timeline(timeline)
+    writers = {
+        trace: lambda at: write_trace(at, engine.trace.trace(), trace_scores),
+        events: recorder.write_jsonl,
+        timeline: recorder.write_timeline,
+    }
+    run.write(save, {path: write for path, write in writers.items() if path})
     if stream is not None:
         print(stream.finish())
     elif prompt:

@@ -89,9 +89,10 @@ def run_load(
         write_json(folder / "load.json", {"target": target, **summary})
         write_text(folder / "requests.csv", results.csv())
 
-    run.write(save)
+    files = {}
     if decisions is not None and target != "replay":
-        write_decisions(decisions, results.made, results.lines)
+        files[decisions] = lambda at: write_decisions(at, results.made, results.lines)
+    run.write(save, files)
     return summary
 
 

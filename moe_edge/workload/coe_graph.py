@@ -21,7 +21,7 @@ from moe_edge.core.checks import (
     check_known,
 )
 from moe_edge.core.files import write_json
-from moe_edge.core.json_reader import read_json
+from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
 
 FORMAT_VERSION = 1
 OK = "ok"  # the one verdict on which a request goes on
@@ -142,7 +142,8 @@ def read_graph(path: str | Path) -> CoeGraph:
     Raises:
       CheckpointError: no such file, or no JSON; ConfigError: anything in it is wrong.
     """
-    return parse_graph(read_json(path, CheckpointError), str(path))
+    stored = read_json(path, CheckpointError, max_bytes=LARGE_FILE_BYTES)
+    return parse_graph(stored, str(path))
 
 
 def parse_graph(given: Any, where: str = "graph") -> CoeGraph:

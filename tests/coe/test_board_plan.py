@@ -1,10 +1,16 @@
 """Which experts a board has, and what they are trained on."""
 
+import dataclasses
+import json
+
 import pytest
 
-from moe_edge.coe.board_options import BoardOptions, Recipe, is_followed
+from moe_edge.coe.board_options import MOST_TYPES, BoardOptions, Recipe, is_followed
 from moe_edge.coe.board_plan import board_plan
+from moe_edge.coe.board_training import STATE_FILE, Facts, TrainingState, file_of
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.json_reader import MAX_FILE_BYTES
+from moe_edge.workload.coe_graph import read_graph, write_graph
 
 
 def test_boards_have_a_classifier_a_type_and_shared_detectors():
@@ -52,6 +58,37 @@ def test_experts_that_are_not_trained_copy_those_that_are():
     assert board_plan(BoardOptions(types=2), seed=0).graph.architectures.keys() == {
         "board_resnet"
     }
+
+
+def write_files(folder, types):
+    """A board's graph and state of training, each network with a file."""
+    graph = board_plan(BoardOptions(types=types, trained_types=2), seed=0).graph
+    facts = Facts(*("0" * 64,) * 2, accuracy=1 / 3, steps=600, seconds=12.34)
+    names = {expert.id: f"experts/{expert.id}" for expert in graph.experts}
+    experts = [
+        dataclasses.replace(e, file=file_of(names[e.id], facts.sha256), sha256="0" * 64)
+        for e in graph.experts
+    ]
+    write_graph(folder / "coe.json", dataclasses.replace(graph, experts=experts))
+    state = json.dumps({name: vars(facts) for name in names.values()}, indent=1)
+    (folder / STATE_FILE).write_text(state)
+    return len(experts)
+
+
+def test_large_boards_are_read(tmp_path):
+    count = write_files(tmp_path, types=9)
+    for name in ("coe.json", STATE_FILE):
+        with (tmp_path / name).open("a") as file:
+            file.write(" " * MAX_FILE_BYTES)
+    assert len(read_graph(tmp_path / "coe.json").experts) == count
+    assert len(TrainingState(tmp_path).files) == count
+
+
+@pytest.mark.slow
+def test_the_largest_board_is_read(tmp_path):
+    count = write_files(tmp_path, MOST_TYPES)
+    assert len(read_graph(tmp_path / "coe.json").experts) == count > MOST_TYPES
+    assert len(TrainingState(tmp_path).files) == count
 
 
 @pytest.mark.parametrize(

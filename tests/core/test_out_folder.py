@@ -214,6 +214,46 @@ def test_results_that_do_not_fit_are_written_elsewhere(tmp_path, other_disk):
     assert (disk / "out" / "config.gin").read_text() == "old"
 
 
+def test_files_of_results_kept_elsewhere_are_written(tmp_path, other_disk):
+    """Those in the folder go with it, others are where they were asked for."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run = RunFolder(disk / "out", config_text=lambda: "new")
+
+    def write(path: Path) -> None:
+        path.write_text("a trace")
+
+    def fail(path: Path) -> None:
+        raise OutputError(f"trace {path} cannot be written")
+
+    apart = {tmp_path / "t": write, tmp_path / "u": fail, tmp_path / "v": write}
+    with pytest.raises(OutputError) as caught, run.taken():
+        run.write(full_disk(disk, []), {disk / "out" / "sub" / "w": write, **apart})
+    (kept,) = other_disk.iterdir()
+    assert names_in(kept) == ["config.gin", "first", "second", "sub"]
+    assert names_in(tmp_path) == ["disk", "other", "t", "v"] and not names_in(disk)
+    written = (kept / "sub" / "w", tmp_path / "t", tmp_path / "v")
+    assert {path.read_text() for path in written} == {"a trace"}
+    assert str(caught.value).startswith(f"results cannot be written to {disk}/out: ")
+    assert f"; they are in {kept}; trace {tmp_path}/u cannot be" in str(caught.value)
+
+
+def test_a_file_that_does_not_fit_into_the_folder_goes_elsewhere_with_it(
+    tmp_path, other_disk
+):
+    disk = tmp_path / "disk"
+
+    def full(path: Path) -> None:
+        if path.is_relative_to(disk):
+            raise OutputError(f"trace {path} cannot be written: no space")
+        path.write_text("a trace")
+
+    with pytest.raises(KeptElsewhere, match="cannot be written: no space; they are in"):
+        RunFolder(disk / "out").write(lambda folder: None, {disk / "out" / "t": full})
+    (kept,) = other_disk.iterdir()
+    assert names_in(kept) == ["t"] and not disk.exists()
+
+
 def test_results_that_fit_nowhere_leave_nothing(tmp_path, other_disk):
     message = (
         rf"to {tmp_path}/out: .*No space left on device.*; nor below {other_disk}, "

@@ -1,10 +1,8 @@
 import math
-import time
 
 import numpy as np
 import pytest
 
-from moe_edge.core import progress
 from moe_edge.core.checks import CapacityError, ConfigError, RequestError
 from moe_edge.evaluate.perplexity import (
     Perplexity,
@@ -105,12 +103,11 @@ def test_perplexity_too_large_for_float_is_infinite():
     assert Perplexity(nll=1e6, tokens=1, window=2, stride=1).value == math.inf
 
 
-def test_measure_perplexity_says_how_far_it_is(monkeypatch, capsys):
+def test_measure_perplexity_says_how_far_it_is(progress_clock, capsys):
     class Slow(TableEngine):
         def score(self, *args):
-            time.sleep(0.05)
+            progress_clock.passes(10)
             return super().score(*args)
 
-    monkeypatch.setattr(progress, "EVERY_S", 0.02)
     measure_perplexity(Slow(), random_ids(30), window=10, stride=10, batch_size=1)
-    assert "batches of windows: 1/3" in capsys.readouterr().err
+    assert "batches of windows: 1/3, 20 s" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import pytest
 from absl.testing import flagsaver
 
 import launch.common  # noqa: F401  its flags outlive a script that runs here
+from tests.support.progress_lines import without_progress
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ class Done:
         """The one line on stderr of a script that refused its input."""
         assert self.code == 2, self.stderr
         assert self.stdout == ""
-        lines = self.stderr.splitlines()
+        lines = without_progress(self.stderr).splitlines()
         assert len(lines) == 1, self.stderr
         return lines[0]
 

@@ -10,6 +10,7 @@ from launch import common
 from moe_edge.core.checks import ConfigError
 from tests.launch.conftest import ROOT
 from tests.support.live_run import WITH_INTERRUPTS
+from tests.support.progress_lines import without_progress
 
 
 def test_plain_gives_json_types():
@@ -165,18 +166,61 @@ except BaseException:
 )
 @pytest.mark.parametrize("script", [KILLED, KILLED_IN_CALLBACK, KILLED_IN_IMPORT])
 def test_script_ended_by_a_signal_leaves_nothing(tmp_path, script, name, code, word):
+    check_killed(tmp_path, ["killed.py"], script, name, code, word)
+
+
+@pytest.mark.parametrize("script", [KILLED, KILLED_IN_IMPORT])
+def test_script_that_is_imported_ends_by_a_signal(tmp_path, script):
+    start = ["-c", "import killed"]
+    check_killed(tmp_path, start, script, "SIGINT", 130, "interrupted")
+
+
+def check_killed(tmp_path, start, script, name, code, word) -> None:
+    """A script that is started so ends by a signal, and leaves nothing."""
     (tmp_path / "killed.py").write_text(script.replace("SIGTERM", name))
     (tmp_path / "slow.py").write_text(SLOW_IMPORT.replace("SIGTERM", name))
     done = subprocess.run(
-        [sys.executable, "killed.py", "--out_dir=out"],
+        [sys.executable, *start, "--out_dir=out"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=100,
     )
-    assert (done.returncode, done.stderr.strip()) == (code, word)
+    said = without_progress(done.stderr).strip()
+    assert (done.returncode, said) == (code, word)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["killed.py", "slow.py"]
+
+
+ENDING = """
+import atexit, time
+import gin
+from launch import common
+
+atexit.register(time.sleep, 0.1)
+
+@gin.register
+def ending() -> dict:
+    import slow
+    return {}
+
+common.run("ending")
+"""
+
+
+def test_script_that_ends_before_a_signal_comes_back_ends_well(tmp_path):
+    (tmp_path / "ending.py").write_text(ENDING)
+    signal = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+    (tmp_path / "slow.py").write_text(signal)
+    done = subprocess.run(
+        [sys.executable, "ending.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{}\n", "")
 
 
 def test_script_interrupted_while_it_imports_ends_in_one_line(tmp_path):
@@ -313,7 +357,8 @@ def test_script_whose_reader_goes_away_is_quiet(tmp_path):
     )
     process.stdout.readline()
     process.stdout.close()
-    assert (process.wait(timeout=100), process.stderr.read()) == (141, b"")
+    said = without_progress(process.stderr.read().decode())
+    assert (process.wait(timeout=100), said) == (141, "")
     process.stderr.close()
 
 

@@ -1,6 +1,7 @@
 """Two runs into one --out_dir, and disks that are full when results are written."""
 
 import errno
+import importlib
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import subprocess
 import pytest
 
 from moe_edge.core.out_folder import taken_folder
+from tests.support.serving import COSTS
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 NEW = 5
@@ -50,21 +52,44 @@ def test_second_run_is_refused_with_the_process_that_runs(run_script, flags, tmp
     assert run_script("generate", *flags, "--out_dir", "o").code == 0
 
 
-def test_results_of_a_full_disk_are_kept_elsewhere(
-    run_script, flags, tmp_path, other_disk, monkeypatch
-):
-    from moe_edge.engine import run_generate
-
-    write = run_generate.write_generations
+def fill_disk(monkeypatch, writer: str, start) -> None:
+    """Lets a function fail that writes a file whose path starts so."""
+    name, _, function = writer.rpartition(".")
+    write = getattr(importlib.import_module(name), function)
 
     def full(path, *given) -> None:
-        if path.is_relative_to(tmp_path):
+        if str(path).startswith(str(start)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write(path, *given)
 
-    monkeypatch.setattr(run_generate, "write_generations", full)
-    done = run_script("generate", *flags, "--out_dir", "o")
+    monkeypatch.setattr(writer, full)
+
+
+def test_results_of_a_full_disk_are_kept_elsewhere(
+    run_script, flags, tmp_path, other_disk, monkeypatch
+):
+    """With them the records of the run that lie in the folder; others are in place."""
+    fill_disk(
+        monkeypatch, "moe_edge.engine.run_generate.write_generations", tmp_path / ".o"
+    )
+    records = ["--trace", "o/t.csv.gz", "--events", "e.jsonl", "--timeline", "t.json"]
+    flags = [*flags, "--device_memory", "50%", *records, "--out_dir", "o"]
+    done = run_script("generate", *flags)
     check_kept(done, tmp_path / "o", other_disk)
+    assert (next(other_disk.iterdir()) / "t.csv.gz").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.jsonl", "t.json"]
+
+
+def test_decisions_of_a_load_are_written_where_its_results_are_not(
+    run_script, tmp_path, other_disk, monkeypatch
+):
+    (tmp_path / "costs.json").write_text(json.dumps({"step_costs": COSTS.to_json()}))
+    fill_disk(monkeypatch, "moe_edge.load.run_load.write_json", tmp_path / ".o")
+    flags = ["--target", "computed", "--costs", "costs.json", "--poisson", 50]
+    flags += ["--duration_s", 0.2, "--decisions", "d.jsonl", "--out_dir", "o"]
+    done = run_script("load", *flags)
+    assert done.code == 2 and "; they are in " in done.stderr
+    assert len((tmp_path / "d.jsonl").read_text().splitlines()) > 1
 
 
 @pytest.fixture

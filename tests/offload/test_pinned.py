@@ -144,6 +144,21 @@ def test_an_engine_of_pinned_experts_is_refused_before_loading(monkeypatch):
             check(reader, PINNED)
 
 
+def test_a_check_sets_the_limit_before_it_starts_jax(monkeypatch):
+    """A dry run accepts what the run accepts; a study is checked before it runs."""
+    started = []
+    monkeypatch.setattr(pinned, "backends_are_initialized", lambda: bool(started))
+    monkeypatch.setattr(pinned, "pinned_gib", lambda *_: 84)
+    monkeypatch.setattr(offloaded, "pinned_gib", lambda *_: 84)
+    monkeypatch.setattr(
+        offloaded.jax, "default_backend", lambda: started.append(1) or "gpu"
+    )
+    monkeypatch.setattr(load, "open_checkpoint", lambda path: StoreReader(GQA))
+    for _ in range(2):
+        load.check_checkpoint("large", with_tokenizer=False, offload=PINNED)
+    assert started and os.environ[VARIABLE] == "84"
+
+
 def test_loading_sets_the_limit_for_modes_that_pin(monkeypatch):
     monkeypatch.setattr(pinned, "backends_are_initialized", lambda: False)
     monkeypatch.setattr("moe_edge.engine.inline.run_inline", lambda offload: None)

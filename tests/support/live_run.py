@@ -11,6 +11,8 @@ import time
 import uuid
 from pathlib import Path
 
+from tests.support.progress_lines import without_progress
+
 ROOT = Path(__file__).parents[2]
 MARK = "MOE_EDGE_TEST_RUN"
 # A shell's background job ignores SIGINT, and so would what its tests start.
@@ -51,7 +53,7 @@ class LiveRun:
     def errors(self) -> list[str]:
         """Lines on stderr that are no news of the run's progress."""
         news = ("processes joined", "compiled in", " s a request", "no calibration")
-        lines = self.stderr.splitlines()
+        lines = without_progress(self.stderr).splitlines()
         return [line for line in lines if not any(part in line for part in news)]
 
     @property
