@@ -43,7 +43,7 @@ class ServerOptions:
       max_batch: requests that take turns.
       partial: sums are returned instead of rows.
       call_s: deadline of a call.
-      table_s: of waiting for a table after one failed.
+      table_s: of waiting for a table after one failed (`Remote`).
       fetch_s: deadline of a block.
       device: network interface that is this server's alone, whose bytes are noted.
     """

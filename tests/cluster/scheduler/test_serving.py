@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moe_edge.cluster.drills import Drill
-from moe_edge.cluster.node import remote, way_back
+from moe_edge.cluster.node import way_back
 from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.prism.server import Server
 from moe_edge.cluster.prism.table_keeper import TableKeeper
@@ -241,9 +241,9 @@ def test_a_call_longer_than_its_deadline_succeeds_and_kills_nobody(monkeypatch):
         assert deadlines_s[1] > deadlines_s[0] == 0.1
 
 
-def test_a_call_that_is_never_answered_loses_the_server(monkeypatch):
-    monkeypatch.setattr(remote, "GROWTH", 1)
-    with LiveCluster([SLOTS] * 2, call_s=0.1) as cluster:
+def test_a_call_that_is_never_answered_loses_the_server_and_no_request():
+    """Though the scheduler asks the accused for longer than tables otherwise take."""
+    with LiveCluster([SLOTS] * 2, call_s=0.01, table_s=0.5) as cluster:
         stuck = threading.Event()
         cluster.servers[1].server.call = lambda *_: stuck.wait()
         run = cluster.run(owned_by_one(2), requests((5,), 2, 2))
