@@ -163,6 +163,7 @@ class Serving:
             if time.monotonic() > until_s:
                 for server in self.holders.unconfirmed:
                     self._take_off(server, "hung")
+                until_s = time.monotonic() + END_S  # what that changes takes time, too
 
     def _take_one(self, wait_s: float) -> None:
         event = self.scheduler.next_event(time.monotonic() + wait_s)
