@@ -148,7 +148,7 @@ class Serving:
         self.holders.begin(self.begun_s)
         while self.scheduler.lost_between:
             self._replace(*self.scheduler.lost_between.pop(0))
-        with counter("requests ended", len(self.asked)) as count:
+        with counter("requests ended", len(self.asked), bool(self.asked)) as count:
             ended = 0
             while not self.is_over:
                 self._send_due()
@@ -251,7 +251,7 @@ class Serving:
     def _returned(self, server: int, fields: dict, at_s: float) -> None:
         """It has nothing left of what it had, and can be given something to do."""
         for failure in self.failures:
-            if failure.server == server:
+            if failure.server == server and failure.returned_s is None:
                 failure.returned_s = at_s - self.begun_s
         self.holders.returned(server)
 

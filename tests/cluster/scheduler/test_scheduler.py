@@ -10,6 +10,7 @@ from moe_edge.cluster.scheduler.said import SAID, is_well_formed
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.serving import Holders, Serving
 from moe_edge.cluster.transport.base import PeerLost
+from moe_edge.core import progress
 from moe_edge.core.checks import MoeEdgeError, RequestError
 from tests.support.live_run import wait_until
 
@@ -308,3 +309,30 @@ def test_who_waits_for_what_a_loss_changes_has_its_time(monkeypatch):
     Serving(scheduler, holders, [], None).run()
     first_s, second_s = holders.lost_at_s
     assert first_s - began_s >= 0.3 and second_s - first_s >= 0.3
+
+
+class Open(Serving):
+    """Serves requests that others bring, for a while."""
+
+    ticks = 0
+
+    @property
+    def is_over(self):
+        self.ticks += 1
+        return self.ticks > 5
+
+
+def test_a_run_without_requests_of_its_own_reports_no_progress(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY_S", 0.02)
+    Open(of(0, 1, 2), Holders(), [], None).run()
+    assert "requests ended" not in capsys.readouterr().err
+
+
+def test_each_loss_of_a_server_has_the_time_of_its_own_return():
+    scheduler = of(0, 1, 2)
+    run = Serving(scheduler, Holders(), [], None)
+    for at_s in (10.0, 20.0):
+        run._gone(1, {"kind": "hung"}, 0.0)
+        scheduler.alive_N[1] = True
+        run._returned(1, {}, run.begun_s + at_s)
+    assert [f.returned_s for f in run.failures] == pytest.approx([10.0, 20.0])
