@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from moe_edge.cluster.drills import ACCUSE
+from moe_edge.cluster.node.remote import last_deadline_s
 from moe_edge.cluster.prism.method import MethodRun, PrismScheduler
 from moe_edge.cluster.prism.server import Server, ServerOptions
 from moe_edge.cluster.roles import FIRST, SCHEDULER
@@ -144,7 +145,7 @@ class LiveCluster(LiveNodes):
             LiveServer(me, len(slots), ServerOptions(n, **options))
             for me, n in enumerate(slots)
         ]
-        times_s = {"hung_s": 2.0, "calls_s": options["call_s"]}
+        times_s = {"hung_s": 2.0, "calls_s": last_deadline_s(options["call_s"])}
         self.scheduler = LiveScheduler(self.transport, None, config, slots, **times_s)
         self.scheduler.on_strike = self.kill
         self.audit = Audit(self.servers, slots)

@@ -84,7 +84,7 @@ class Servers:
             answers = Answers(programs, holdings)
             self.transport.answers[me] = answers
             where = me, self.transport, answers, tables, ledger
-            remote = Remote(*where, partial=partial, deadline_s=0.5, table_s=0.5)
+            remote = Remote(*where, partial=partial, deadline_s=0.005, table_s=0.5)
             self.holdings.append(holdings)
             self.tables.append(tables)
             self.engines.append(

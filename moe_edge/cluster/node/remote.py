@@ -82,6 +82,16 @@ def _cut_one(ids_K: np.ndarray, asked_E: np.ndarray) -> list[Part]:
 GROWTH, ATTEMPTS = 4, 4
 
 
+def last_deadline_s(call_s: float) -> float:
+    """Of a call's last attempt; so long the scheduler waits, too, when it then asks
+    whoever has left all attempts unanswered.
+
+    Args:
+      call_s: deadline of the first attempt.
+    """
+    return call_s * GROWTH ** (ATTEMPTS - 1)
+
+
 class Outgoing(NamedTuple):
     """A call on its way; the ticket is None where this server answers itself."""
 
@@ -99,7 +109,7 @@ class Remote:
       first_peer: the transport's number of server 0; the others follow.
       partial: others add their pairs first, and return a row a token.
       deadline_s: of a call's first attempt; table_s: of waiting for a table after one
-        failed.
+        failed, besides the time in which the scheduler judges (`last_deadline_s`).
       on_lost: is told (server, kind) when a call found its server lost.
     """
 
@@ -209,12 +219,13 @@ class Remote:
     def _ask_again(self, part, call: Call, out_PD: np.ndarray, attempt=1) -> None:
         version = call.version
         while True:
-            view = self.tables.newer(version, self._table_s)
+            wait_s = self._table_s + last_deadline_s(self.deadline_s)
+            view = self.tables.newer(version, wait_s)
             if view is None:
                 raise LostBlocks(
                     f"server {part.server} did not compute blocks of layer "
                     f"{call.layer}, and no table above version {version} came within "
-                    f"{self._table_s} s; is the scheduler there?"
+                    f"{wait_s:g} s; is the scheduler there?"
                 )
             version, left = view.version, []
             target_P = view.target_LE[call.layer][part.block_P]

@@ -48,10 +48,11 @@ class ServingNode(Node):
     def rehearse(self, sizes: list[tuple[int, int]]) -> None:
         """Compiles what else they need here."""
 
-    def begin_run(self, engine: Engine | None = None) -> None:
+    def begin_run(self, number: int, engine: Engine | None = None) -> None:
         """A new run: what was noted is forgotten, and the scheduler told.
 
         Args:
+          number: of the order to prepare for it.
           engine: instead of its own.
         """
         self.ledger.clear()
@@ -64,7 +65,7 @@ class ServingNode(Node):
             max_batch=self._max_batch,
         )
         self._compiled = self.num_compiled()
-        self.tell("ready")
+        self.tell("ready", {"number": number})
 
     def num_compiled(self) -> int:
         return self.engine.num_compiled()

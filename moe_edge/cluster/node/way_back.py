@@ -8,41 +8,65 @@ from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.transport.base import Transport
 
-BACK_S = 60.0  # in which it must be taken in
+BACK_S = 60.0  # in which the scheduler must have it return
 AGAIN_S, REACH_S = 1.0, 2.0  # between two attempts; for one of them
 
 
 class WayBack:
-    """Says `back` until `end`.
+    """Says `back` until it is told that it is taken in.
+
+    With it goes the number of the last order to return, 0 if there was none since the
+    scheduler was lost: so the scheduler knows what it says from before that order.
 
     Args:
-      failed: is told if nobody takes it in.
+      failed: is told if nobody has it return.
     """
 
     def __init__(self, transport: Transport, failed: Callable[[BaseException], None]):
         self._transport, self._failed = transport, failed
-        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._lock, self._number, self._until_s = threading.Lock(), 0, 0.0
+        self._ended = threading.Event()  # of one way back
         self._ended.set()
 
     def begin(self) -> None:
-        """Begins to ask, in a thread of its own, unless it does already."""
+        """The scheduler is lost: asks, in a thread of its own, unless it does already.
+
+        It may be lost once more on the way: then an order to return does not count.
+        """
         with self._lock:
+            self._number = 0
             if self._ended.is_set():
-                self._ended.clear()
-                threading.Thread(target=self._ask, daemon=True).start()
+                self._until_s = time.monotonic() + BACK_S
+                self._ended = threading.Event()
+                args = [self._ended]
+                threading.Thread(target=self._ask, args=args, daemon=True).start()
+
+    def returning(self, number: int) -> None:
+        """It obeys an order to return."""
+        with self._lock:
+            self._number, self._until_s = number, time.monotonic() + BACK_S
+
+    def taken_in(self, number: int) -> None:
+        """By an order to return it has been taken in."""
+        with self._lock:
+            if number == self._number:
+                self._ended.set()
 
     def end(self) -> None:
-        """It has been taken in, or need not be any more."""
-        self._ended.set()
+        """It need not be taken in any more."""
+        with self._lock:
+            self._ended.set()
 
-    def _ask(self) -> None:
-        until_s = time.monotonic() + BACK_S
-        while not self._ended.is_set():
-            if self._transport.reach(SCHEDULER, REACH_S):
-                self._transport.post(SCHEDULER, "back")
-            if self._ended.wait(AGAIN_S):
+    def _ask(self, ended: threading.Event) -> None:
+        while not ended.is_set():
+            reached = self._transport.reach(SCHEDULER, REACH_S)
+            with self._lock:
+                if reached and not ended.is_set():
+                    number = {"number": self._number}
+                    self._transport.post(SCHEDULER, "back", number)
+            if ended.wait(AGAIN_S):
                 return
-            if time.monotonic() > until_s:
+            if time.monotonic() > self._until_s:
                 self._failed(
                     SchedulerLost(
                         f"the scheduler has not taken this process in again within "

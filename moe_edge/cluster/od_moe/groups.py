@@ -71,10 +71,9 @@ class Groups:
         Raises:
           NoWorkers: none is.
         """
-        if not self.alive:
-            with self._changed:
-                self._changed.wait_for(self._is_decided, DECIDED_S)
-        left = sorted(self.alive)
+        with self._changed:
+            self._changed.wait_for(self._is_decided, DECIDED_S)
+            left = sorted(self.alive)
         if not left:
             raise NoWorkers("all workers are lost; nothing can go on")
         return left

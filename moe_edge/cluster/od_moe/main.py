@@ -110,7 +110,7 @@ class MainNode(ServingNode):
         load_s = 0.0 if rate is None else self._layer_bytes / rate
         self._remote.deadline_s = self._call_s + load_s
         self._step_s.clear()
-        self.begin_run()
+        self.begin_run(fields["number"])
 
     def num_compiled(self) -> int:
         return super().num_compiled() + count_compiled(self._link)

@@ -116,9 +116,10 @@ class OdProgramme(Programme):
             "resident": resident,
             "shadow": not resident and options.shadow != "none",
             "bytes_per_s": bytes_per_s,
+            "number": (number := scheduler.new_number()),
         }
         scheduler.tell_all("prepare", fields)
-        scheduler.wait_for_all("ready", READY_S)
+        scheduler.wait_for_all("ready", READY_S, number=number)
         drill = None if resident else options.drill_plan
         serving = Serving(scheduler, Helpers(scheduler), self.fresh(), drill)
         serving.run()

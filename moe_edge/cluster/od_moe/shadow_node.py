@@ -99,7 +99,7 @@ class ShadowNode(Node):
         self.step_s.clear()
         self.restarts = 0
         self._compiled = self._num_compiled()
-        self.tell("ready")
+        self.tell("ready", {"number": fields["number"]})
 
     def _num_compiled(self) -> int:
         return 0 if self._shadow is None else self._shadow.num_compiled()

@@ -235,7 +235,7 @@ class WorkerNode(Node):
         self.worker.rehearse(self._buckets)
         self.worker.clear()
         self._compiled = self.worker.num_compiled()
-        self.tell("ready")
+        self.tell("ready", {"number": fields["number"]})
 
     def now_notes(self, fields, arrays):
         """What this worker has counted."""

@@ -93,11 +93,12 @@ class PrismScheduler(Scheduler):
         """All servers hold their blocks and know the first table."""
         self.lost_between.clear()  # the keeper looks who is there
         self.returning.restart()
-        keeper = TableKeeper(self, held_NLE, judge)
+        keeper, number = TableKeeper(self, held_NLE, judge), self.new_number()
+        fields = {"version": 0, "number": number}
         for server, arrays in keeper.tables().items():
             held_LE = self.full(keeper.held_NLE[server])
-            self.tell(server, "prepare", {"version": 0}, {"held_LE": held_LE} | arrays)
-        self.wait_for_all("ready", ready_s)
+            self.tell(server, "prepare", fields, {"held_LE": held_LE} | arrays)
+        self.wait_for_all("ready", ready_s, number=number)
         return keeper
 
     def run_alone(
@@ -116,8 +117,9 @@ class PrismScheduler(Scheduler):
         asked = list(asked)
         self.lost_between.clear()
         self.returning.restart()
-        self.tell_all("alone")
-        self.wait_for_all("ready", ready_s)
+        number = self.new_number()
+        self.tell_all("alone", {"number": number})
+        self.wait_for_all("ready", ready_s, number=number)
         serving = Serving(self, Holders(), asked, drill, passes_on)
         serving.run()
         return Run(asked, serving.failures, serving.begun_s, *self.notes())

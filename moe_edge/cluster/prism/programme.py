@@ -9,7 +9,7 @@ import numpy as np
 
 from moe_edge.cluster.model_checks import given_placement
 from moe_edge.cluster.node.membership import Reception
-from moe_edge.cluster.node.remote import ATTEMPTS, GROWTH
+from moe_edge.cluster.node.remote import last_deadline_s
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.prism.calibrate import calibration_of
 from moe_edge.cluster.prism.method import MethodRun, PrismScheduler
@@ -66,8 +66,7 @@ class PrismProgramme(Programme):
         self.scheduler = PrismScheduler(
             *(transport, reception, config, self._slots_N),
             hung_s=options.hung_s,
-            # As long as a caller waits at last.
-            calls_s=options.call_s * GROWTH ** (ATTEMPTS - 1),
+            calls_s=last_deadline_s(options.call_s),  # as long as a caller waits
         )
 
     def run(self, members: dict[int, dict]) -> None:

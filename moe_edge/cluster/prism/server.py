@@ -43,7 +43,7 @@ class ServerOptions:
       max_batch: requests that take turns.
       partial: sums are returned instead of rows.
       call_s: deadline of a call.
-      table_s: of waiting for a table after one failed.
+      table_s: of waiting for a table after one failed (`Remote`).
       fetch_s: deadline of a block.
       device: network interface that is this server's alone, whose bytes are noted.
     """
@@ -179,12 +179,15 @@ class Server(ServingNode):
         self._way_back.begin()
 
     def do_return(self, fields, arrays) -> None:
-        """It is taken in again: nothing of what it had counts any more."""
-        self._way_back.end()  # before it is ready: it may have to begin again at once
+        """It will be taken in again: nothing of what it had counts any more."""
+        self._way_back.returning(fields["number"])
         self._bringer.forget()
         for server in fields["servers"]:
             self.now_back(fields | {"server": server}, {})
         self.do_prepare(fields, arrays)
+
+    def now_taken_in(self, fields, arrays) -> None:
+        self._way_back.taken_in(fields["number"])
 
     def fail(self, error: BaseException) -> None:
         if not self._stopped.is_set():
@@ -244,7 +247,7 @@ class Server(ServingNode):
         self._serves_alone = True
         self._alone.restart()
         self._interface.reset()
-        self.begin_run(self._alone)
+        self.begin_run(fields["number"], self._alone)
 
     def do_prepare(self, fields, arrays) -> None:
         """A new run: its blocks are read."""
@@ -255,7 +258,7 @@ class Server(ServingNode):
         self._answered.clear()
         self._bringer.clear()
         self._interface.reset()
-        self.begin_run()
+        self.begin_run(fields["number"])
 
     # For the thread that brings blocks.
 

@@ -7,9 +7,10 @@ NUMBER = (int, float)
 SAID: dict[str, dict[str, Any]] = {  # name -> types of its fields
     "there": {},  # it has joined and loaded
     "warm": {"seconds": NUMBER},  # all is compiled
-    "ready": {},  # for a run
+    "ready": {"number": int},  # for a run: the number of the order to prepare for it
     "token": {"id": int, "token": int, "done": bool},
-    "back": {},  # it was away, has nothing left, and asks to be taken in again
+    # It was away and asks to be taken in again; of the last `return` since, else 0.
+    "back": {"number": int},
     "failed": {"id": int, "error": str},  # a request, by its own error
     "lost": {"who": int, "kind": str},  # another process, as far as it can tell
     "reached": {"who": int, "reached": bool},  # whether it has connected again

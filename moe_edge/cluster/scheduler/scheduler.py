@@ -6,6 +6,7 @@ events of a run. The scheduler alone decides who is lost: it asks whoever is acc
 itself first (`accusations.py`).
 """
 
+import itertools
 import os
 import queue
 import sys
@@ -62,6 +63,7 @@ class Scheduler:
         self.returning = Returning(self, hung_s)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.lost_between: list[tuple[int, str]] = []
+        self._numbers = itertools.count(1)
         transport.on_lost = self.on_lost
 
     # What the transport answers with, in its threads.
@@ -101,6 +103,10 @@ class Scheduler:
 
     def tell(self, server: int, name: str, fields=None, arrays=None) -> None:
         self.transport.post(FIRST + server, name, fields or {}, arrays or {})
+
+    def new_number(self) -> int:
+        """Of an order to prepare; who is ready repeats it."""
+        return next(self._numbers)
 
     def tell_all(self, name: str, fields=None, arrays=None) -> None:
         for server in self.alive:
@@ -151,8 +157,9 @@ class Scheduler:
                 print(f"server {event.server} says {what}; it is lost", file=sys.stderr)
                 self.tell(event.server, "stop")  # it must not come back
                 return event._replace(name="gone", fields={"kind": "hung"})
-            elif event.name == "back":  # it has noticed first that it was away
-                return event._replace(name="gone", fields={"kind": "hung"})
+            elif event.name == "back":
+                if not self.returning.knows(event):  # it has noticed it first
+                    return event._replace(name="gone", fields={"kind": "hung"})
             elif not self._inquiries.takes(event):
                 return event
 
@@ -165,12 +172,13 @@ class Scheduler:
             return None
 
     def wait_for_all(
-        self, name: str, timeout_s: float, may_lose: bool = True
+        self, name: str, timeout_s: float, may_lose: bool = True, **expected: int
     ) -> dict[int, dict]:
         """One post of that name from every server on the list.
 
         Args:
           may_lose: go on without those that are lost meanwhile.
+          expected: fields that it must have; others of that name are old.
         Raises:
           MoeEdgeError: some have not said it in time, or are lost. NobodyLeft: all are.
         """
@@ -182,7 +190,7 @@ class Scheduler:
                     f"servers {missing} have not said {name!r} within {timeout_s:g} s; "
                     "see their logs"
                 )
-            if event.name == name:
+            if event.name == name and event.fields.items() >= expected.items():
                 got[event.server] = event.fields
             elif event.name == "gone":
                 who, kind = event.server, event.fields["kind"]

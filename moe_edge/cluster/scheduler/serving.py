@@ -148,7 +148,7 @@ class Serving:
         self.holders.begin(self.begun_s)
         while self.scheduler.lost_between:
             self._replace(*self.scheduler.lost_between.pop(0))
-        with counter("requests ended", len(self.asked)) as count:
+        with counter("requests ended", len(self.asked), bool(self.asked)) as count:
             ended = 0
             while not self.is_over:
                 self._send_due()
@@ -163,6 +163,7 @@ class Serving:
             if time.monotonic() > until_s:
                 for server in self.holders.unconfirmed:
                     self._take_off(server, "hung")
+                until_s = time.monotonic() + END_S  # what that changes takes time, too
 
     def _take_one(self, wait_s: float) -> None:
         event = self.scheduler.next_event(time.monotonic() + wait_s)
@@ -250,7 +251,7 @@ class Serving:
     def _returned(self, server: int, fields: dict, at_s: float) -> None:
         """It has nothing left of what it had, and can be given something to do."""
         for failure in self.failures:
-            if failure.server == server:
+            if failure.server == server and failure.returned_s is None:
                 failure.returned_s = at_s - self.begun_s
         self.holders.returned(server)
 

@@ -7,6 +7,7 @@ in order; these never call others, so that no two processes can wait for each ot
 
 import abc
 import dataclasses
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -66,6 +67,17 @@ class Address:
     host: str
     calls: int  # port of calls and control
     blocks: int  # port of blocks
+
+    def refuses(self, within_s: float) -> bool:
+        """Whether nobody listens here: the process that did has ended.
+
+        Any other failure may be the network's, and says nothing about the process.
+        """
+        try:
+            socket.create_connection((self.host, self.calls), within_s).close()
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
+        return False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Packets from one server to another one get lost, in that direction only."""
+"""Packets get lost: from one server to another one only, or all of one server."""
 
 import json
 import re
 import subprocess
+import time
 
 import pytest
 
@@ -30,9 +31,9 @@ def tokens_in(folder) -> dict[str, list[int]]:
     return {row["id"]: row["tokens"] for row in map(json.loads, lines)}
 
 
-@needs_rights
-@pytest.mark.slow
-def test_one_way_loss_sets_both_pairs_apart_and_evicts_nobody(start, tiny, tmp_path):
+@pytest.fixture
+def run(start, tiny):
+    """Starts a cluster of three servers, with a folder and more flags."""
     asked = {"workload": "arithmetic,words,arithmetic", "output_tokens": 4}
     asked |= {"checkpoint": tiny, "servers": 3, "slots": "12,12,12", "seed": 3}
     asked |= {"requests_per_server": 6, "hung_s": 2}
@@ -41,6 +42,12 @@ def test_one_way_loss_sets_both_pairs_apart_and_evicts_nobody(start, tiny, tmp_p
         given = asked | {"out_dir": name} | more
         return start(*(f"--{key}={value}" for key, value in given.items()))
 
+    return run
+
+
+@needs_rights
+@pytest.mark.slow
+def test_one_way_loss_sets_both_pairs_apart_and_evicts_nobody(run, tmp_path):
     assert run("whole", interval_s=0.01).wait() == 0
     lossy = run("lossy", interval_s=2.0, link_mbps=20)
     lossy.wait_for("compiled in")
@@ -51,3 +58,20 @@ def test_one_way_loss_sets_both_pairs_apart_and_evicts_nobody(start, tiny, tmp_p
     assert not summary["failures"]
     assert summary["degraded"] == summary["lost_requests"] == 0
     assert tokens_in(tmp_path / "lossy") == tokens_in(tmp_path / "whole")
+
+
+@needs_rights
+@pytest.mark.slow
+def test_a_server_whose_network_was_out_comes_back(run, tmp_path):
+    assert run("whole", interval_s=0.01).wait() == 0
+    broken = run("broken", interval_s=4.0, link_mbps=20)
+    broken.wait_for("compiled in")
+    for up_or_down in ("down", "up"):
+        time.sleep(5.0)
+        ip("-n", "moe-edge.server1", "link", "set", "eth0", up_or_down)
+    assert broken.wait() == 0, broken.stderr
+    (failure,) = broken.summary["failures"]
+    assert (failure["server"], failure["kind"]) == (1, "hung")
+    assert failure["returned_s"] > failure["detected_s"]
+    assert broken.summary["lost_requests"] == 0
+    assert tokens_in(tmp_path / "broken") == tokens_in(tmp_path / "whole")

@@ -145,3 +145,29 @@ def test_with_none_left_but_suspected_ones_it_is_waited_for(found):
         with pytest.raises(NoWorkers, match="all workers are lost"):
             groups.left()
     timer.join()
+
+
+def test_a_worker_that_is_suspected_while_others_ask_is_waited_for():
+    """Whatever happens between two looks at who is there."""
+
+    class Looked(Groups):
+        @property
+        def alive(self):
+            seen, left = self._seen, suspects.pop() if suspects else None
+            if left is not None:
+                thread = threading.Thread(target=self.suspect, args=[left])
+                thread.start()
+                thread.join(0.1)  # it may have to wait for who is looking
+            return seen
+
+        @alive.setter
+        def alive(self, workers):
+            self._seen = workers
+
+    suspects: list[int] = []
+    groups = Looked(1, 1, 1)
+    suspects.append(0)
+    timer = threading.Timer(0.3, groups.find, args=[0])
+    timer.start()
+    assert groups.left() == [0]
+    timer.join()

@@ -4,16 +4,20 @@ import time
 
 import pytest
 
+from moe_edge.cluster.scheduler import serving
 from moe_edge.cluster.scheduler.asked import Asked, NobodyLeft
 from moe_edge.cluster.scheduler.said import SAID, is_well_formed
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.serving import Holders, Serving
 from moe_edge.cluster.transport.base import PeerLost
-from moe_edge.core.checks import RequestError
+from moe_edge.core import progress
+from moe_edge.core.checks import MoeEdgeError, RequestError
 from tests.support.live_run import wait_until
 
 GOOD = {
     "warm": {"seconds": 1.5},
+    "ready": {"number": 2},
+    "back": {"number": 0},
     "token": {"id": 3, "token": 4, "done": False},
     "failed": {"id": 3, "error": "too long"},
     "lost": {"who": 1, "kind": "dead"},
@@ -91,10 +95,11 @@ class Answering(Nobody):
     """A transport to servers that answer or do not, and take orders."""
 
     def __init__(self, *answering):
-        self.answering, self.told = answering, []
+        self.answering, self.told, self.posts = answering, [], []
 
     def post(self, peer, name, fields=None, arrays=None):
         self.told.append((peer - 1, name))
+        self.posts.append((peer - 1, name, fields))
 
     def fetch(self, peer, layer, block, out, deadline_s):
         if peer - 1 not in self.answering:
@@ -180,42 +185,93 @@ def test_what_only_the_scheduler_decides_no_server_can_say():
             say(scheduler, 0, name, who=1, kind="hung")
 
 
+def order_of(scheduler, server: int) -> int:
+    """The number of the last order to return that a server was told."""
+    posts = scheduler.transport.posts
+    return [f["number"] for n, name, f in posts if (n, name) == (server, "return")][-1]
+
+
 def test_a_lost_server_is_on_the_list_again_when_it_is_ready(capsys):
     scheduler = of(0, 1, 2)
-    say(scheduler, 1, "back")  # it has noticed before the scheduler has
+    say(scheduler, 1, "back", number=0)  # it has noticed before the scheduler has
     assert next_of(scheduler) == (1, "gone", {"kind": "hung"})
     scheduler.lose(1)
-    say(scheduler, 1, "ready")  # of something before
+    say(scheduler, 1, "ready", number=7)  # of something before
     say(scheduler, 1, "token", id=1, token=2, done=False)
     assert next_of(scheduler, 0.05) is None
     for _ in range(3):
-        say(scheduler, 1, "back")
-    assert next_of(scheduler) == (1, "back", {})
+        say(scheduler, 1, "back", number=0)
+    assert next_of(scheduler)[:2] == (1, "back")
     scheduler.returning.prepare(1, {"version": 4}, {})
-    say(scheduler, 1, "back")
+    number = order_of(scheduler, 1)
+    say(scheduler, 1, "back", number=number)
     assert next_of(scheduler, 0.05) is None and scheduler.alive == [0, 2]
-    say(scheduler, 1, "ready")
-    assert next_of(scheduler) == (1, "returned", {})
+    say(scheduler, 1, "ready", number=number)
+    assert next_of(scheduler)[:2] == (1, "returned")
     assert scheduler.alive == [0, 1, 2]
     told = scheduler.transport.told
     assert told.count((1, "return")) == 1 and {(0, "back"), (2, "back")} <= set(told)
+    assert told[-1] == (1, "taken_in")
     assert "server 1 is back, with no blocks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fields", [{"number": 0}, {"number": 99}, {}])
+def test_a_server_that_was_ready_for_something_else_is_not_taken_in(fields):
+    scheduler = of(0, 1, 2)
+    scheduler.lose(1)
+    scheduler.returning.prepare(1, {}, {})
+    say(scheduler, 1, "ready", **fields)
+    assert next_of(scheduler, 0.05) is None and scheduler.alive == [0, 2]
+
+
+def test_who_says_that_it_is_back_while_it_is_taken_in_is_not_lost_again():
+    scheduler = of(0, 1, 2)
+    scheduler.lose(1)
+    scheduler.returning.prepare(1, {}, {})
+    number = order_of(scheduler, 1)
+    say(scheduler, 1, "ready", number=number)
+    say(scheduler, 1, "back", number=number)  # before it has heard that it is in
+    assert next_of(scheduler)[:2] == (1, "returned")
+    assert next_of(scheduler, 0.05) is None and scheduler.alive == [0, 1, 2]
+    say(scheduler, 1, "back", number=0)  # it was away once more
+    assert next_of(scheduler) == (1, "gone", {"kind": "hung"})
+
+
+def test_a_server_that_is_lost_while_it_prepares_to_return_is_heard_again():
+    scheduler = of(0, 1, 2)
+    scheduler.lose(1)
+    scheduler.returning.prepare(1, {}, {})
+    number = order_of(scheduler, 1)
+    scheduler.on_lost(2, "hung")  # process 2 is server 1
+    say(scheduler, 1, "ready", number=number)
+    say(scheduler, 1, "back", number=number)
+    assert next_of(scheduler)[:2] == (1, "back") and scheduler.alive == [0, 2]
+
+
+def test_all_are_waited_for_by_what_they_say_now():
+    scheduler = of(0, 1, 2)
+    for server in range(3):
+        say(scheduler, server, "ready", number=1)
+    for server in (0, 2):
+        say(scheduler, server, "ready", number=2)
+    with pytest.raises(MoeEdgeError, match=r"servers \[1\] have not said 'ready'"):
+        scheduler.wait_for_all("ready", 0.1, number=2)
 
 
 def test_a_lost_server_that_cannot_be_reached_asks_again():
     scheduler = of(0, 2)
     scheduler.lose(1)
-    say(scheduler, 1, "back")
+    say(scheduler, 1, "back", number=0)
     assert next_of(scheduler, 0.05) is None
     scheduler.transport.answering = 0, 1, 2
-    say(scheduler, 1, "back")
+    say(scheduler, 1, "back", number=0)
     assert next_of(scheduler) == (1, "back", {})
 
 
 def test_a_stranger_that_asks_to_come_back_is_not_heard():
     scheduler = of(0, 1, 2)
     for peer in (0, 4, 99):
-        scheduler.control(peer, "back", {}, {})
+        scheduler.control(peer, "back", {"number": 0}, {})
     assert next_of(scheduler, 0.05) is None
 
 
@@ -223,10 +279,60 @@ def test_a_server_that_is_ready_for_a_run_that_is_over_must_come_back_again():
     scheduler = of(0, 1, 2)
     scheduler.lose(1)
     scheduler.returning.prepare(1, {}, {})
+    number = order_of(scheduler, 1)
     scheduler.returning.restart()
-    say(scheduler, 1, "back")
-    say(scheduler, 1, "ready")
+    say(scheduler, 1, "ready", number=number)
     assert next_of(scheduler, 0.05) is None and scheduler.alive == [0, 2]
-    assert scheduler.transport.told[-1] == (1, "away")
-    say(scheduler, 1, "back")
-    assert next_of(scheduler) == (1, "back", {})
+    say(scheduler, 1, "back", number=number)
+    assert next_of(scheduler)[:2] == (1, "back")
+
+
+class Confirming(Holders):
+    """Waits for server 0, and when that is lost for server 1."""
+
+    def __init__(self):
+        self.unconfirmed, self.lost_at_s = [0], []
+
+    @property
+    def under_way(self):
+        return bool(self.unconfirmed)
+
+    def lost(self, server):
+        self.unconfirmed = [1] if server == 0 else []
+        self.lost_at_s.append(time.monotonic())
+
+
+def test_who_waits_for_what_a_loss_changes_has_its_time(monkeypatch):
+    monkeypatch.setattr(serving, "END_S", 0.3)
+    scheduler, holders = of(0, 1, 2), Confirming()
+    began_s = time.monotonic()
+    Serving(scheduler, holders, [], None).run()
+    first_s, second_s = holders.lost_at_s
+    assert first_s - began_s >= 0.3 and second_s - first_s >= 0.3
+
+
+class Open(Serving):
+    """Serves requests that others bring, for a while."""
+
+    ticks = 0
+
+    @property
+    def is_over(self):
+        self.ticks += 1
+        return self.ticks > 5
+
+
+def test_a_run_without_requests_of_its_own_reports_no_progress(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY_S", 0.02)
+    Open(of(0, 1, 2), Holders(), [], None).run()
+    assert "requests ended" not in capsys.readouterr().err
+
+
+def test_each_loss_of_a_server_has_the_time_of_its_own_return():
+    scheduler = of(0, 1, 2)
+    run = Serving(scheduler, Holders(), [], None)
+    for at_s in (10.0, 20.0):
+        run._gone(1, {"kind": "hung"}, 0.0)
+        scheduler.alive_N[1] = True
+        run._returned(1, {}, run.begun_s + at_s)
+    assert [f.returned_s for f in run.failures] == pytest.approx([10.0, 20.0])

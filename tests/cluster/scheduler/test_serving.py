@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moe_edge.cluster.drills import Drill
-from moe_edge.cluster.node import remote, way_back
+from moe_edge.cluster.node import way_back
 from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.prism.server import Server
 from moe_edge.cluster.prism.table_keeper import TableKeeper
@@ -241,9 +241,9 @@ def test_a_call_longer_than_its_deadline_succeeds_and_kills_nobody(monkeypatch):
         assert deadlines_s[1] > deadlines_s[0] == 0.1
 
 
-def test_a_call_that_is_never_answered_loses_the_server(monkeypatch):
-    monkeypatch.setattr(remote, "GROWTH", 1)
-    with LiveCluster([SLOTS] * 2, call_s=0.1) as cluster:
+def test_a_call_that_is_never_answered_loses_the_server_and_no_request():
+    """Though the scheduler asks the accused for longer than tables otherwise take."""
+    with LiveCluster([SLOTS] * 2, call_s=0.01, table_s=0.5) as cluster:
         stuck = threading.Event()
         cluster.servers[1].server.call = lambda *_: stuck.wait()
         run = cluster.run(owned_by_one(2), requests((5,), 2, 2))
@@ -479,6 +479,61 @@ def test_a_server_that_comes_back_between_two_runs_is_in_the_second():
         run = cluster.run(owned_by_one(3), second)
         assert_tokens_of_one_machine(run.asked)
         assert len(told) == 2 and cluster.scheduler.alive == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_server_is_not_taken_in_by_what_it_was_told_before_it_was_lost():
+    """It is still filling its slots for this run's beginning when it must return."""
+    with LiveCluster([SLOTS] * 3) as cluster:
+        cluster.scheduler.serving = lambda: None  # blocks are lost: no audit
+        server, talk = cluster.servers[1].server, cluster.scheduler.talk
+        do_prepare, do_return = server.do_prepare, server.do_return
+        slow = iter([True])
+
+        def prepare(fields, arrays):
+            if next(slow, False):
+                pause(cluster, 1)
+                told = ("to", 1, "return")
+                wait_until(lambda: told in [each[:3] for each in talk])
+            do_prepare(fields, arrays)
+
+        def come_back(fields, arrays):
+            said = ("from", 1, "returned")
+            early.append(said in [each[:3] for each in talk])
+            time.sleep(0.3)
+            early.append(said in [each[:3] for each in talk])
+            do_return(fields, arrays)
+
+        early, server.do_prepare, server.do_return = [], prepare, come_back
+        asked = asked_of(3)
+        cluster.hold(asked[-1], {("from", "returned"): 1})
+        run = cluster.run(owned_by_one(3), asked)
+        assert_tokens_of_one_machine(run.asked)
+        assert early == [False, False]
+        (failure,) = run.failures
+        assert failure.server == 1 and failure.returned_s is not None
+
+
+@pytest.mark.slow
+def test_a_server_whose_way_back_breaks_while_it_prepares_comes_back_all_the_same():
+    """The scheduler's connection breaks; the server does not notice."""
+    with LiveCluster([SLOTS] * 3) as cluster:
+        server, breaks = cluster.servers[1].server, iter([True])
+        do_return = server.do_return
+
+        def come_back(fields, arrays):
+            if next(breaks, False):
+                lose_way(cluster.transport, FIRST + 1)
+                time.sleep(0.3)  # until the scheduler has heard of it
+            do_return(fields, arrays)
+
+        server.do_return = come_back
+        cluster.scheduler.react = OnNth("from", "token", 8, lambda: pause(cluster, 1))
+        asked = asked_of(3)
+        cluster.hold(asked[-1], {("from", "returned"): 1})
+        run = cluster.run(owned_by_one(3), asked)
+        assert_tokens_of_one_machine(run.asked)
+        assert [f.returned_s is not None for f in run.failures] == [True]
 
 
 def test_a_server_that_nobody_takes_back_ends_with_one_line(monkeypatch):

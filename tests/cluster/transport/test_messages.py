@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import signal
@@ -673,6 +674,22 @@ def test_killed_peer_is_dead_at_once():
             with pytest.raises(PeerLost, match="dead"):
                 again()
         eventually(lambda: lost, [(1, "dead")])
+
+
+def test_a_peer_is_not_dead_because_there_is_no_network(monkeypatch):
+    """To connect again fails at once then, as it does where nobody listens."""
+
+    def no_network(*_):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", no_network)
+    with MessagesTransport(0, SECRET) as caller, Node(1, SECRET) as node:
+        lost = []
+        caller.on_lost = lambda *what: lost.append(what)
+        caller.connect(1, node.address)
+        assert ask(caller) is not None
+        node.process.kill()
+        eventually(lambda: lost, [(1, "hung")])
 
 
 def test_stopped_peer_hangs_but_a_busy_one_does_not():

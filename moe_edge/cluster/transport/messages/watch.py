@@ -5,7 +5,8 @@ which ZeroMQ asks whether a client's key is good. It runs no handler.
 
 A connection that ends is lost for good. ZeroMQ does not say why it ended, but what
 comes of its own attempt to connect again does: refused = the process is dead; accepted
-by the kernel, or no answer = it hangs (its heartbeats were missing).
+by the kernel, or no answer = it hangs (its heartbeats were missing). An attempt that
+fails at once may also find no network: so it is made once more, to see why.
 """
 
 import concurrent.futures
@@ -271,7 +272,8 @@ class Watch(threading.Thread):
             link.state, link.broken_s = "broken", time.monotonic()
             self._broken.add(link)
         elif link.state == "broken":
-            self._lose_as(link, "dead" if event == zmq.EVENT_CLOSED else "hung")
+            dead = event == zmq.EVENT_CLOSED and link.address.refuses(BROKEN_S)
+            self._lose_as(link, "dead" if dead else "hung")
 
     def _refused(self, link: Link) -> None:
         self.lose(link, lambda: SecretRefused(link.peer, link.address))
