@@ -87,25 +87,28 @@ class ChatTemplate:
     def check(self) -> None:
         """Renders a few conversations, so that a broken template shows at the start.
 
-        A template that itself refuses one, because of a role perhaps, is not broken.
+        A template that itself refuses all of them, because of a role perhaps, is not
+        broken.
 
         Raises:
-          CheckpointError: it fails on all of them.
+          CheckpointError: it renders none, and fails on one that it does not refuse.
         """
+        failure = None
         for roles in _TRIALS:
             try:
                 self._prompt([{"role": role, "content": "Hello"} for role in roles])
             except Refusal:
-                return
+                continue
             except Exception as error:
                 failure = error
             else:
                 return
-        raise CheckpointError(
-            f"chat template of {self.name} fails on every conversation: "
-            f"{type(failure).__name__}: {str(failure)[:200]}; fix it or give "
-            "--chat_template FILE"
-        ) from failure
+        if failure is not None:
+            raise CheckpointError(
+                f"chat template of {self.name} renders no short conversation: "
+                f"{type(failure).__name__}: {str(failure)[:200]}; fix it or give "
+                "--chat_template FILE"
+            ) from failure
 
     def _prompt(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True

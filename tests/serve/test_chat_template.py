@@ -102,6 +102,7 @@ USER_FIRST = (
     "{% if messages[0].role != 'user' %}{{ raise_exception('system!') }}{% endif %}"
     "{{ messages[0].content }}"
 )
+NO_SYSTEM = USER_FIRST.replace("!= 'user'", "== 'system'")
 ALTERNATE = "{% for m in messages %}{{ raise_exception(m.role) }}{% endfor %}"
 NEEDS_TWO = "{{ messages[1].content.split('l')[1] }}"
 
@@ -119,11 +120,13 @@ def test_template_that_refuses_some_conversations_is_accepted(tmp_path, source):
         ("{{ messages[0].role + 1 }}", "TypeError: can only concatenate"),
         ("{{ 'x' * 5000000 }}", "TooMuch: a text of more than 4194304 characters"),
         ("{{ messages.x.y }}", "UndefinedError: 'list object' has no attribute 'x'"),
+        (NO_SYSTEM + "{{ messages.x.y }}", "UndefinedError: 'list object' has no"),
+        (USER_FIRST + "{{ messages.x.y }}", "UndefinedError: 'list object' has no"),
     ],
 )
 def test_template_that_never_renders_is_refused_at_the_start(tmp_path, source, message):
     (tmp_path / "t.jinja").write_text(source)
-    message = f"t.jinja fails on every conversation: {message}.*; fix it or give --chat"
+    message = f"t.jinja renders no short conversation: {message}.*; fix it or give --ch"
     with pytest.raises(CheckpointError, match=message):
         find_template(None, tmp_path / "t.jinja")
 
