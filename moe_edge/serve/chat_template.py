@@ -69,13 +69,14 @@ class ChatTemplate:
         """The prompt of a conversation.
 
         Raises:
-          ApiError: invalid_value: the template refuses these messages, or writes too
-            much.
+          ApiError: invalid_value: the template refuses these messages, or writes or
+            computes too much.
         """
         # A template is a program of somebody else: whatever it raises, it could not
         # make a prompt of these messages.
         try:
-            return self._prompt(messages, add_generation_prompt)
+            with limits():
+                return self._prompt(messages, add_generation_prompt)
         except Exception as error:
             raise ApiError(
                 "invalid_value",
@@ -94,15 +95,16 @@ class ChatTemplate:
           CheckpointError: it renders none, and fails on one that it does not refuse.
         """
         failure = None
-        for roles in _TRIALS:
-            try:
-                self._prompt([{"role": role, "content": "Hello"} for role in roles])
-            except Refusal:
-                continue
-            except Exception as error:
-                failure = error
-            else:
-                return
+        with limits():
+            for roles in _TRIALS:
+                try:
+                    self._prompt([{"role": role, "content": "Hello"} for role in roles])
+                except Refusal:
+                    continue
+                except Exception as error:
+                    failure = error
+                else:
+                    return
         if failure is not None:
             raise CheckpointError(
                 f"chat template of {self.name} renders no short conversation: "
@@ -120,12 +122,11 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         size, parts = 0, []
-        with limits():
-            for part in self._template.generate(self._tokens | given):
-                parts.append(part)
-                size += len(part)
-                if size > MOST_CHARACTERS:
-                    raise TooMuch(f"more than {MOST_CHARACTERS} characters")
+        for part in self._template.generate(self._tokens | given):
+            parts.append(part)
+            size += len(part)
+            if size > MOST_CHARACTERS:
+                raise TooMuch(f"more than {MOST_CHARACTERS} characters")
         prompt = "".join(parts)
         prompt.encode("utf-8")
         return prompt

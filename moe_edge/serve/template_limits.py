@@ -1,7 +1,8 @@
-"""What a template may compute: limits of its texts and of its loops.
+"""What a template may compute: limits of its texts and of its time.
 
-Every step that makes a text is counted before it makes one: `spend`. Nothing here knows
-jinja2; `template_sandbox.py` calls it.
+Every step that makes a text is counted before it makes one: `spend`. Every step that
+repeats others looks at the time: `check_time`. Nothing here knows jinja2;
+`template_sandbox.py` calls it.
 """
 
 import collections
@@ -9,12 +10,14 @@ import contextlib
 import contextvars
 import re
 import string
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 MOST_CHARACTERS = 4 << 20  # of a text: four times the largest body by default
 MOST_WORK = 32 * MOST_CHARACTERS  # of all texts that are made on the way
 MOST_TURNS = 100_000  # of all `range` of one rendering
+MOST_SECONDS = 5.0  # of this thread on a CPU, so that other work does not count
 MOST_INDENT = 100
 _SPENT: contextvars.ContextVar[collections.Counter] = contextvars.ContextVar("spent")
 
@@ -25,8 +28,8 @@ class TooMuch(Exception):
 
 @contextlib.contextmanager
 def limits():
-    """One rendering, whose steps are counted together."""
-    token = _SPENT.set(collections.Counter())
+    """One rendering, or a few, whose steps are counted together."""
+    token = _SPENT.set(collections.Counter(began_s=time.thread_time()))
     try:
         yield
     finally:
@@ -42,6 +45,21 @@ def spend(characters: int) -> None:
         spent["characters"] += max(characters, 0)
         if spent["characters"] > MOST_WORK:
             raise TooMuch(f"more than {MOST_WORK} characters in all steps together")
+    check_time()
+
+
+def check_time() -> None:
+    """Ends a rendering that takes too long."""
+    spent = _SPENT.get(None)
+    if spent is not None and time.thread_time() - spent["began_s"] > MOST_SECONDS:
+        raise TooMuch(f"more than {MOST_SECONDS:g} s of computing")
+
+
+def timed(values: Iterable) -> Iterator:
+    """The values of a loop, with a look at the time before each."""
+    for value in values:
+        check_time()
+        yield value
 
 
 def count_turns(turns: int) -> None:

@@ -1,7 +1,8 @@
 """Where templates of others run: what Hugging Face gives them, within limits.
 
 Operators, filters, methods of texts, what a macro or a block collected, and what is
-shown are counted before they are computed (`template_limits.py`).
+shown are counted before they are computed; they, calls and every turn of a loop look at
+the time (`template_limits.py`).
 """
 
 import datetime
@@ -14,6 +15,7 @@ import jinja2
 import jinja2.compiler
 import jinja2.ext
 import jinja2.nodes
+import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
@@ -23,13 +25,13 @@ from moe_edge.serve.template_limits import (
     MOST_INDENT,
     SHAPERS,
     TooMuch,
+    check_time,
     count_turns,
     percent_size,
     spend,
     text_size,
+    timed,
 )
-
-_CALL = 256  # characters that a call counts as, such as of a macro
 
 
 class Refusal(jinja2.TemplateError):
@@ -48,7 +50,14 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Generator(jinja2.compiler.CodeGenerator):
-    """`~` and slices go through the sandbox, as other operators do."""
+    """`~`, slices and loops go through the sandbox, as other operators do."""
+
+    def visit_For(self, node, frame):
+        timed = jinja2.nodes.EnvironmentAttribute("timed")
+        values = jinja2.nodes.Call(timed, [node.iter], [], None, None)
+        values.set_lineno(node.lineno)
+        node.iter = values
+        super().visit_For(node, frame)
 
     def visit_Getitem(self, node, frame):
         if not isinstance(node.arg, jinja2.nodes.Slice):
@@ -97,6 +106,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         }
         del self.globals["lipsum"]
 
+    timed = staticmethod(timed)
+
     @staticmethod
     def concat(pieces) -> str:
         """What a macro or a block wrote."""
@@ -142,7 +153,9 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         elif isinstance(owner, int) and name == "to_bytes":
             spend(sum(n for n in (*args, *kwargs.values()) if isinstance(n, int)))
         else:
-            spend(_CALL)  # so that calls end, too
+            check_time()
+        if isinstance(__obj, jinja2.runtime.LoopContext):
+            args = tuple(map(timed, args))  # of a recursive loop
         return super().call(__context, __obj, *args, **kwargs)
 
 

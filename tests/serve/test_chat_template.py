@@ -1,10 +1,12 @@
 """Templates of checkpoints and files, and what the sandbox keeps them from."""
 
 import json
+import time
 
 import pytest
 
 from moe_edge.core.checks import CheckpointError
+from moe_edge.serve import template_limits
 from moe_edge.serve.chat_template import ChatTemplate, find_template
 from moe_edge.serve.errors import ApiError
 
@@ -129,6 +131,16 @@ def test_template_that_never_renders_is_refused_at_the_start(tmp_path, source, m
     message = f"t.jinja renders no short conversation: {message}.*; fix it or give --ch"
     with pytest.raises(CheckpointError, match=message):
         find_template(None, tmp_path / "t.jinja")
+
+
+def test_template_that_goes_on_is_refused_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(template_limits, "MOST_SECONDS", 0.2)
+    loop = "{% for x in 'x' * 100000 %}"
+    (tmp_path / "t.jinja").write_text(loop + loop + "{% endfor %}{% endfor %}")
+    start = time.thread_time()
+    with pytest.raises(CheckpointError, match=r"TooMuch: more than 0\.2 s of comp"):
+        find_template(None, tmp_path / "t.jinja")
+    assert time.thread_time() - start < 0.5  # of all trials together
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What templates compute equals what jinja2 computes, up to the limits."""
 
+import time
+
 import jinja2.sandbox
 import pytest
 
@@ -41,6 +43,12 @@ def render(source, **given):
         "{% call f(1) %}in{% endcall %}{% set y %}{{ text }}!{% endset %}{{ y }}",
         "{% filter indent(3) %}a\nb{% endfilter %}{{ text|selectattr('x')|list }}",
         "{{ [items, map, items]|string }}{{ nothing }}{{ none }}{{ true }}{{ 1.5 }}",
+        "{% for i in items recursive %}{{ loop.depth }}{{ i }}{{ loop.length }}"
+        "{{ loop.last }}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.revindex }}"
+        "{{ loop(['c']) if loop.depth < 3 }}{% endfor %}",
+        "{% for k, v in map.items() %}{{ k }}{{ v }}{% else %}none{% endfor %}"
+        "{% for i in items if i is string %}{{ loop.index }}{{ i }}{% endfor %}"
+        "{% for i in nothing %}{% else %}none{% endfor %}",
         "{{ cycler('a', 'b').next() }}{{ joiner(',')() }}{{ dict(a=1) }}",
     ],
 )
@@ -121,14 +129,39 @@ def test_text_that_is_too_long_is_refused_before_it_is_made(source):
         "{% for i in range(99) %}{% set x = 'x' * 4000000 %}{% endfor %}",
         "{% set ns = namespace(x=[]) %}{% set big = 'x' * 4000000 %}"
         "{% for i in range(99) %}{% set ns.x = ns.x + [big[1:]] %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
-        "{% endmacro %}{% set x = f(99) %}",
     ],
 )
 def test_work_of_all_steps_is_bounded(monkeypatch, source):
     monkeypatch.setattr(template_limits, "MOST_WORK", 8_000_000)
     with pytest.raises(TooMuch, match="more than 8000000 characters in all steps"):
         render(source)
+
+
+LETTERS = "{% set s = 'x' * 100000 %}{% for a in s %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LETTERS + "{% for b in s %}{% endfor %}{% endfor %}",
+        LETTERS + "{% for b in s if false %}{% endfor %}{% endfor %}",
+        LETTERS + "{% for b in s|map('e') %}{{ loop.last }}{% endfor %}{% endfor %}",
+        "{% set t = 'x' * 4000000 %}"
+        + LETTERS
+        + "{% if 'y' in t %}{% endif %}{% endfor %}",
+        LETTERS + "{% if s|sort == s|reject('string')|list %}{% endif %}{% endfor %}",
+        "{% for a in 'x' * 100000 recursive %}{% if loop.depth < 9 %}"
+        "{{ loop('x' * 100000) }}{% endif %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
+        "{% endmacro %}{% set x = f(99) %}",
+    ],
+)
+def test_time_of_a_rendering_is_bounded(monkeypatch, source):
+    monkeypatch.setattr(template_limits, "MOST_SECONDS", 0.05)
+    start = time.thread_time()
+    with pytest.raises(TooMuch, match=r"more than 0\.05 s of computing"):
+        render(source)
+    assert time.thread_time() - start < 1
 
 
 def test_constant_too_long_for_the_compiler_is_refused_in_rendering():
