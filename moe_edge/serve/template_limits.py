@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 MOST_CHARACTERS = 4 << 20  # of a text: four times the largest body by default
-MOST_WORK = 32 * MOST_CHARACTERS  # of all texts that are made on the way
+MOST_WORK = 1024 * MOST_CHARACTERS  # of all texts made on the way, kept or not
 MOST_TURNS = 100_000  # of all `range` of one rendering
 MOST_SECONDS = 5.0  # of this thread on a CPU, so that other work does not count
 MOST_INDENT = 100

@@ -124,6 +124,23 @@ def test_text_that_is_too_long_is_refused_before_it_is_made(source):
 
 
 @pytest.mark.parametrize(
+    "step",
+    [
+        "{% set ns.p = ns.p ~ '<s>' ~ m.role ~ m.text ~ '</s>' %}",
+        "{% set ns.p = ns.p + '<s>' + m.role + '\n' + m.text + '</s>' + '\n' %}",
+        "{% set p %}{{ ns.p }}<s>{{ m.role ~ m.text }}{% endset %}{% set ns.p = p %}",
+    ],
+)
+def test_long_conversation_may_be_collected_in_a_namespace(step):
+    messages = [{"role": "user", "text": 1000 * "x"}] * 1000
+    source = "{% set ns = namespace(p='') %}{% for m in messages %}" + step
+    start = time.thread_time()
+    text = render(source + "{% endfor %}{{ ns.p }}", messages=messages)
+    assert text.count("<s>user") == 1000 and text.count("x") == 1_000_000
+    assert time.thread_time() - start < 2
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "{% for i in range(99) %}{% set x = 'x' * 4000000 %}{% endfor %}",
