@@ -118,7 +118,19 @@ def _rounded(value, precision=0, method="common"):
     return abs(precision)
 
 
+def _summed(values, attribute=None, start=0):
+    if isinstance(start, int | float):
+        return 0
+    if attribute is not None:
+        raise TooMuch("a sum of attributes that are no numbers")
+    return len(values) * text_size(values)  # every step copies all before
+
+
 def _wrapped(text, width=79, break_long_words=True, wrapstring=None, *_, **__):
+    longest = max(map(len, str(text).split()), default=0)
+    # Python copies what is left of a word for every piece of it.
+    if longest**2 > MOST_WORK * max(width, 1):
+        raise TooMuch(f"a word of {longest} characters to wrap by {width}")
     return 0 if wrapstring is None else len(str(text)) * len(wrapstring)
 
 
@@ -179,9 +191,10 @@ FILTERS: dict[str, Callable[..., int] | None] = {
 }
 # Filters that arrange items, with how many they add.
 SHAPERS: dict[str, Callable[..., int] | None] = {
-    **dict.fromkeys(("list", "reverse", "sum")),
+    **dict.fromkeys(("list", "reverse")),
     "batch": lambda values, linecount, fill_with=None: linecount,
     "slice": lambda values, slices, fill_with=None: slices,
+    "sum": _summed,
 }
 # Methods of texts that may make them longer.
 METHODS: dict[str, Callable[..., int]] = {

@@ -94,6 +94,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             extensions=(_Generation, jinja2.ext.loopcontrols),
             finalize=_shown,
         )
+        for name, function in self.filters.items():
+            self.filters[name] = _timed_filter(function)
         for table, size in ((FILTERS, text_size), (SHAPERS, _count)):
             for name, more in table.items():
                 self.filters[name] = _limited(self.filters[name], size, more)
@@ -157,6 +159,15 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(__obj, jinja2.runtime.LoopContext):
             args = tuple(map(timed, args))  # of a recursive loop
         return super().call(__context, __obj, *args, **kwargs)
+
+
+def _timed_filter(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        check_time()
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _limited(function: Callable, size: Callable, more: Callable | None) -> Callable:

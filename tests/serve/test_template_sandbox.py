@@ -30,6 +30,7 @@ def render(source, **given):
         "{{ items|join(', ') }}{{ ' '.join(['a', 'b']) }}{{ items|map('upper')|join }}",
         "{{ ' '.join(items|map('string')) }}{{ items|reverse|list }}{{ text|reverse }}",
         "{{ items|batch(2, 'x')|list }}{{ items|slice(2)|list }}{{ [1, 2]|sum }}",
+        "{{ [[1], [2]]|sum(start=[]) }}{{ [{'k': 2}]|sum('k') }}{{ []|sum }}",
         "{{ 2.345|round(2) }}{{ 25|round(-1, 'floor') }}{{ text|wordwrap(5, 1, '|') }}",
         "{{ text|truncate(5, true, '..') }}{{ 'http://a.b c'|urlize }}{{ text|title }}",
         "{{ text|escape ~ '<' }}{{ text|e }}{{ map|xmlattr }}{{ text|urlencode }}",
@@ -171,6 +172,7 @@ LETTERS = "{% set s = 'x' * 100000 %}{% for a in s %}"
         "{{ loop('x' * 100000) }}{% endif %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
         "{% endmacro %}{% set x = f(99) %}",
+        "{% set x = text * 999 %}" + 99 * "{% set x = x|sort %}",
     ],
 )
 def test_time_of_a_rendering_is_bounded(monkeypatch, source):
@@ -179,6 +181,20 @@ def test_time_of_a_rendering_is_bounded(monkeypatch, source):
     with pytest.raises(TooMuch, match=r"more than 0\.05 s of computing"):
         render(source)
     assert time.thread_time() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ ('ab' * 2000000)|wordwrap(1) }}", "a word of 4000000 char.* by 1$"),
+        ("{{ ('ab' * 2000000)|wordwrap }}", "a word of 4000000 char.* by 79$"),
+        ("{{ ([[0] * 9] * 9999)|sum(start=[]) }}", "a text of more than 4194304"),
+        ("{{ ([{'k': [0]}] * 9)|sum('k', []) }}", "a sum of attributes that are no"),
+    ],
+)
+def test_filter_that_copies_again_and_again_is_refused(source, message):
+    with pytest.raises(TooMuch, match=message):
+        render(source)
 
 
 def test_constant_too_long_for_the_compiler_is_refused_in_rendering():
