@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from moe_edge.convert.special_tokens import (
     CONFIG,
     read_special_tokens,
@@ -52,9 +50,11 @@ class ChatTemplate:
         self.source, self.name, self.adds_special = source, name, adds_special
         self._tokens = dict(tokens or {})
         environment = Sandbox()
+        # A template is a program of somebody else: anything may be wrong with it.
         try:
-            self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError, TooMuch) as error:
+            with limits():
+                self._template = environment.from_string(source)
+        except Exception as error:
             raise CheckpointError(
                 f"chat template of {name}: {str(error)[:200]}; fix it or give "
                 "--chat_template FILE"
@@ -72,8 +72,7 @@ class ChatTemplate:
           ApiError: invalid_value: the template refuses these messages, or writes or
             computes too much.
         """
-        # A template is a program of somebody else: whatever it raises, it could not
-        # make a prompt of these messages.
+        # Whatever it raises, it could not make a prompt of these messages.
         try:
             with limits():
                 return self._prompt(messages, add_generation_prompt)

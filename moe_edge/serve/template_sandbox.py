@@ -89,6 +89,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def __init__(self):
         super().__init__(
+            optimized=False,  # constants are computed in rendering, where they count
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=(_Generation, jinja2.ext.loopcontrols),
@@ -198,7 +199,8 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, str | bytes | list | tuple)
 
 
-def _shown(value: Any) -> Any:
+@jinja2.pass_context  # unused, but jinja2 then leaves constants to the rendering
+def _shown(context, value: Any) -> Any:
     spend(text_size(value))
     return value
 

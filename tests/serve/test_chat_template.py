@@ -133,6 +133,20 @@ def test_template_that_never_renders_is_refused_at_the_start(tmp_path, source, m
         find_template(None, tmp_path / "t.jinja")
 
 
+def test_time_of_what_the_compiler_computes_is_bounded(monkeypatch):
+    monkeypatch.setattr(template_limits, "MOST_SECONDS", 0.2)
+    start = time.thread_time()
+    big = "{% autoescape 'x'|center(4000000)|title %}{% endautoescape %}"
+    ChatTemplate(99 * big, "x")
+    assert time.thread_time() - start < 1
+
+
+def test_template_that_python_cannot_compile_is_refused():
+    source = 30 * "{% for m in messages %}" + 30 * "{% endfor %}"
+    with pytest.raises(CheckpointError, match="template of x: too many statically"):
+        ChatTemplate(source, "x")
+
+
 def test_template_that_goes_on_is_refused_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(template_limits, "MOST_SECONDS", 0.2)
     loop = "{% for x in 'x' * 100000 %}"
