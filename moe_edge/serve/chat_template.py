@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from moe_edge.convert.special_tokens import (
     CONFIG,
     read_special_tokens,
@@ -52,9 +50,11 @@ class ChatTemplate:
         self.source, self.name, self.adds_special = source, name, adds_special
         self._tokens = dict(tokens or {})
         environment = Sandbox()
+        # A template is a program of somebody else: anything may be wrong with it.
         try:
-            self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError, TooMuch) as error:
+            with limits():
+                self._template = environment.from_string(source)
+        except Exception as error:
             raise CheckpointError(
                 f"chat template of {name}: {str(error)[:200]}; fix it or give "
                 "--chat_template FILE"
@@ -69,13 +69,13 @@ class ChatTemplate:
         """The prompt of a conversation.
 
         Raises:
-          ApiError: invalid_value: the template refuses these messages, or writes too
-            much.
+          ApiError: invalid_value: the template refuses these messages, or writes or
+            computes too much.
         """
-        # A template is a program of somebody else: whatever it raises, it could not
-        # make a prompt of these messages.
+        # Whatever it raises, it could not make a prompt of these messages.
         try:
-            return self._prompt(messages, add_generation_prompt)
+            with limits():
+                return self._prompt(messages, add_generation_prompt)
         except Exception as error:
             raise ApiError(
                 "invalid_value",
@@ -87,25 +87,29 @@ class ChatTemplate:
     def check(self) -> None:
         """Renders a few conversations, so that a broken template shows at the start.
 
-        A template that itself refuses one, because of a role perhaps, is not broken.
+        A template that itself refuses all of them, because of a role perhaps, is not
+        broken.
 
         Raises:
-          CheckpointError: it fails on all of them.
+          CheckpointError: it renders none, and fails on one that it does not refuse.
         """
-        for roles in _TRIALS:
-            try:
-                self._prompt([{"role": role, "content": "Hello"} for role in roles])
-            except Refusal:
-                return
-            except Exception as error:
-                failure = error
-            else:
-                return
-        raise CheckpointError(
-            f"chat template of {self.name} fails on every conversation: "
-            f"{type(failure).__name__}: {str(failure)[:200]}; fix it or give "
-            "--chat_template FILE"
-        ) from failure
+        failure = None
+        with limits():
+            for roles in _TRIALS:
+                try:
+                    self._prompt([{"role": role, "content": "Hello"} for role in roles])
+                except Refusal:
+                    continue
+                except Exception as error:
+                    failure = error
+                else:
+                    return
+        if failure is not None:
+            raise CheckpointError(
+                f"chat template of {self.name} renders no short conversation: "
+                f"{type(failure).__name__}: {str(failure)[:200]}; fix it or give "
+                "--chat_template FILE"
+            ) from failure
 
     def _prompt(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
@@ -117,12 +121,11 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         size, parts = 0, []
-        with limits():
-            for part in self._template.generate(self._tokens | given):
-                parts.append(part)
-                size += len(part)
-                if size > MOST_CHARACTERS:
-                    raise TooMuch(f"more than {MOST_CHARACTERS} characters")
+        for part in self._template.generate(self._tokens | given):
+            parts.append(part)
+            size += len(part)
+            if size > MOST_CHARACTERS:
+                raise TooMuch(f"more than {MOST_CHARACTERS} characters")
         prompt = "".join(parts)
         prompt.encode("utf-8")
         return prompt

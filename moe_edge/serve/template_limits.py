@@ -1,7 +1,8 @@
-"""What a template may compute: limits of its texts and of its loops.
+"""What a template may compute: limits of its texts and of its time.
 
-Every step that makes a text is counted before it makes one: `spend`. Nothing here knows
-jinja2; `template_sandbox.py` calls it.
+Every step that makes a text is counted before it makes one: `spend`. Every step that
+repeats others looks at the time: `check_time`. Nothing here knows jinja2;
+`template_sandbox.py` calls it.
 """
 
 import collections
@@ -9,12 +10,14 @@ import contextlib
 import contextvars
 import re
 import string
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 MOST_CHARACTERS = 4 << 20  # of a text: four times the largest body by default
-MOST_WORK = 32 * MOST_CHARACTERS  # of all texts that are made on the way
+MOST_WORK = 1024 * MOST_CHARACTERS  # of all texts made on the way, kept or not
 MOST_TURNS = 100_000  # of all `range` of one rendering
+MOST_SECONDS = 5.0  # of this thread on a CPU, so that other work does not count
 MOST_INDENT = 100
 _SPENT: contextvars.ContextVar[collections.Counter] = contextvars.ContextVar("spent")
 
@@ -25,8 +28,8 @@ class TooMuch(Exception):
 
 @contextlib.contextmanager
 def limits():
-    """One rendering, whose steps are counted together."""
-    token = _SPENT.set(collections.Counter())
+    """One rendering, or a few, whose steps are counted together."""
+    token = _SPENT.set(collections.Counter(began_s=time.thread_time()))
     try:
         yield
     finally:
@@ -42,6 +45,21 @@ def spend(characters: int) -> None:
         spent["characters"] += max(characters, 0)
         if spent["characters"] > MOST_WORK:
             raise TooMuch(f"more than {MOST_WORK} characters in all steps together")
+    check_time()
+
+
+def check_time() -> None:
+    """Ends a rendering that takes too long."""
+    spent = _SPENT.get(None)
+    if spent is not None and time.thread_time() - spent["began_s"] > MOST_SECONDS:
+        raise TooMuch(f"more than {MOST_SECONDS:g} s of computing")
+
+
+def timed(values: Iterable) -> Iterator:
+    """The values of a loop, with a look at the time before each."""
+    for value in values:
+        check_time()
+        yield value
 
 
 def count_turns(turns: int) -> None:
@@ -100,7 +118,19 @@ def _rounded(value, precision=0, method="common"):
     return abs(precision)
 
 
+def _summed(values, attribute=None, start=0):
+    if isinstance(start, int | float):
+        return 0
+    if attribute is not None:
+        raise TooMuch("a sum of attributes that are no numbers")
+    return len(values) * text_size(values)  # every step copies all before
+
+
 def _wrapped(text, width=79, break_long_words=True, wrapstring=None, *_, **__):
+    longest = max(map(len, str(text).split()), default=0)
+    # Python copies what is left of a word for every piece of it.
+    if longest**2 > MOST_WORK * max(width, 1):
+        raise TooMuch(f"a word of {longest} characters to wrap by {width}")
     return 0 if wrapstring is None else len(str(text)) * len(wrapstring)
 
 
@@ -161,9 +191,10 @@ FILTERS: dict[str, Callable[..., int] | None] = {
 }
 # Filters that arrange items, with how many they add.
 SHAPERS: dict[str, Callable[..., int] | None] = {
-    **dict.fromkeys(("list", "reverse", "sum")),
+    **dict.fromkeys(("list", "reverse")),
     "batch": lambda values, linecount, fill_with=None: linecount,
     "slice": lambda values, slices, fill_with=None: slices,
+    "sum": _summed,
 }
 # Methods of texts that may make them longer.
 METHODS: dict[str, Callable[..., int]] = {

@@ -1,7 +1,8 @@
 """Where templates of others run: what Hugging Face gives them, within limits.
 
 Operators, filters, methods of texts, what a macro or a block collected, and what is
-shown are counted before they are computed (`template_limits.py`).
+shown are counted before they are computed; they, calls and every turn of a loop look at
+the time (`template_limits.py`).
 """
 
 import datetime
@@ -14,6 +15,7 @@ import jinja2
 import jinja2.compiler
 import jinja2.ext
 import jinja2.nodes
+import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
@@ -23,13 +25,13 @@ from moe_edge.serve.template_limits import (
     MOST_INDENT,
     SHAPERS,
     TooMuch,
+    check_time,
     count_turns,
     percent_size,
     spend,
     text_size,
+    timed,
 )
-
-_CALL = 256  # characters that a call counts as, such as of a macro
 
 
 class Refusal(jinja2.TemplateError):
@@ -48,7 +50,14 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Generator(jinja2.compiler.CodeGenerator):
-    """`~` and slices go through the sandbox, as other operators do."""
+    """`~`, slices and loops go through the sandbox, as other operators do."""
+
+    def visit_For(self, node, frame):
+        timed = jinja2.nodes.EnvironmentAttribute("timed")
+        values = jinja2.nodes.Call(timed, [node.iter], [], None, None)
+        values.set_lineno(node.lineno)
+        node.iter = values
+        super().visit_For(node, frame)
 
     def visit_Getitem(self, node, frame):
         if not isinstance(node.arg, jinja2.nodes.Slice):
@@ -80,11 +89,14 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def __init__(self):
         super().__init__(
+            optimized=False,  # constants are computed in rendering, where they count
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=(_Generation, jinja2.ext.loopcontrols),
             finalize=_shown,
         )
+        for name, function in self.filters.items():
+            self.filters[name] = _timed_filter(function)
         for table, size in ((FILTERS, text_size), (SHAPERS, _count)):
             for name, more in table.items():
                 self.filters[name] = _limited(self.filters[name], size, more)
@@ -96,6 +108,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             "namespace": _Namespace,
         }
         del self.globals["lipsum"]
+
+    timed = staticmethod(timed)
 
     @staticmethod
     def concat(pieces) -> str:
@@ -142,8 +156,19 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         elif isinstance(owner, int) and name == "to_bytes":
             spend(sum(n for n in (*args, *kwargs.values()) if isinstance(n, int)))
         else:
-            spend(_CALL)  # so that calls end, too
+            check_time()
+        if isinstance(__obj, jinja2.runtime.LoopContext):
+            args = tuple(map(timed, args))  # of a recursive loop
         return super().call(__context, __obj, *args, **kwargs)
+
+
+def _timed_filter(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        check_time()
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _limited(function: Callable, size: Callable, more: Callable | None) -> Callable:
@@ -174,7 +199,8 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, str | bytes | list | tuple)
 
 
-def _shown(value: Any) -> Any:
+@jinja2.pass_context  # unused, but jinja2 then leaves constants to the rendering
+def _shown(context, value: Any) -> Any:
     spend(text_size(value))
     return value
 

@@ -1,10 +1,12 @@
 """Templates of checkpoints and files, and what the sandbox keeps them from."""
 
 import json
+import time
 
 import pytest
 
 from moe_edge.core.checks import CheckpointError
+from moe_edge.serve import template_limits
 from moe_edge.serve.chat_template import ChatTemplate, find_template
 from moe_edge.serve.errors import ApiError
 
@@ -102,6 +104,7 @@ USER_FIRST = (
     "{% if messages[0].role != 'user' %}{{ raise_exception('system!') }}{% endif %}"
     "{{ messages[0].content }}"
 )
+NO_SYSTEM = USER_FIRST.replace("!= 'user'", "== 'system'")
 ALTERNATE = "{% for m in messages %}{{ raise_exception(m.role) }}{% endfor %}"
 NEEDS_TWO = "{{ messages[1].content.split('l')[1] }}"
 
@@ -119,13 +122,39 @@ def test_template_that_refuses_some_conversations_is_accepted(tmp_path, source):
         ("{{ messages[0].role + 1 }}", "TypeError: can only concatenate"),
         ("{{ 'x' * 5000000 }}", "TooMuch: a text of more than 4194304 characters"),
         ("{{ messages.x.y }}", "UndefinedError: 'list object' has no attribute 'x'"),
+        (NO_SYSTEM + "{{ messages.x.y }}", "UndefinedError: 'list object' has no"),
+        (USER_FIRST + "{{ messages.x.y }}", "UndefinedError: 'list object' has no"),
     ],
 )
 def test_template_that_never_renders_is_refused_at_the_start(tmp_path, source, message):
     (tmp_path / "t.jinja").write_text(source)
-    message = f"t.jinja fails on every conversation: {message}.*; fix it or give --chat"
+    message = f"t.jinja renders no short conversation: {message}.*; fix it or give --ch"
     with pytest.raises(CheckpointError, match=message):
         find_template(None, tmp_path / "t.jinja")
+
+
+def test_time_of_what_the_compiler_computes_is_bounded(monkeypatch):
+    monkeypatch.setattr(template_limits, "MOST_SECONDS", 0.2)
+    start = time.thread_time()
+    big = "{% autoescape 'x'|center(4000000)|title %}{% endautoescape %}"
+    ChatTemplate(99 * big, "x")
+    assert time.thread_time() - start < 1
+
+
+def test_template_that_python_cannot_compile_is_refused():
+    source = 30 * "{% for m in messages %}" + 30 * "{% endfor %}"
+    with pytest.raises(CheckpointError, match="template of x: too many statically"):
+        ChatTemplate(source, "x")
+
+
+def test_template_that_goes_on_is_refused_at_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(template_limits, "MOST_SECONDS", 0.2)
+    loop = "{% for x in 'x' * 100000 %}"
+    (tmp_path / "t.jinja").write_text(loop + loop + "{% endfor %}{% endfor %}")
+    start = time.thread_time()
+    with pytest.raises(CheckpointError, match=r"TooMuch: more than 0\.2 s of comp"):
+        find_template(None, tmp_path / "t.jinja")
+    assert time.thread_time() - start < 0.5  # of all trials together
 
 
 @pytest.mark.parametrize(

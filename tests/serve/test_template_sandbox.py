@@ -1,5 +1,7 @@
 """What templates compute equals what jinja2 computes, up to the limits."""
 
+import time
+
 import jinja2.sandbox
 import pytest
 
@@ -28,6 +30,7 @@ def render(source, **given):
         "{{ items|join(', ') }}{{ ' '.join(['a', 'b']) }}{{ items|map('upper')|join }}",
         "{{ ' '.join(items|map('string')) }}{{ items|reverse|list }}{{ text|reverse }}",
         "{{ items|batch(2, 'x')|list }}{{ items|slice(2)|list }}{{ [1, 2]|sum }}",
+        "{{ [[1], [2]]|sum(start=[]) }}{{ [{'k': 2}]|sum('k') }}{{ []|sum }}",
         "{{ 2.345|round(2) }}{{ 25|round(-1, 'floor') }}{{ text|wordwrap(5, 1, '|') }}",
         "{{ text|truncate(5, true, '..') }}{{ 'http://a.b c'|urlize }}{{ text|title }}",
         "{{ text|escape ~ '<' }}{{ text|e }}{{ map|xmlattr }}{{ text|urlencode }}",
@@ -41,6 +44,12 @@ def render(source, **given):
         "{% call f(1) %}in{% endcall %}{% set y %}{{ text }}!{% endset %}{{ y }}",
         "{% filter indent(3) %}a\nb{% endfilter %}{{ text|selectattr('x')|list }}",
         "{{ [items, map, items]|string }}{{ nothing }}{{ none }}{{ true }}{{ 1.5 }}",
+        "{% for i in items recursive %}{{ loop.depth }}{{ i }}{{ loop.length }}"
+        "{{ loop.last }}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.revindex }}"
+        "{{ loop(['c']) if loop.depth < 3 }}{% endfor %}",
+        "{% for k, v in map.items() %}{{ k }}{{ v }}{% else %}none{% endfor %}"
+        "{% for i in items if i is string %}{{ loop.index }}{{ i }}{% endfor %}"
+        "{% for i in nothing %}{% else %}none{% endfor %}",
         "{{ cycler('a', 'b').next() }}{{ joiner(',')() }}{{ dict(a=1) }}",
     ],
 )
@@ -116,13 +125,28 @@ def test_text_that_is_too_long_is_refused_before_it_is_made(source):
 
 
 @pytest.mark.parametrize(
+    "step",
+    [
+        "{% set ns.p = ns.p ~ '<s>' ~ m.role ~ m.text ~ '</s>' %}",
+        "{% set ns.p = ns.p + '<s>' + m.role + '\n' + m.text + '</s>' + '\n' %}",
+        "{% set p %}{{ ns.p }}<s>{{ m.role ~ m.text }}{% endset %}{% set ns.p = p %}",
+    ],
+)
+def test_long_conversation_may_be_collected_in_a_namespace(step):
+    messages = [{"role": "user", "text": 1000 * "x"}] * 1000
+    source = "{% set ns = namespace(p='') %}{% for m in messages %}" + step
+    start = time.thread_time()
+    text = render(source + "{% endfor %}{{ ns.p }}", messages=messages)
+    assert text.count("<s>user") == 1000 and text.count("x") == 1_000_000
+    assert time.thread_time() - start < 2
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "{% for i in range(99) %}{% set x = 'x' * 4000000 %}{% endfor %}",
         "{% set ns = namespace(x=[]) %}{% set big = 'x' * 4000000 %}"
         "{% for i in range(99) %}{% set ns.x = ns.x + [big[1:]] %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
-        "{% endmacro %}{% set x = f(99) %}",
     ],
 )
 def test_work_of_all_steps_is_bounded(monkeypatch, source):
@@ -131,10 +155,59 @@ def test_work_of_all_steps_is_bounded(monkeypatch, source):
         render(source)
 
 
-def test_constant_too_long_for_the_compiler_is_refused_in_rendering():
-    template = Sandbox().from_string(f"{{{{ 'x'|center({MANY}) }}}}")
+LETTERS = "{% set s = 'x' * 100000 %}{% for a in s %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LETTERS + "{% for b in s %}{% endfor %}{% endfor %}",
+        LETTERS + "{% for b in s if false %}{% endfor %}{% endfor %}",
+        LETTERS + "{% for b in s|map('e') %}{{ loop.last }}{% endfor %}{% endfor %}",
+        "{% set t = 'x' * 4000000 %}"
+        + LETTERS
+        + "{% if 'y' in t %}{% endif %}{% endfor %}",
+        LETTERS + "{% if s|sort == s|reject('string')|list %}{% endif %}{% endfor %}",
+        "{% for a in 'x' * 100000 recursive %}{% if loop.depth < 9 %}"
+        "{{ loop('x' * 100000) }}{% endif %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
+        "{% endmacro %}{% set x = f(99) %}",
+        "{% set x = text * 999 %}" + 99 * "{% set x = x|sort %}",
+    ],
+)
+def test_time_of_a_rendering_is_bounded(monkeypatch, source):
+    monkeypatch.setattr(template_limits, "MOST_SECONDS", 0.05)
+    start = time.thread_time()
+    with pytest.raises(TooMuch, match=r"more than 0\.05 s of computing"):
+        render(source)
+    assert time.thread_time() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ ('ab' * 2000000)|wordwrap(1) }}", "a word of 4000000 char.* by 1$"),
+        ("{{ ('ab' * 2000000)|wordwrap }}", "a word of 4000000 char.* by 79$"),
+        ("{{ ([[0] * 9] * 9999)|sum(start=[]) }}", "a text of more than 4194304"),
+        ("{{ ([{'k': [0]}] * 9)|sum('k', []) }}", "a sum of attributes that are no"),
+    ],
+)
+def test_filter_that_copies_again_and_again_is_refused(source, message):
+    with pytest.raises(TooMuch, match=message):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "constant",
+    ["'x'|center(4000000)", "'x' * 4000000", "('x' * 2000000) ~ ('x' * 2000000)"],
+)
+def test_constants_are_made_in_rendering_not_by_the_compiler(constant):
+    source = "{% if " + constant + " %}{% endif %}{{ " + constant + " }}"
+    assert len(Sandbox().compile(9 * source, raw=True)) < 10_000
+    template = Sandbox().from_string(9 * source)
     with limits(), pytest.raises(TooMuch):
         template.render()
+    assert len(render("{{ " + constant + " }}")) == 4_000_000
 
 
 def test_renderings_do_not_share_their_limits():
