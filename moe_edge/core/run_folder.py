@@ -13,7 +13,12 @@ from moe_edge.core.files import (
     check_apart,
     check_out_dir,
 )
-from moe_edge.core.out_folder import atomic_folder, taken_folder, write_folder
+from moe_edge.core.out_folder import (
+    atomic_folder,
+    move_folder,
+    taken_folder,
+    write_folder,
+)
 
 CONFIG_NAME = "config.gin"
 
@@ -89,6 +94,15 @@ class RunFolder:
             self._write_config(folder)
 
         write_folder(self.out_dir, save_all, self.overwrite)
+
+    def move(self, made: Path) -> None:
+        """Adds config.gin to a complete folder next to `path` and renames it to that.
+
+        Raises:
+          OSError, OutputError: it cannot be; `made` then still has everything.
+        """
+        self._write_config(made)
+        move_folder(made, self.out_dir, self.overwrite)
 
     def _write_config(self, folder: Path) -> None:
         if text := self.config_text():  # none where no script called
