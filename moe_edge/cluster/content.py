@@ -2,13 +2,15 @@
 
 Copies of one checkpoint have the same hashes on every machine, and so have two
 conversions of one model: of a folder of ours, dense weights are hashed by value
-(Orbax's files differ from write to write), and of the manifest only what it says of the
-model. Hashing reads everything once, so hashes are kept in the user's cache folder,
+(Orbax's files differ from write to write), of the manifest only what it says of the
+model, and of the expert files the records (what follows them depends on the format's
+version). Hashing reads everything once, so hashes are kept in the user's cache folder,
 by path, size and time of change; a checkpoint itself may be read-only.
 """
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -122,16 +124,21 @@ def _parts(reader) -> list[Part]:
         files = sorted(file for file in folder.rglob("*") if file.is_file())
         name = str(folder.relative_to(path))
         parts.append(Part(name, files, lambda item=item: _of_dense(reader, item)))
+    records = reader.config.moe.num_experts * reader.manifest["record"]["bytes"]
     for layer in reader.config.moe_layers:
         file = experts_path(path, layer)
-        parts.append(_of_file(str(file.relative_to(path)), file))
+        parts.append(_of_file(str(file.relative_to(path)), file, records))
     return parts
 
 
-def _of_file(name: str, path: Path) -> Part:
+def _of_file(name: str, path: Path, num_bytes: float = math.inf) -> Part:
+    """A file, or its first bytes."""
+
     def pieces():
+        left = num_bytes
         with path.open("rb", buffering=0) as file:
-            while piece := file.read(_PIECE_BYTES):
+            while piece := file.read(min(_PIECE_BYTES, left)):
+                left -= len(piece)
                 yield piece
 
     return Part(name, [path], pieces)

@@ -19,7 +19,7 @@ from moe_edge.checkpoint.schema import dense_items
 from moe_edge.convert import rules
 from moe_edge.convert.content_hash import content_sha256, stream
 from moe_edge.convert.families import config_from_hf
-from moe_edge.convert.hf_files import converted_config
+from moe_edge.convert.hf_files import converted_config, read_generation
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.refactored_config import refactored_hf_config
 from moe_edge.convert.requantise import Dequantised, Quantised
@@ -87,6 +87,7 @@ def convert_checkpoint(
     source = open_checkpoint(src, wanted)
     reader = _with_experts(source, to, expert_dtype, wanted)
     raw, refactor = reader.config.hf_config, None
+    generation = read_generation(reader.hf_files)
     if reader.config.moe.sub_experts > 1 and to == "ours":
         if expert_dtype is None:
             raise CheckpointError(
@@ -95,7 +96,7 @@ def convert_checkpoint(
             )
         refactor = source.manifest["refactor"]
     elif reader.config.moe.sub_experts > 1:
-        raw = refactored_hf_config(reader.config)
+        raw = refactored_hf_config(reader.config, generation)
     run = RunFolder(dst, overwrite, dry_run, config_text)
     run.check_apart(reader.path)
     if reader.tokenizer_path is not None:
@@ -111,7 +112,9 @@ def convert_checkpoint(
     held = reader if dequantised else source
     stated = wanted or held.layout.value_dtype(held.dtype)
     raw = converted_config(raw, stated.name, cast or dequantised)
-    config = with_kind(config_from_hf(raw), reader.layout.kind or reader.dtype.name)
+    config = with_kind(
+        config_from_hf(raw, generation), reader.layout.kind or reader.dtype.name
+    )
     try:
         with run.writing() as folder:
             dtypes = hf_dtypes(reader)

@@ -7,6 +7,7 @@ from moe_edge.convert import family_deepseek as deep
 from moe_edge.convert import family_gqa as gqa
 from moe_edge.convert.family_parts import read_common
 from moe_edge.convert.hf_config import REQUIRED, Fields
+from moe_edge.convert.hf_files import CONFIG_NAME, GENERATION_NAME
 from moe_edge.convert.neutral_fields import neutral_values
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.model.config import ModelConfig
@@ -36,7 +37,9 @@ FAMILIES = {
 
 
 def config_from_hf(
-    raw: dict[str, Any], generation: dict[str, Any] | None = None
+    raw: dict[str, Any],
+    generation: dict[str, Any] | None = None,
+    ignored: Callable[[str, str], None] | None = None,
 ) -> ModelConfig:
     """Interprets a parsed config.json.
 
@@ -44,6 +47,8 @@ def config_from_hf(
       raw: the config.json as a dict.
       generation: the generation_config.json next to it; its end-of-text ids win, as
         they do in `generate`.
+      ignored: called with the file and what is wrong where ids of special tokens are
+        outside the vocabulary, which are then left out; None: they are refused.
     Raises:
       ConfigError: unknown model_type or field, or a value that is not implemented.
     """
@@ -56,15 +61,24 @@ def config_from_hf(
     common = read_common(fields, family.max_positions, family.norm_eps)
     parts = common | family.read(fields, common)
     vocab = fields.int("vocab_size")
-    stops = _token_ids(fields, "eos_token_id", generation, vocab, family.eos)
-    starts = _token_ids(fields, "bos_token_id", generation, vocab)
+    special: dict[str, tuple[int, ...]] = {}
+    for name, default in (("eos_token_id", family.eos), ("bos_token_id", None)):
+        where, found, wrong = _token_ids(fields, name, generation, vocab, default)
+        special[name] = found
+        if wrong and ignored is None:
+            raise ConfigError(f"{where} of {model_type}: {wrong}; correct it")
+        if wrong:
+            ignored(where, wrong)
+            if where == CONFIG_NAME:
+                raw = raw | {name: list(found) or None}
+    starts = special["bos_token_id"]
     config = ModelConfig(
         model_type=model_type,
         vocab_size=vocab,
         d_model=fields.int("hidden_size"),
         tie_embeddings=fields.bool("tie_word_embeddings", False),
         bos_id=starts[0] if starts else None,
-        eos_ids=stops,
+        eos_ids=special["eos_token_id"],
         hf_config=raw,
         **parts,
     )
@@ -78,22 +92,27 @@ def _token_ids(
     generation: dict[str, Any] | None,
     vocab: int,
     default: int | None = None,
-) -> tuple[int, ...]:
+) -> tuple[str, tuple[int, ...], str]:
     """Ids of special tokens, from generation_config.json or else config.json.
 
     Args:
       default: the id where neither file names one. transformers writes it into the
         files of small models, too; it counts only where the vocabulary has it.
+    Returns:
+      The file; the ids that the vocabulary has; what is wrong if there are others.
     """
-    value, where = fields.get(name, default), "config.json"
+    value, where = fields.get(name, default), CONFIG_NAME
     if generation and name in generation:
-        value, where = generation[name], "generation_config.json"
+        value, where = generation[name], GENERATION_NAME
     if value is None or (value == default and default >= vocab):
-        return ()
+        return where, (), ""
     ids = value if isinstance(value, list) else [value]
-    if not ids or any(type(i) is not int or not 0 <= i < vocab for i in ids):
-        raise ConfigError(
-            f"{where} of {fields.family}: {name} is {value!r:.60}, expected a token id "
-            f"in 0..{vocab - 1} (vocab_size is {vocab}) or a list of them; correct it"
-        )
-    return tuple(ids)
+    found = tuple(i for i in ids if type(i) is int and 0 <= i < vocab)
+    if ids and len(found) == len(ids):
+        return where, found, ""
+    return (
+        where,
+        found,
+        f"{name} is {value!r:.60}, expected a token id in 0..{vocab - 1} (vocab_size "
+        f"is {vocab}) or a list of them",
+    )

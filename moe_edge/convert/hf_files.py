@@ -14,9 +14,10 @@ from moe_edge.core.checks import CheckpointError
 from moe_edge.core.json_reader import read_json
 
 CONFIG_NAME = "config.json"
+GENERATION_NAME = "generation_config.json"
 # Patterns of what belongs to a model besides its weights.
 _CARRIED = (
-    *("generation_config.json", "tokenizer*", "special_tokens_map.json"),
+    *(GENERATION_NAME, "tokenizer*", "special_tokens_map.json"),
     *("added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.model"),
     *("*.tiktoken", "configuration_*.py", "modeling_*.py", "tokenization_*.py"),
     *("README.md", "LICENSE*", "USAGE_POLICY"),
@@ -42,6 +43,21 @@ def converted_config(
     for name in names or ["dtype"]:
         config[name] = dtype_name
     return config
+
+
+def read_generation(folder: Path) -> dict[str, Any] | None:
+    """generation_config.json, if there is one.
+
+    Raises:
+      CheckpointError: it cannot be read.
+    """
+    path = folder / GENERATION_NAME
+    if not path.is_file():
+        return None
+    generation = read_json(path, CheckpointError, strict=False)
+    if not isinstance(generation, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return generation
 
 
 def copy_small_files(

@@ -11,13 +11,11 @@ from moe_edge.checkpoint.reader import DenseReader
 from moe_edge.checkpoint.schema import Item, check_tensors, name_some
 from moe_edge.convert import rules
 from moe_edge.convert.families import config_from_hf
-from moe_edge.convert.hf_files import CONFIG_NAME
+from moe_edge.convert.hf_files import CONFIG_NAME, read_generation
 from moe_edge.convert.tensor_source import TensorSource
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.json_reader import read_json
 from moe_edge.model.record import RecordLayout
-
-GENERATION_NAME = "generation_config.json"
 
 
 class HfReader(DenseReader):
@@ -139,14 +137,3 @@ class HfReader(DenseReader):
         from moe_edge.convert.content_hash import content_sha256
 
         return content_sha256(self)
-
-
-def read_generation(folder: Path) -> dict | None:
-    """generation_config.json, if there is one."""
-    path = folder / GENERATION_NAME
-    if not path.is_file():
-        return None
-    generation = read_json(path, CheckpointError, strict=False)
-    if not isinstance(generation, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
-    return generation

@@ -10,8 +10,8 @@ from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.checkpoint.schema import name_some
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.gguf_reader import GgufReader
-from moe_edge.convert.hf_files import CONFIG_NAME
-from moe_edge.convert.hf_reader import HfReader, read_generation
+from moe_edge.convert.hf_files import CONFIG_NAME, read_generation
+from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.hf_tensors import HEAD
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.progress import say
@@ -71,8 +71,14 @@ def open_checkpoint(
         )
     if (folder / MANIFEST_NAME).is_file():
         manifest = read_manifest(folder)
+
+        def ignored(file: str, wrong: str) -> None:
+            """Earlier versions converted such models; the ids never matter."""
+            name = MANIFEST_NAME if file == CONFIG_NAME else f"{HF_FOLDER}/{file}"
+            _say_once(f"{folder / name}: {wrong}; other ids are ignored")
+
         config = config_from_hf(
-            manifest["hf_config"], read_generation(folder / HF_FOLDER)
+            manifest["hf_config"], read_generation(folder / HF_FOLDER), ignored
         )
         return CheckpointReader(folder, manifest, config, dtype)
     if (folder / CONFIG_NAME).is_file():

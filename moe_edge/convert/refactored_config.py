@@ -21,11 +21,14 @@ EXPORTED = sorted(EXPERT_NAMES.keys() - {"gpt_oss", "xverse"})
 WIDTH_MULTIPLE = 8
 
 
-def refactored_hf_config(config: ModelConfig) -> dict[str, Any]:
+def refactored_hf_config(
+    config: ModelConfig, generation: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """config.json that means the refactored model `config`.
 
     Args:
       config: of a refactored checkpoint; its `hf_config` is the parent's.
+      generation: the generation_config.json next to it.
     Raises:
       ConfigError: an architecture that cannot express the model, with the reason.
     """
@@ -46,7 +49,7 @@ def refactored_hf_config(config: ModelConfig) -> dict[str, Any]:
         present = [name for name in aliases if name in raw]
         raw |= dict.fromkeys(present or aliases[:1], value)
     expected = dataclasses.replace(moe, sub_experts=1, parent_top_k=0)
-    found = config_from_hf(raw)
+    found = config_from_hf(raw, generation)
     if dataclasses.replace(config, moe=expected) != dataclasses.replace(
         found, eos_ids=config.eos_ids, bos_id=config.bos_id
     ):

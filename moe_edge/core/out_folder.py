@@ -87,18 +87,8 @@ def atomic_folder(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
 
 def _publish(partial: Path, path: Path, overwrite: bool) -> None:
     """Makes a complete temporary folder `path`, or keeps it under another name."""
-    old = partial.with_suffix(".old")
     try:
-        with folder_lock.held(path.parent):
-            check_out_dir(path, overwrite)  # it may have been filled meanwhile
-            if path.exists():
-                path.rename(old)
-            try:
-                partial.rename(path)
-            except BaseException:
-                if old.exists():
-                    old.rename(path)
-                raise
+        _replace(path, partial, partial.with_suffix(".old"), overwrite)
     except (OSError, OutputError) as error:
         names = (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
         kept = next(name for name in names if not name.exists())
@@ -106,7 +96,36 @@ def _publish(partial: Path, path: Path, overwrite: bool) -> None:
         raise KeptElsewhere(
             f"{error}; the results of this run are in {kept}"
         ) from error
+
+
+def _replace(path: Path, new: Path, old: Path, overwrite: bool) -> None:
+    """Renames a folder to `path`; `old` is what `path` is called meanwhile."""
+    with folder_lock.held(path.parent):
+        check_out_dir(path, overwrite)  # it may have been filled meanwhile
+        if path.exists():
+            path.rename(old)
+        try:
+            new.rename(path)
+        except BaseException:
+            if old.exists():
+                old.rename(path)
+            raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def move_folder(made: Path, path: str | Path, overwrite: bool = False) -> None:
+    """Renames a complete folder next to an output folder to that.
+
+    On an exception both stay as they were, so that nothing is lost.
+
+    Raises:
+      OSError: it cannot be renamed. OutputError: see `atomic_folder`.
+    """
+    path = check_out_dir(path, overwrite)
+    with contextlib.ExitStack() as at_end:
+        if path not in _taken:
+            at_end.enter_context(taken_folder(path, overwrite))
+        _replace(path, made, _taken[path].with_suffix(".old"), overwrite)
 
 
 def write_folder(

@@ -14,7 +14,12 @@ from moe_edge.core.files import (
     check_apart,
     check_out_dir,
 )
-from moe_edge.core.out_folder import atomic_folder, taken_folder, write_folder
+from moe_edge.core.out_folder import (
+    atomic_folder,
+    move_folder,
+    taken_folder,
+    write_folder,
+)
 
 CONFIG_NAME = "config.gin"
 Writer = Callable[[Path], None]
@@ -108,6 +113,15 @@ class RunFolder:
 
         folder = functools.partial(write_folder, self.out_dir, save_all, self.overwrite)
         _call_all([folder, *writes])
+
+    def move(self, made: Path) -> None:
+        """Adds config.gin to a complete folder next to `path` and renames it to that.
+
+        Raises:
+          OSError, OutputError: it cannot be; `made` then still has everything.
+        """
+        self._write_config(made)
+        move_folder(made, self.out_dir, self.overwrite)
 
     def _write_config(self, folder: Path) -> None:
         if text := self.config_text():  # none where no script called

@@ -34,9 +34,9 @@ class Question:
     answer: int
 
     @property
-    def num_bytes(self) -> int:
-        """Of its longest text, in UTF-8."""
-        return max(len(f"{self.prompt} {choice}".encode()) for choice in self.choices)
+    def texts(self) -> list[str]:
+        """What is scored: the prompt with each choice."""
+        return [f"{self.prompt} {choice}" for choice in self.choices]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +88,15 @@ def read_questions(paths: Sequence[str], limit: int | None = None) -> list[Quest
     return questions
 
 
+def token_counts(tokenizer: Tokenizer, questions: Sequence[Question]) -> list[int]:
+    """Tokens of every text of all questions."""
+    return [
+        len(tokenizer.encode(text, end=False))
+        for question in questions
+        for text in question.texts
+    ]
+
+
 def short_questions(
     tokenizer, path: str, limit: int, max_tokens: int
 ) -> list[Question]:
@@ -98,8 +107,7 @@ def short_questions(
     """
     found = []
     for question in read_questions([path]):
-        texts = [f"{question.prompt} {choice}" for choice in question.choices]
-        if all(len(tokenizer.encode(text, end=False)) <= max_tokens for text in texts):
+        if max(token_counts(tokenizer, [question])) <= max_tokens:
             found.append(question)
         if len(found) == limit:
             break

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import (
     CheckpointError,
     ConfigError,
@@ -117,6 +118,7 @@ def run_evaluate(
         answer_questions,
         read_questions,
         score_continuations,
+        token_counts,
     )
     from moe_edge.evaluate.perplexity import DEFAULT_WINDOW
     from moe_edge.evaluate.stepwise import Stepwise, step_continuations
@@ -138,18 +140,19 @@ def run_evaluate(
                 config=dataset_config,
                 limit=limit,
             )
-    # Of KV cache in an absolute budget, no more than the context. Before the tokenizer
-    # is read: no text has more tokens than bytes, but for a few special ones.
-    longest = window or DEFAULT_WINDOW
-    if mode == "mcq":
-        longest = 8 + max(each.num_bytes for each in questions)
-    room = {"batch": batch_size, "capacity": longest}
+    lossy = offload is not None and not offload.lossless
+    room = {}
+    if offload is not None:
+        reader = open_checkpoint(checkpoint)
+        lengths = [window or DEFAULT_WINDOW]
+        if mode == "mcq":
+            lengths = token_counts(load_tokenizer(reader), questions)
+        fixed = lossy and mode == "mcq"
+        room = _cache_room(reader.config, lengths, batch_size, fixed)
     if run.dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k, **room)
         return {"mode": mode}
-    room = {} if offload is None else room
     loaded = load_engine(checkpoint, offload=offload, k=k, **room)
-    lossy = offload is not None and not offload.lossless
     lines: list[dict[str, Any]] = []
     if mode == "mcq":
         summary, lines = answer_questions(
@@ -175,6 +178,26 @@ def run_evaluate(
     summary |= {"k": loaded.engine.config.moe.top_k}
     _write(run, summary | {"mode": mode}, paths, lines)
     return summary
+
+
+def _cache_room(config, lengths: list[int], batch_size: int, fixed: bool) -> dict:
+    """The most rows and tokens that are in a KV cache at once.
+
+    Args:
+      lengths: tokens of each text.
+      fixed: all batches have `batch_size` rows of the longest text; else those that
+        `length_batches` makes.
+    """
+    from moe_edge.engine.session import cache_bytes
+    from moe_edge.evaluate.likelihood import length_batches
+
+    lengths = [min(length, config.max_positions) for length in lengths]
+    rooms = [(batch_size, max(lengths))]
+    if not fixed:
+        batches = length_batches(config, lengths, batch_size)
+        rooms = [(size, lengths[rows[0]]) for rows, size in batches]
+    batch, capacity = max(rooms, key=lambda room: cache_bytes(config, *room))
+    return {"batch": batch, "capacity": capacity}
 
 
 def _write(

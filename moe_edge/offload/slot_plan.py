@@ -5,6 +5,7 @@ it. `one_pool` shares all slots; the others give each MoE layer its own, side by
 """
 
 import dataclasses
+import decimal
 import inspect
 import math
 import re
@@ -81,8 +82,8 @@ def slots_for(
     if budget.share is not None:
         # Rounded first: 0.29 * 100 is a little under 29.
         slots = int(round(budget.share * num_blocks, 6))
-        least = f"{100 * least_slots / num_blocks:.4g}% of the expert bytes"
-        asked = f"{100 * budget.share:.4g}%"
+        least = f"{_percent_up(least_slots, num_blocks)}% of the expert bytes"
+        asked = f"{100 * budget.share:.10g}%"
         needed_bytes = slots * block_bytes + other_bytes
     else:
         slots = max(0, budget.bytes - other_bytes) // block_bytes
@@ -105,6 +106,12 @@ def slots_for(
             f"{machine_bytes}; ask for less"
         )
     return min(slots, num_blocks)
+
+
+def _percent_up(part: int, whole: int) -> str:
+    """`part` of `whole` in per cent, to four digits, never less than it is."""
+    digits = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
+    return f"{digits.divide(decimal.Decimal(100 * part), decimal.Decimal(whole)):f}"
 
 
 def least_slots(

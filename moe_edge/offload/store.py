@@ -20,11 +20,14 @@ def device_dtype(stored: np.dtype) -> np.dtype:
     The one rule for experts and dense matrices: bfloat16 on a CPU as its uint16 bits,
     float16 widened (exact; no kernel reads it), everything else as stored.
     """
-    if stored == np.float16:
-        return np.dtype(np.float32)
     if stored == ml_dtypes.bfloat16 and jax.default_backend() == "cpu":
         return np.dtype(np.uint16)
-    return np.dtype(stored)
+    return widened(stored)
+
+
+def widened(stored: np.dtype) -> np.dtype:
+    """`device_dtype`, as wide, without a backend."""
+    return np.dtype(np.float32 if stored == np.float16 else stored)
 
 
 class HostStore:

@@ -13,7 +13,13 @@ from typing import Any
 
 from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.convert.open import check_floats, open_checkpoint
-from moe_edge.core.checks import ConfigError, build_known, check_count, check_from_zero
+from moe_edge.core.checks import (
+    ConfigError,
+    OutputError,
+    build_known,
+    check_count,
+    check_from_zero,
+)
 from moe_edge.core.files import locked_folder, write_json, write_text
 from moe_edge.core.json_reader import as_read_back, read_json
 from moe_edge.core.run_folder import RunFolder, root, unpacked
@@ -178,11 +184,14 @@ def run_refactor(
         report["text"] = source
         report |= measure_model(checkpoint, model, ids, ks, settings.seed)
         summary = summary_of(report, started)
-        with run.writing() as folder:
-            # The manifest first: without it, what is left of a kill is made again.
-            for path in sorted(model.iterdir(), key=lambda p: p.name != MANIFEST_NAME):
-                path.rename(folder / path.name)
-            write_json(folder / REPORT_NAME, report | summary, default=str)
+        try:
+            write_json(model / REPORT_NAME, report | summary, default=str)
+            run.move(model)
+        except (OSError, OutputError) as error:
+            raise OutputError(
+                f"results cannot be written to {run.path}: {error}; the refactored "
+                f"model is in {model}, and the same command goes on from there"
+            ) from error
         shutil.rmtree(work_dir)
     print_report(report)
     return summary

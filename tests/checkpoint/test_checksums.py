@@ -3,10 +3,12 @@
 import json
 import shutil
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from moe_edge.checkpoint.checksums import item_crc32
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.convert import convert_checkpoint, verify_checkpoint
 from moe_edge.convert.open import open_checkpoint
@@ -124,6 +126,21 @@ def test_a_flipped_bit_of_dense_weights_is_refused(ours):
     flip(max(files, key=lambda p: p.stat().st_size), 4000)
     with pytest.raises(CheckpointError, match=r"layer_001 has CRC-32 \w{8}, expected"):
         load_weights(open_checkpoint(ours))
+
+
+def test_a_dense_item_is_its_names_dtypes_shapes_and_bytes():
+    values = np.arange(1, 5, dtype=np.uint16)
+    same = {"a": values}, {"a": values.copy()}
+    assert item_crc32(same[0]) == item_crc32(same[1])
+    others = (
+        {"b": values},
+        {"a": values.view(ml_dtypes.bfloat16)},
+        {"a": values.reshape(2, 2)},
+        {"a": values[::-1]},
+        {"a": values, "b": values},
+    )
+    found = {item_crc32(item) for item in (same[0], *others)}
+    assert len(found) == 1 + len(others)
 
 
 def test_dense_weights_of_two_layers_exchanged_are_refused(ours):

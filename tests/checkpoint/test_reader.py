@@ -8,6 +8,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorstore
 
 from moe_edge.checkpoint import dense
 from moe_edge.checkpoint.manifest import read_manifest
@@ -184,6 +185,17 @@ def test_dense_arrays_of_zeros_and_of_several_chunks_come_back(ours):
     }
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_lost_chunk_of_dense_weights_is_refused(ours):
+    """Without CRCs, too: TensorStore would read zeros."""
+    shapes = {name: a.shape for name, a in open_checkpoint(ours).dense_layer(1).items()}
+    base = {"driver": "file", "path": f"{ours}/dense/layer_001/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    (chunk,) = [key for key in store.list().result() if key.startswith(b"attn.q/c/")]
+    store.delete_range(tensorstore.KvStore.KeyRange(chunk, chunk + b"\0")).result()
+    with pytest.raises(CheckpointError, match="layer_001 cannot be read .*attn.q"):
+        dense.read_item(ours, 1, shapes)
 
 
 def test_dense_weights_are_read_without_jax(converted):

@@ -99,6 +99,18 @@ def test_two_conversions_of_one_model_hold_the_same(tiny, ours, tmp_path):
     assert {"experts/layer_000.bin", "hf/tokenizer.json"} < set(before)
 
 
+@pytest.mark.parametrize("gate", [None, "linear"])
+def test_a_conversion_of_an_earlier_version_holds_the_same(gate, ours, tiny, tmp_path):
+    """Format version 2 adds 64 bytes to each expert file."""
+    folder = ours if gate is None else write_random(tiny, tmp_path / "split", gate)
+    old = as_version_1(shutil.copytree(folder, tmp_path / "old"))
+    file = "experts/layer_001.bin"
+    assert (folder / file).stat().st_size == (old / file).stat().st_size + 64
+    assert hashes(old) == hashes(folder)
+    flip(old / file, -1)
+    assert hashes(old)[file] != hashes(folder)[file]
+
+
 def test_a_flipped_byte_of_ours_is_noticed_in_experts_and_dense_weights(ours):
     as_version_1(ours)  # of later versions reading itself refuses it
     before = hashes(ours)

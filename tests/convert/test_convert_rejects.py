@@ -12,6 +12,7 @@ from moe_edge.core import files
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from tests.support.conversion import assert_same_tensors, convert, load_all
 from tests.support.old_checkpoints import as_version_1
+from tests.support.refactored import write_random
 from tests.support.tiny_checkpoints import (
     hf_folder,
     random_tensors,
@@ -121,6 +122,50 @@ def test_convert_rejects_a_special_token_outside_the_vocabulary(name, value, tmp
             convert(hf, tmp_path / "ours")
         (hf / file).unlink()
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "bos_token_id"])
+def test_the_generation_config_overrules_a_wrong_id_in_each_conversion(name, tmp_path):
+    raw = raw_config("olmoe", intermediate_size=32)
+    hf = write_folder(tmp_path / "hf", raw)
+    (hf / "config.json").write_text(json.dumps(raw | {name: 500}))
+    (hf / "generation_config.json").write_text(json.dumps({name: 5}))
+    convert(hf, tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "back", to="hf", dtype="float16")
+    split = write_random(tmp_path / "ours", tmp_path / "split")
+    convert(split, tmp_path / "exported", to="hf")
+    for folder in ("hf", "ours", "back", "split", "exported"):
+        config = open_checkpoint(tmp_path / folder).config
+        assert {"eos_token_id": config.eos_ids, "bos_token_id": (config.bos_id,)}[
+            name
+        ] == (5,)
+
+
+@pytest.mark.parametrize("value, kept", [(500, ()), ([5, 500], (5,)), ("</s>", ())])
+def test_wrong_ids_in_a_checkpoint_of_ours_are_ignored_and_named(
+    value, kept, tmp_path, capsys
+):
+    """Earlier versions converted them; `manifest.json` has them, not `config.json`."""
+    hf, ours = hf_folder(tmp_path / "hf", "olmoe"), tmp_path / "ours"
+    convert(hf, ours)
+    manifest = json.loads((as_version_1(ours) / "manifest.json").read_text())
+    manifest["hf_config"]["eos_token_id"] = value
+    (ours / "manifest.json").write_text(json.dumps(manifest))
+    capsys.readouterr()
+    assert open_checkpoint(ours).config.eos_ids == kept
+    line = f"{ours}/manifest.json: eos_token_id is {value!r}, expected a token id in 0."
+    assert line in capsys.readouterr().err
+    for to in ("ours", "hf"):
+        convert(ours, tmp_path / f"to_{to}", to=to)
+        assert open_checkpoint(tmp_path / f"to_{to}").config.eos_ids == kept
+    assert str(tmp_path / "to_") not in capsys.readouterr().err
+    generation = ours / "hf" / "generation_config.json"
+    generation.write_text(json.dumps({"eos_token_id": value}))
+    assert open_checkpoint(ours).config.eos_ids == kept
+    assert f"{generation}: eos_token_id is" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="generation_config.json of olmoe: eos_token"):
+        convert(ours, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_end_that_a_family_fills_in_counts_only_in_its_vocabulary(tmp_path):

@@ -211,14 +211,18 @@ def test_linear_rope_and_ids_of_tokens_are_read(tmp_path):
     assert (config.bos_id, config.eos_ids) == (3, (5, 7))
 
 
-def test_modules_of_later_tokens_are_dropped(tmp_path):
+def test_modules_of_later_tokens_are_dropped_and_named(tmp_path, capsys):
     raw, tensors = model("deepseek_v3")
     said, written = from_hf(raw, tensors)
     said |= {"deepseek2.block_count": 4, "deepseek2.nextn_predict_layers": 1}
     written["blk.3.nextn.eh_proj.weight"] = ("F32", (2, 2), bytes(16))
     written["rope_freqs.weight"] = ("F32", (3,), np.ones(3, "f4").tobytes())
-    result = convert(write_gguf(tmp_path / "x.gguf", said, written), tmp_path / "ours")
-    assert result["dropped"] == ["blk.3.nextn.eh_proj.weight", "rope_freqs.weight"]
+    file = write_gguf(tmp_path / "x.gguf", said, written)
+    result = convert(file, tmp_path / "ours")
+    names = ["blk.3.nextn.eh_proj.weight", "rope_freqs.weight"]
+    assert result["dropped"] == names
+    line = f"{file}: left out, as the model does not use them: {', '.join(names)}\n"
+    assert line in capsys.readouterr().err
 
 
 def test_layer_behind_the_last_that_predicts_no_later_token_is_refused(tmp_path):

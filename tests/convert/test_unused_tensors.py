@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from moe_edge.convert import tensor_source
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError
 from tests.support.conversion import assert_same_tensors, convert, load_all
@@ -55,6 +56,19 @@ def test_stored_head_of_another_dtype_is_compared_by_value(tmp_path):
     assert open_checkpoint(same).dropped == [HEAD]
     rounded, _ = tied(tmp_path / "b", lambda embed: embed.astype(ml_dtypes.bfloat16))
     assert open_checkpoint(rounded).dropped == []
+
+
+def test_stored_head_is_compared_to_its_last_row(tmp_path, monkeypatch):
+    def head(embed):
+        changed = np.array(embed)
+        changed[-1, -1] += 1
+        return changed
+
+    monkeypatch.setattr(tensor_source, "_ROWS", 2)  # compared together
+    differs, tensors = tied(tmp_path / "a", head)
+    assert open_checkpoint(differs).dropped == []
+    same, _ = tied(tmp_path / "b", np.array)
+    assert open_checkpoint(same).dropped == [HEAD]
 
 
 def test_use_of_a_stored_head_against_the_config_is_printed(tmp_path, capfd):
@@ -120,6 +134,12 @@ def test_layer_behind_the_last_is_dropped_only_as_a_module_of_later_tokens(tmp_p
     hf = write_folder(tmp_path / "mtp", raw | {"num_hidden_layers": 3}, tensors)
     dropped = open_checkpoint(hf).dropped
     assert sorted(dropped) == sorted(n for n in tensors if ".layers.3." in n)
+    # The config says one module: a second one is no such module.
+    raw |= {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    tensors["model.layers.2.eh_proj.weight"] = np.ones((2, 3), np.float32)
+    hf = write_folder(tmp_path / "two", raw, tensors)
+    with pytest.raises(CheckpointError, match="unexpected model.layers.3.*and .* more"):
+        open_checkpoint(hf)
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v2", "deepseek_v3"])

@@ -13,6 +13,7 @@ from moe_edge.core.folder_lock import check_free
 from moe_edge.core.out_folder import (
     KeptElsewhere,
     atomic_folder,
+    move_folder,
     taken_folder,
     write_folder,
 )
@@ -285,3 +286,51 @@ def test_wrong_folder_is_refused_and_nothing_is_written_elsewhere(tmp_path, othe
         write_folder(tmp_path / "out", full_disk(tmp_path, []))
     assert not isinstance(caught.value, KeptElsewhere)
     assert names_in(other_disk) == []
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A complete folder, next to an earlier result."""
+    for name in ("made", "out"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(name)
+    return tmp_path / "made"
+
+
+def test_a_complete_folder_replaces_an_earlier_result(tmp_path, made):
+    run = RunFolder(tmp_path / "out", overwrite=True, config_text=lambda: "settings")
+    with run.taken():
+        run.move(made)
+    assert names_in(tmp_path) == ["out"]
+    assert names_in(tmp_path / "out") == ["config.gin", "manifest.json"]
+    assert (tmp_path / "out" / "manifest.json").read_text() == "made"
+    move_folder(tmp_path / "out", tmp_path / "again")
+    assert names_in(tmp_path) == ["again"]
+
+
+@pytest.mark.parametrize("fails", ["config.gin", "rename", "filled"])
+def test_a_complete_folder_that_cannot_be_moved_stays(
+    fails, tmp_path, made, monkeypatch
+):
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(*_, **__):
+        raise full
+
+    run = RunFolder(tmp_path / "out", overwrite=True, config_text=lambda: "settings")
+    with monkeypatch.context() as patch, run.taken():
+        if fails == "filled":
+            (tmp_path / "out" / "manifest.json").rename(tmp_path / "out" / "mine.txt")
+        elif fails == "config.gin":
+            patch.setattr(Path, "write_text", refuse)
+        else:
+            rename = Path.rename
+            patch.setattr(
+                Path, "rename", lambda a, b: refuse() if a == made else rename(a, b)
+            )
+        with pytest.raises((OSError, OutputError), match="No space|no earlier result"):
+            run.move(made)
+    assert names_in(tmp_path) == ["made", "out"]
+    assert (made / "manifest.json").read_text() == "made"
+    (kept,) = (tmp_path / "out").iterdir()
+    assert kept.read_text() == "out"

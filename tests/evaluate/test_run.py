@@ -1,10 +1,13 @@
 """A lossy offload is scored by decode steps; a lossless one as the resident model."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.run import run_evaluate
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
@@ -38,6 +41,34 @@ def test_text_perplexity_of_a_lossy_mode_is_its_own(tiny, tmp_path):
     assert abs(lossy["perplexity"] / resident["perplexity"] - 1) > 1e-3
     stored = json.loads((tmp_path / "o" / "evaluation.json").read_text())
     assert stored["lossless"] is False
+
+
+def test_no_end_token_is_put_behind_a_text(tiny, tmp_path):
+    """A text's end is no end of what its author wrote: it is not scored."""
+    (tmp_path / "t.txt").write_text(TEXT)
+    ends = shutil.copytree(tiny, tmp_path / "ends")
+    raw = json.loads((ends / "tokenizer.json").read_text())
+    token = raw["added_tokens"][0]
+    raw["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}]
+        + [{"SpecialToken": {"id": token["content"], "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {
+            token["content"]: {
+                "id": token["content"],
+                "ids": [token["id"]],
+                "tokens": [token["content"]],
+            }
+        },
+    }
+    (ends / "tokenizer.json").write_text(json.dumps(raw))
+    encode = load_tokenizer(open_checkpoint(ends)).encode
+    assert encode("a")[-1] == token["id"] != encode("a", end=False)[-1]
+    given = {"text": str(tmp_path / "t.txt"), "window": 32, "stride": 32}
+    plain, ended = (evaluate(tmp_path, path, **given) for path in (tiny, ends))
+    assert ended["tokens"] == plain["tokens"]
+    assert ended["perplexity"] == plain["perplexity"]
 
 
 def test_choices_of_a_lossy_mode_are_scored_by_steps(tiny, tmp_path):

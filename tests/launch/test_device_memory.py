@@ -1,18 +1,25 @@
 """An absolute --device_memory: one minimum for the check, --dry_run and the run."""
 
+import dataclasses
 import inspect
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 
 from moe_edge.configurables import ROOTS, get_root
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CapacityError
-from moe_edge.evaluate.run import run_evaluate
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.evaluate.run import _cache_room, run_evaluate
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
+from tests.support.tiny_models import ALL
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
+LOSSY = OffloadOptions(route="drop", route_options={"threshold": 0.45})
 SERVED = ("--max_batch", 2, "--max_context", 64, "--prefill_chunk", 32)
 
 
@@ -31,7 +38,7 @@ def files(tmp_path_factory):
 COMMANDS = {
     "generate": ("2 rows of 75 tokens", ("--prompt", "ab", "--prompt", "abc")),
     "text": ("8 rows of 32 tokens", ("--text", "t.txt", "--window", 32)),
-    "mcq": ("8 rows of 22 tokens", ("--mcq", "q.jsonl")),
+    "mcq": ("8 rows of 10 tokens", ("--mcq", "q.jsonl")),
     "tokens": ("5 rows of 12 tokens", ("--tokens", "t.npy", "--logits", "l.npz")),
     "serve": (r"\d rows of 64 tokens", ("--port", 0, *SERVED)),
     "load": (
@@ -79,3 +86,37 @@ def test_an_evaluation_runs_at_the_minimum(files, tmp_path):
     least = re.search(r"that is (\d+) bytes", str(refused.value))[1]
     found = run_evaluate(**given, device_memory=f"{least}B")
     assert found["perplexity"] == run_evaluate(**given)["perplexity"]
+
+
+@pytest.mark.parametrize("route", [None, LOSSY])
+def test_questions_are_answered_at_the_minimum_of_their_tokens(files, tmp_path, route):
+    """Not of their bytes: NFKC makes 18 letters of a sign of 3 bytes."""
+    model = shutil.copytree(files["model"], tmp_path / "nfkc")
+    raw = json.loads((model / "tokenizer.json").read_text())
+    (model / "tokenizer.json").write_text(
+        json.dumps(raw | {"normalizer": {"type": "NFKC"}})
+    )
+    tokenizer = load_tokenizer(open_checkpoint(model))
+    row = {"id": "q", "prompt": 2 * "\ufdfa", "choices": ["1", "2"], "answer_index": 0}
+    (tmp_path / "q.jsonl").write_text(json.dumps(row))
+    texts = [f"{row['prompt']} {choice}" for choice in row["choices"]]
+    tokens = max(len(tokenizer.encode(text, end=False)) for text in texts)
+    assert tokens > 60 > 2 * len(row["prompt"].encode()) + 8
+    given = {
+        "checkpoint": str(model),
+        "out_dir": str(tmp_path / "o"),
+        "overwrite": True,
+    }
+    given |= {"mcq": str(tmp_path / "q.jsonl"), "offload": route}
+    with pytest.raises(CapacityError, match=f"8 rows of {tokens} tokens") as refused:
+        run_evaluate(**given, device_memory="1B")
+    least = re.search(r"that is (\d+) bytes", str(refused.value))[1]
+    assert run_evaluate(**given, device_memory=f"{least}B")["n"] == 1
+
+
+def test_rows_that_do_not_run_together_need_no_cache():
+    """A large vocabulary's logits leave fewer rows than the batch; short ones more."""
+    config = dataclasses.replace(ALL["gqa"], vocab_size=1 << 18, max_positions=100)
+    assert _cache_room(config, [90, 500], 64, False) == {"batch": 1, "capacity": 100}
+    assert _cache_room(config, [20] * 9, 64, False) == {"batch": 6, "capacity": 20}
+    assert _cache_room(config, [20, 20], 64, True) == {"batch": 64, "capacity": 20}

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ PINNED = OffloadOptions(memory="pinned")
 def unset(monkeypatch):
     monkeypatch.setenv(VARIABLE, "")  # so that it is as before after the test
     monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(pinned, "_set_here", None)
 
 
 def large_reader(block_bytes=GIB // 8, layers=40, experts=16, dtype=np.float32):
@@ -111,6 +113,45 @@ def test_the_limit_is_set_before_jax_starts(monkeypatch, started, before, gib, a
         monkeypatch.setenv(VARIABLE, before)
     raise_limit(gib)
     assert os.environ.get(VARIABLE) == after
+
+
+def test_a_limit_set_for_a_smaller_model_is_raised(monkeypatch):
+    monkeypatch.setattr(pinned, "backends_are_initialized", lambda: False)
+    for gib, after in ((84, "84"), (100, "100"), (90, "100")):
+        raise_limit(gib)
+        assert os.environ[VARIABLE] == after
+    monkeypatch.setenv(VARIABLE, "70")  # somebody's choice after all
+    raise_limit(120)
+    assert os.environ[VARIABLE] == "70"
+    monkeypatch.setenv(VARIABLE, "100")
+    monkeypatch.setattr(pinned, "backends_are_initialized", lambda: True)
+    raise_limit(120)  # too late
+    assert os.environ[VARIABLE] == "100"
+
+
+def test_what_engines_have_pinned_counts(monkeypatch):
+    """Two of 40 GiB each passed, and took 80 GiB of 64 together."""
+    monkeypatch.setattr(pinned, "gib_pinned_now", lambda: 40)
+    check_limit(24, "gpu")
+    message = f"40 GiB .* next to 40 GiB that .* its default .* export {VARIABLE}=80"
+    with pytest.raises(CapacityError, match=message):
+        check_limit(40, "gpu")
+    # An engine that is gone, but not collected yet, does not count.
+    found = iter((40, 0))
+    monkeypatch.setattr(pinned, "gib_pinned_now", lambda: next(found))
+    check_limit(40, "gpu")
+
+
+def test_arrays_in_pinned_memory_are_counted(monkeypatch):
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    arrays = [
+        SimpleNamespace(nbytes=GIB, sharding=sharding.with_memory_kind(kind))
+        for kind in ("pinned_host", "pinned_host", "device")
+    ]
+    arrays.append(jax.device_put(np.ones(3), arrays[0].sharding))
+    assert any(array is arrays[-1] for array in jax.live_arrays())
+    monkeypatch.setattr(jax, "live_arrays", lambda: arrays)
+    assert pinned.gib_pinned_now() == 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
 import itertools
+import math
+import re
 
 import numpy as np
 import pytest
@@ -53,6 +55,25 @@ def test_slots_for_share_counts_expert_bytes_only():
     assert slots_for(parse_budget("29%"), 10, 100, other_bytes=10**9) == 29
     assert slots_for(parse_budget("15%"), 10, 512) == 76  # 76.8
     assert slots_for(parse_budget("100%"), 10, 512) == 512
+
+
+@pytest.mark.parametrize("least", [2, 3, 7, 96])
+def test_the_minimum_named_as_a_share_is_accepted(least):
+    """It was rounded to the nearest digit: 0.1953% of 1024 blocks are not 2 slots."""
+    for layers, experts in itertools.product(range(4, 62), (8, 60, 64, 66, 128, 256)):
+        blocks = layers * experts
+        if least > blocks:
+            continue
+        with pytest.raises(CapacityError, match=f"minimum is {least} slots") as one:
+            slots_for(parse_budget("0.0001%"), 10, blocks, least_slots=least)
+        named = re.search(r"that is ([\d.]+%) of the expert bytes", str(one.value))[1]
+        got = slots_for(parse_budget(named), 10, blocks, least_slots=least)
+        assert least <= got <= math.ceil(1.001 * least), (layers, experts, named)
+
+
+def test_a_share_that_is_refused_is_named_as_it_was_given():
+    with pytest.raises(CapacityError, match="of 12.49999% holds 1 .* is 12.5% of"):
+        slots_for(parse_budget("12.49999%"), 10, 16)
 
 
 def test_slots_for_bytes_pays_for_everything_and_is_capped_at_the_blocks():

@@ -1,6 +1,7 @@
 """From checkpoint and profile to a refactored checkpoint, and what is refused."""
 
 import dataclasses
+import errno
 import json
 import shutil
 from unittest import mock
@@ -16,7 +17,7 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
-from moe_edge.refactor import measure
+from moe_edge.refactor import measure, run
 from moe_edge.refactor.build import build_refactoring
 from moe_edge.refactor.finetune import train
 from moe_edge.refactor.gates.linear import sub_norms
@@ -295,6 +296,30 @@ def killed_while_measured(tiny, profile, out, monkeypatch, options):
         patch.setattr(measure, "measure_model", stop)
         refactor(tiny, profile, out, **options)
     assert not out.exists()
+
+
+def test_a_full_disk_at_the_end_loses_nothing(
+    tiny, profile, text, tmp_path, monkeypatch
+):
+    """The model was moved first and then removed with the folder that failed."""
+    options = {"gate": "lg_ft", "train_text": text}
+    options["fine_tuning"] = {"tokens": 64, "batch_tokens": 64, "window": 64}
+
+    def full(path, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    kept = tmp_path / "ft.partition" / "model"
+    message = f"ft: .*No space left.*; the refactored model is in {kept}, and the same"
+    with monkeypatch.context() as patch, pytest.raises(OutputError, match=message):
+        patch.setattr(run, "write_json", full)
+        refactor(tiny, profile, tmp_path / "ft", **options)
+    assert {path.name for path in tmp_path.iterdir()} == {"ft.partition"}
+    digest = read_manifest(kept)["content_sha256"]
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "finetune_router", None)  # trained already
+        refactor(tiny, profile, tmp_path / "ft", **options)
+    assert {path.name for path in tmp_path.iterdir()} == {"ft"}
+    assert read_manifest(tmp_path / "ft")["content_sha256"] == digest
 
 
 def test_default_gate_neurons_follow_the_width(tiny):
