@@ -64,13 +64,14 @@ class WayBack:
                 if reached and not ended.is_set():
                     number = {"number": self._number}
                     self._transport.post(SCHEDULER, "back", number)
+            if not reached and self._transport.refuses(SCHEDULER):
+                return self._fail(ended, "has ended; so does this process")
             if ended.wait(AGAIN_S):
                 return
             if time.monotonic() > self._until_s:
-                self._failed(
-                    SchedulerLost(
-                        f"the scheduler has not taken this process in again within "
-                        f"{BACK_S:g} s; it ends"
-                    )
-                )
-                return
+                what = f"has not taken this process in again within {BACK_S:g} s"
+                return self._fail(ended, f"{what}; it ends")
+
+    def _fail(self, ended: threading.Event, what: str) -> None:
+        if not ended.is_set():
+            self._failed(SchedulerLost(f"the scheduler {what}"))

@@ -223,6 +223,10 @@ class Transport(abc.ABC):
         If not, the peer is forgotten as by `disconnect`, but may be reached later.
         """
 
+    def refuses(self, peer: int) -> bool:
+        """Whether nobody listens where a peer was (`Address.refuses`)."""
+        return False
+
     @abc.abstractmethod
     def start(self, peer: int, call: Call) -> int:
         """Sends a call and returns at once.

@@ -1,3 +1,4 @@
+import concurrent.futures
 import errno
 import os
 import re
@@ -412,6 +413,51 @@ def test_reach_gives_up_in_time_and_may_succeed_later(caller, callee, handlers):
         assert caller.reach(1, WAIT_S)
         assert ask(caller) is not None
     assert not caller.reach(7, 0.1)  # nobody ever said where it is
+
+
+def test_only_a_peer_that_has_ended_refuses(caller, callee, monkeypatch):
+    assert not caller.refuses(1)
+    callee.close()
+    assert caller.refuses(1)
+    assert not caller.refuses(7)  # nobody ever said where it is
+
+    def no_network(*_):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", no_network)
+    assert not caller.refuses(1)
+
+
+def test_a_connection_that_two_threads_miss_is_made_once(caller, monkeypatch):
+    made, connect = [], caller.connect
+
+    def noted(peer, address):
+        time.sleep(0.05)  # the other one has seen the same loss
+        connect(peer, address)
+        made.append(caller._links[peer])
+
+    monkeypatch.setattr(caller, "connect", noted)
+    caller._watch.lose(caller._links[1], lambda: PeerLost(1, "hung"))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(caller.reach, (1, 1), (WAIT_S, WAIT_S))) == [True, True]
+    assert len(made) == 1 and ask(caller) is not None
+
+
+def test_who_gives_up_waiting_leaves_a_newer_connection(caller, callee, monkeypatch):
+    first, sleep, newer = caller._links[1], time.sleep, []
+    first.state = "connecting"  # it never is ready
+
+    def other(_):
+        """Another thread connects again when the time is just over."""
+        sleep(0.1)
+        caller.connect(1, callee.address)
+        newer.append(caller._links[1])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", other)
+        caller.reach(1, 0.05)
+    assert [caller._links.get(1)] == newer
+    assert ask(caller) is not None
 
 
 def test_disconnect_frees_threads_that_wait(caller, gate):

@@ -44,6 +44,7 @@ from moe_edge.cluster.transport.wire import Kind
 from moe_edge.cluster.transport.wire_control import encode_control
 from moe_edge.core.checks import ConfigError, check_from_zero
 
+REFUSES_S = 1.0  # for an answer to an attempt to connect
 END_S = 1.0  # for a thread to end; one that is stuck in a handler is left behind
 
 _left_behind: list[zmq.Context] = []  # kept, as their end would wait for such threads
@@ -131,20 +132,27 @@ class MessagesTransport(Transport):
 
     def reach(self, peer: int, deadline_s: float) -> bool:
         until_s = time.monotonic() + deadline_s
-        link, address = self._links.get(peer), self._addresses.get(peer)
-        if address is not None and (link is None or link.lost is not None):
-            with self._closing:
+        with self._closing:  # two threads may miss the same connection
+            link, address = self._links.get(peer), self._addresses.get(peer)
+            if address is not None and (link is None or link.lost is not None):
                 if not self._closed:
                     self.connect(peer, address)
+                    link = self._links[peer]
         # Handshakes and heartbeats wait for no call that the peer computes.
-        while (link := self._links.get(peer)) is not None and link.lost is None:
+        while link is not None and link.lost is None:
             if link.state == "ready":
                 return True
             if time.monotonic() > until_s:
                 break
             time.sleep(SLICE_MS / 1000)
-        self.disconnect(peer)
+        with self._closing:
+            if self._links.get(peer) is link:  # not one that another thread has made
+                self.disconnect(peer)
         return False
+
+    def refuses(self, peer: int) -> bool:
+        address = self._addresses.get(peer)
+        return address is not None and address.refuses(REFUSES_S)
 
     def start(self, peer: int, call: Call) -> int:
         return self._calls.start(peer, call)
