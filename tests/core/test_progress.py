@@ -92,3 +92,9 @@ def test_on_a_terminal_a_part_without_a_total_is_reported(monkeypatch, capsys):
     with progress.counter("bar", 3), progress.counter("inside"):
         time.sleep(0.06)
     assert "inside: 0 s" in capsys.readouterr().err
+
+
+def test_a_line_is_said_once(capsys):
+    for line in ("a line of this test", "another of this test", "a line of this test"):
+        progress.say_once(line)
+    assert capsys.readouterr().err == "a line of this test\nanother of this test\n"
