@@ -1,6 +1,5 @@
 """Reads a checkpoint of ours: lazily, layer by layer."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,8 @@ from moe_edge.checkpoint.manifest import (
 )
 from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.progress import say_once
 from moe_edge.model.config import ModelConfig
-
-_said: set[str] = set()
-
-
-def _say_once(line: str) -> None:
-    """Prints a line on stderr, once a process."""
-    if line not in _said:
-        _said.add(line)
-        print(line, file=sys.stderr, flush=True)
 
 
 class DenseReader:
@@ -83,7 +74,7 @@ class CheckpointReader(DenseReader):
         self.config = config_of_manifest(self.path, manifest, config)
         self.checksums = read_checksums(self.path, manifest, self.config)
         if self.checksums is None:
-            _say_once(
+            say_once(
                 f"{self.path} is of format version 1, without checksums: damaged or "
                 "exchanged files would not be noticed; convert (or refactor) the model "
                 "again to have them checked"

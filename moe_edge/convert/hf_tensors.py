@@ -19,6 +19,7 @@ from moe_edge.convert import rules
 from moe_edge.convert.safetensors_reader import SafetensorsFile, open_folder
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.rope_frequencies import inverse_frequencies
 
 EMBED, HEAD = rules.TOP["embed"], rules.TOP["head"]
 _FREQUENCIES = "rotary_emb.inv_freq"
@@ -117,8 +118,6 @@ def check_frequencies(
     Args:
       path: the file, for the message.
     """
-    from moe_edge.model.rope import inverse_frequencies  # loads JAX
-
     rope = config.attention.rope
     if values.dtype in (*WEIGHT_DTYPES.values(), np.dtype(np.float64)):
         limits = ml_dtypes.finfo(values.dtype)

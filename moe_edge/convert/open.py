@@ -1,6 +1,5 @@
 """Opens a checkpoint of either format by path."""
 
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from moe_edge.convert.hf_files import CONFIG_NAME, read_generation
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.hf_tensors import HEAD
 from moe_edge.core.checks import CheckpointError, ConfigError
-from moe_edge.core.progress import say
+from moe_edge.core.progress import say_once
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "default_model"
 
@@ -30,20 +29,15 @@ def check_floats(reader, purpose: str) -> None:
         )
 
 
-@functools.cache
-def _say_once(line: str) -> None:
-    say(line)
-
-
 def _reported(reader, path: str | Path):
     """The reader; prints what it makes of tensors that its config does not ask for."""
     if reader.dropped:
-        _say_once(
+        say_once(
             f"{path}: left out, as the model does not use them: "
             f"{name_some(reader.dropped)}"
         )
     if isinstance(reader, HfReader) and reader.untied:
-        _say_once(
+        say_once(
             f"{path}: {HEAD} differs from the embedding, so it is used, although "
             "config.json has tie_word_embeddings=true"
         )
@@ -75,7 +69,7 @@ def open_checkpoint(
         def ignored(file: str, wrong: str) -> None:
             """Earlier versions converted such models; the ids never matter."""
             name = MANIFEST_NAME if file == CONFIG_NAME else f"{HF_FOLDER}/{file}"
-            _say_once(f"{folder / name}: {wrong}; other ids are ignored")
+            say_once(f"{folder / name}: {wrong}; other ids are ignored")
 
         config = config_from_hf(
             manifest["hf_config"], read_generation(folder / HF_FOLDER), ignored

@@ -7,6 +7,7 @@ draw a bar. `launch/common.py` opens the outermost one, named after the command.
 """
 
 import contextlib
+import functools
 import sys
 import threading
 import time
@@ -114,6 +115,12 @@ def say(line: str) -> None:
     """Progress goes to stderr: stdout ends with the script's JSON line."""
     print(line, file=sys.stderr, flush=True)
     said()
+
+
+@functools.cache
+def say_once(line: str) -> None:
+    """As `say`, the first time in this process."""
+    say(line)
 
 
 def said() -> None:

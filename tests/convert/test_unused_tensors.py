@@ -1,6 +1,8 @@
 """Tensors that the model does not need: each is checked before it is left out."""
 
 import json
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -122,6 +124,19 @@ def test_rotary_frequencies_of_another_rope_are_refused(stored, tmp_path):
     hf = write_folder(tmp_path / "hf", raw, tensors)
     with pytest.raises(CheckpointError, match=f"{FREQUENCIES} .*theta 9000.0"):
         open_checkpoint(hf)
+
+
+def test_rotary_frequencies_are_compared_without_jax(tmp_path):
+    tensors = random_tensors(raw_config("olmoe")) | {FREQUENCIES: frequencies(9000.0)}
+    hf = write_folder(tmp_path / "hf", raw_config("olmoe"), tensors)
+    text = (
+        "import sys; from moe_edge.convert.open import open_checkpoint; "
+        f"print(open_checkpoint({str(hf)!r}).dropped, 'jax' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{[FREQUENCIES]} False\n"
 
 
 def test_layer_behind_the_last_is_dropped_only_as_a_module_of_later_tokens(tmp_path):

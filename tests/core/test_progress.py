@@ -139,3 +139,8 @@ def test_a_counter_interrupted_as_it_begins_reports_nothing(monkeypatch, moment)
     with pytest.raises(KeyboardInterrupt), progress.counter("loading"):
         pass
     assert not reporter._tasks and reporter._ended is None
+
+def test_a_line_is_said_once(capsys):
+    for line in ("a line of this test", "another of this test", "a line of this test"):
+        progress.say_once(line)
+    assert capsys.readouterr().err == "a line of this test\nanother of this test\n"
