@@ -33,6 +33,9 @@ from moe_edge.serve.template_limits import (
     timed,
 )
 
+# What jinja2 gives a call inside of a loop or block, for functions that want it.
+_VARIABLES = {"_loop_vars", "_block_vars"}
+
 
 class Refusal(jinja2.TemplateError):
     """The template itself refuses the messages, by `raise_exception`."""
@@ -150,9 +153,10 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, str | bytes):
             args = tuple(list(a) if isinstance(a, Iterator) else a for a in args)
+            named = {k: kwargs[k] for k in kwargs.keys() - _VARIABLES}
             more = METHODS.get(name, lambda *_, **__: 0)
-            added = more(owner, *args, **kwargs)
-            spend(text_size(owner, args, kwargs) + max(added, 0))
+            added = more(owner, *args, **named)
+            spend(text_size(owner, args, named) + max(added, 0))
         elif isinstance(owner, int) and name == "to_bytes":
             spend(sum(n for n in (*args, *kwargs.values()) if isinstance(n, int)))
         else:

@@ -47,6 +47,12 @@ def render(source, **given):
         "{% for i in items recursive %}{{ loop.depth }}{{ i }}{{ loop.length }}"
         "{{ loop.last }}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.revindex }}"
         "{{ loop(['c']) if loop.depth < 3 }}{% endfor %}",
+        "{% for i in items %}{% set w = 5 %}{{ 'x'.ljust(w) }}"
+        "{{ text.replace('o', '00') }}"
+        "{{ '-'.join(['a', 'b']) }}{{ '{0}{k}'.format(1, k=2) }}{{ text.split(' ') }}"
+        "{{ 'a\tb'.expandtabs(tabsize=w) }}{{ '%d'|format(w) }}{% endfor %}",
+        "{% block a %}{% set y = 3 %}{{ text.replace('o', '0') ~ 'x'.zfill(y) }}"
+        "{% endblock %}",
         "{% for k, v in map.items() %}{{ k }}{{ v }}{% else %}none{% endfor %}"
         "{% for i in items if i is string %}{{ loop.index }}{{ i }}{% endfor %}"
         "{% for i in nothing %}{% else %}none{% endfor %}",
