@@ -216,6 +216,17 @@ def test_constants_are_made_in_rendering_not_by_the_compiler(constant):
     assert len(render("{{ " + constant + " }}")) == 4_000_000
 
 
+@pytest.mark.parametrize(
+    "step", ["big[1:]", "big + [1]", "[0] * 4000000", "big|reverse|list"]
+)
+def test_lists_of_all_steps_are_bounded_by_their_memory(step):
+    with pytest.raises(TooMuch, match="in all steps together"):
+        render(
+            "{% set ns = namespace() %}{% set big = [0] * 4000000 %}"
+            "{% for i in range(40) %}{% set ns.x = " + step + " %}{% endfor %}"
+        )
+
+
 def test_renderings_do_not_share_their_limits():
     template = Sandbox().from_string("{% for i in range(60000) %}{% endfor %}")
     for _ in range(3):
