@@ -16,6 +16,7 @@ from typing import Any
 
 MOST_CHARACTERS = 4 << 20  # of a text: four times the largest body by default
 MOST_WORK = 1024 * MOST_CHARACTERS  # of all texts made on the way, kept or not
+ITEM = 32  # characters that an item of a list counts as in all steps together
 MOST_TURNS = 100_000  # of all `range` of one rendering
 MOST_SECONDS = 5.0  # of this thread on a CPU, so that other work does not count
 MOST_INDENT = 100
@@ -36,13 +37,13 @@ def limits():
         _SPENT.reset(token)
 
 
-def spend(characters: int) -> None:
-    """Counts a text before it is made."""
+def spend(characters: int, weight: int = 1) -> None:
+    """Counts a text before it is made, or with `ITEM` as the weight, a list."""
     if characters > MOST_CHARACTERS:
         raise TooMuch(f"a text of more than {MOST_CHARACTERS} characters")
     spent = _SPENT.get(None)  # None: jinja2 computes a constant
     if spent is not None:
-        spent["characters"] += max(characters, 0)
+        spent["characters"] += max(characters, 0) * weight
         if spent["characters"] > MOST_WORK:
             raise TooMuch(f"more than {MOST_WORK} characters in all steps together")
     check_time()

@@ -21,6 +21,7 @@ import jinja2.utils
 
 from moe_edge.serve.template_limits import (
     FILTERS,
+    ITEM,
     METHODS,
     MOST_INDENT,
     SHAPERS,
@@ -32,6 +33,9 @@ from moe_edge.serve.template_limits import (
     text_size,
     timed,
 )
+
+# What jinja2 gives a call inside of a loop or block, for functions that want it.
+_VARIABLES = {"_loop_vars", "_block_vars"}
 
 
 class Refusal(jinja2.TemplateError):
@@ -97,9 +101,10 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         )
         for name, function in self.filters.items():
             self.filters[name] = _timed_filter(function)
-        for table, size in ((FILTERS, text_size), (SHAPERS, _count)):
+        for table, size, weight in ((FILTERS, text_size, 1), (SHAPERS, _count, ITEM)):
             for name, more in table.items():
-                self.filters[name] = _limited(self.filters[name], size, more)
+                function = self.filters[name]
+                self.filters[name] = _limited(function, size, more, weight)
         self.filters["tojson"] = _to_json
         self.globals |= {
             "raise_exception": _raise,
@@ -127,11 +132,11 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, str | bytes):
             spend(len(left) + percent_size(left, right))
         elif operator == "+" and _is_sequence(left) and _is_sequence(right):
-            spend(len(left) + len(right))
+            spend(len(left) + len(right), _weight(left))
         elif operator in ("*", "**"):
             for one, times in ((left, right), (right, left)):
                 if _is_sequence(one) and isinstance(times, int):
-                    spend(len(one) * times)
+                    spend(len(one) * times, _weight(one))
             for value in (left, right):
                 if isinstance(value, int | float) and abs(value) > 1 << 32:
                     raise TooMuch(f"{operator} of numbers beyond {1 << 32}")
@@ -142,7 +147,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def sliced(self, value):
         """What a part is taken of, `value[1:]`."""
         if _is_sequence(value):
-            spend(len(value))
+            spend(len(value), _weight(value))
         return value
 
     def call(__self, __context, __obj, *args, **kwargs):  # noqa: B902, N805
@@ -150,9 +155,10 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, str | bytes):
             args = tuple(list(a) if isinstance(a, Iterator) else a for a in args)
+            named = {k: kwargs[k] for k in kwargs.keys() - _VARIABLES}
             more = METHODS.get(name, lambda *_, **__: 0)
-            added = more(owner, *args, **kwargs)
-            spend(text_size(owner, args, kwargs) + max(added, 0))
+            added = more(owner, *args, **named)
+            spend(text_size(owner, args, named) + max(added, 0))
         elif isinstance(owner, int) and name == "to_bytes":
             spend(sum(n for n in (*args, *kwargs.values()) if isinstance(n, int)))
         else:
@@ -171,11 +177,13 @@ def _timed_filter(function: Callable) -> Callable:
     return call
 
 
-def _limited(function: Callable, size: Callable, more: Callable | None) -> Callable:
+def _limited(
+    function: Callable, size: Callable, more: Callable | None, weight: int
+) -> Callable:
     """A filter that is counted.
 
     Args:
-      size: of its arguments; more: of what it adds to them.
+      size: of its arguments; more: of what it adds to them; weight: of each.
     """
     first = int(getattr(function, "jinja_pass_arg", None) is not None)
 
@@ -184,7 +192,7 @@ def _limited(function: Callable, size: Callable, more: Callable | None) -> Calla
         args = [list(each) if isinstance(each, Iterator) else each for each in args]
         given = args[first:]
         added = more(*given, **kwargs) if more else 0
-        spend(size(*given, kwargs) + max(added, 0))
+        spend(size(*given, kwargs) + max(added, 0), weight)
         return function(*args, **kwargs)
 
     return call
@@ -197,6 +205,10 @@ def _count(*values: Any) -> int:
 
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, str | bytes | list | tuple)
+
+
+def _weight(value: Any) -> int:
+    return 1 if isinstance(value, str | bytes) else ITEM
 
 
 @jinja2.pass_context  # unused, but jinja2 then leaves constants to the rendering

@@ -47,6 +47,12 @@ def render(source, **given):
         "{% for i in items recursive %}{{ loop.depth }}{{ i }}{{ loop.length }}"
         "{{ loop.last }}{{ loop.previtem }}{{ loop.nextitem }}{{ loop.revindex }}"
         "{{ loop(['c']) if loop.depth < 3 }}{% endfor %}",
+        "{% for i in items %}{% set w = 5 %}{{ 'x'.ljust(w) }}"
+        "{{ text.replace('o', '00') }}"
+        "{{ '-'.join(['a', 'b']) }}{{ '{0}{k}'.format(1, k=2) }}{{ text.split(' ') }}"
+        "{{ 'a\tb'.expandtabs(tabsize=w) }}{{ '%d'|format(w) }}{% endfor %}",
+        "{% block a %}{% set y = 3 %}{{ text.replace('o', '0') ~ 'x'.zfill(y) }}"
+        "{% endblock %}",
         "{% for k, v in map.items() %}{{ k }}{{ v }}{% else %}none{% endfor %}"
         "{% for i in items if i is string %}{{ loop.index }}{{ i }}{% endfor %}"
         "{% for i in nothing %}{% else %}none{% endfor %}",
@@ -208,6 +214,17 @@ def test_constants_are_made_in_rendering_not_by_the_compiler(constant):
     with limits(), pytest.raises(TooMuch):
         template.render()
     assert len(render("{{ " + constant + " }}")) == 4_000_000
+
+
+@pytest.mark.parametrize(
+    "step", ["big[1:]", "big + [1]", "[0] * 4000000", "big|reverse|list"]
+)
+def test_lists_of_all_steps_are_bounded_by_their_memory(step):
+    with pytest.raises(TooMuch, match="in all steps together"):
+        render(
+            "{% set ns = namespace() %}{% set big = [0] * 4000000 %}"
+            "{% for i in range(40) %}{% set ns.x = " + step + " %}{% endfor %}"
+        )
 
 
 def test_renderings_do_not_share_their_limits():
