@@ -70,7 +70,7 @@ def test_every_command_reports_itself(run_script, tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "EVERY_S", 0.01)
     script = tmp_path / "mine.py"
     script.write_text(
-        "import time, gin\nfrom launch import common\n"
+        "import time, gin\nfrom moe_edge.commands import common\n"
         "@gin.register\ndef mine() -> dict:\n    time.sleep(0.1)\n    return {}\n"
         "common.run('mine')\n"
     )
@@ -82,7 +82,7 @@ def test_every_command_reports_itself(run_script, tmp_path, monkeypatch):
 def test_memory_that_does_not_suffice_is_one_line(run_script, tmp_path):
     script = tmp_path / "large.py"
     script.write_text(
-        "import gin\nfrom launch import common\n"
+        "import gin\nfrom moe_edge.commands import common\n"
         "@gin.register\ndef large() -> dict:\n    raise MemoryError('5 TiB')\n"
         "common.run('large')\n"
     )

@@ -1,13 +1,15 @@
 """Converts a Hugging Face folder or a GGUF file to our format, or back.
 
-python launch/convert.py --src HF --dst OURS
-python launch/convert.py --src HF --dst Q --expert_dtype q8_0
-python launch/convert.py --src FILE.gguf --dst OURS
-python launch/convert.py --src OURS --dst HF --to hf
-python launch/convert.py --src OURS --verify
+moe-edge convert --src HF --dst OURS
+moe-edge convert --src HF --dst Q --expert_dtype q8_0
+moe-edge convert --src FILE.gguf --dst OURS
+moe-edge convert --src OURS --dst HF --to hf
+moe-edge convert --src OURS --verify
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("convert_checkpoint", out_parameter="dst")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("convert_checkpoint", __doc__, out_parameter="dst")

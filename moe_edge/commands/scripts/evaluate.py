@@ -1,11 +1,13 @@
 """Measures a model: perplexity of a text, multiple choice, or logits of tokens.
 
-python launch/evaluate.py --text FILE
-python launch/evaluate.py --mcq sciq.jsonl,boolq.jsonl --data_dir ../shared/data/mcq
-python launch/evaluate.py --tokens T.npy --logits L.npz --checkpoint DIR
+moe-edge evaluate --text FILE
+moe-edge evaluate --mcq sciq.jsonl,boolq.jsonl --data_dir ../shared/data/mcq
+moe-edge evaluate --tokens T.npy --logits L.npz --checkpoint DIR
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("evaluate")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("evaluate", __doc__)

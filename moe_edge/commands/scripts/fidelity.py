@@ -1,11 +1,13 @@
 """Measures how far lossy offloading is from the unmodified model: a fidelity card.
 
-python launch/fidelity.py --checkpoint DIR --text FILE --device_memory 25%
-python launch/fidelity.py --gin_file configs/policies/smoe.gin
-python launch/fidelity.py --checkpoint QUANTISED
+moe-edge fidelity --checkpoint DIR --text FILE --device_memory 25%
+moe-edge fidelity --gin_file configs/policies/smoe.gin
+moe-edge fidelity --checkpoint QUANTISED
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("fidelity")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("fidelity", __doc__)

@@ -1,10 +1,12 @@
 """Fits the routing generator to the measured domains (a few minutes, one core).
 
-python launch/fit_routing.py --data_dir ../shared/data \\
+moe-edge fit_routing --data_dir ../shared/data \\
     --out moe_edge/workload/routing_domains.json
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("fit_routing")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("fit_routing", __doc__)

@@ -1,10 +1,12 @@
 """Continues prompts with a model.
 
-python launch/generate.py --prompt "Once upon a time" --max_new_tokens 48
-python launch/generate.py --prompt Once --gin_file configs/policies/smoe.gin
+moe-edge generate --prompt "Once upon a time" --max_new_tokens 48
+moe-edge generate --prompt Once --gin_file configs/policies/smoe.gin
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("generate")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("generate", __doc__)

@@ -1,9 +1,11 @@
 """Runs tasks of the lm-evaluation-harness (extra `eval`).
 
-python launch/lm_eval.py --tasks NAME --include_path FOLDER --checkpoint DIR
+moe-edge lm_eval --tasks NAME --include_path FOLDER --checkpoint DIR
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("lm_eval")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("lm_eval", __doc__)

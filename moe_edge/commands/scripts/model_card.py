@@ -1,9 +1,11 @@
 """Ships a training run: Hugging Face folder, model card, pictures.
 
-python launch/model_card.py --run_dir RUN --out_dir moe_edge/default_model --overwrite
+moe-edge model_card --run_dir RUN --out_dir moe_edge/default_model --overwrite
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("model_card")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("model_card", __doc__)

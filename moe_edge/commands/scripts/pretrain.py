@@ -1,12 +1,12 @@
 """Trains the default model, or goes on with the training in --out_dir.
 
-python launch/pretrain.py --out_dir results/local/default --max_minutes 60
+moe-edge pretrain --out_dir results/local/default --max_minutes 60
 """
 
 import os
 import sys
 
-from launch import common
+from moe_edge.commands import common
 
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
@@ -21,6 +21,7 @@ def ask_for_huge_pages() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command; never returns."""
     ask_for_huge_pages()
-    common.run("pretrain")
+    common.run("pretrain", __doc__)

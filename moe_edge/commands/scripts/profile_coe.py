@@ -1,9 +1,11 @@
-"""Measures the experts of a graph on this machine, for launch/coserve.py.
+"""Measures the experts of a graph on this machine, for `moe-edge coserve`.
 
-python launch/profile_coe.py --graph W/coe.json --out_dir P
+moe-edge profile_coe --graph W/coe.json --out_dir P
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("profile_coe")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("profile_coe", __doc__)

@@ -1,9 +1,11 @@
 """Measures this machine for the cost model; the result is usable as a preset.
 
-python launch/profile_machine.py --out_dir DIR
+moe-edge profile_machine --out_dir DIR
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("profile_machine")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("profile_machine", __doc__)

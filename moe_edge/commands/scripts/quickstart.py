@@ -1,9 +1,11 @@
 """Shows the default model at work in less than three minutes; needs no flags.
 
-python launch/quickstart.py
+moe-edge quickstart
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("quickstart")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("quickstart", __doc__)

@@ -1,9 +1,11 @@
 """Replays a route trace through cache policies and predictors, without a model.
 
-python launch/replay.py --trace T.csv.gz --slots_per_layer 13,32,64 --out_dir DIR
+moe-edge replay --trace T.csv.gz --slots_per_layer 13,32,64 --out_dir DIR
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("replay")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("replay", __doc__)

@@ -1,11 +1,13 @@
 """Serves a model to clients of OpenAI's API.
 
-python launch/serve.py --checkpoint default --port 8000
-python launch/serve.py --checkpoint R --port 8000 --device_memory 25%
-python launch/serve.py --checkpoint R --port 8000 --servers 3 --slots 150,150,200
+moe-edge serve --checkpoint default --port 8000
+moe-edge serve --checkpoint R --port 8000 --device_memory 25%
+moe-edge serve --checkpoint R --port 8000 --servers 3 --slots 150,150,200
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("serve")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("serve", __doc__)

@@ -1,13 +1,15 @@
 """Simulates a cluster that serves one model, method by method.
 
-python launch/simulate.py --gin_file configs/examples/prism_bigbench_deepseek.gin \\
+moe-edge simulate --gin_file configs/examples/prism_bigbench_deepseek.gin \\
     --out_dir DIR
-python launch/simulate.py --cluster_run RUN --out_dir DIR
+moe-edge simulate --cluster_run RUN --out_dir DIR
 
-The second form does a run of launch/cluster.py again in computed time.
+The second form does a run of `moe-edge cluster` again in computed time.
 """
 
-from launch import common
+from moe_edge.commands import common
 
-if __name__ == "__main__":
-    common.run("simulate")
+
+def main() -> None:
+    """The command; never returns."""
+    common.run("simulate", __doc__)

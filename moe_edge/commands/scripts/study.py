@@ -3,8 +3,8 @@
 Takes configs/experiments/NAME.gin unless --gin_file names another. Without a name it
 lists the studies.
 
-python launch/study.py smoe_fig14 --data_dir DIR --out_dir DIR
-python launch/study.py prism_table1 --gin_param 'prism_table1.seeds = 2' --dry_run
+moe-edge study smoe_fig14 --data_dir DIR --out_dir DIR
+moe-edge study prism_table1 --gin_param 'prism_table1.seeds = 2' --dry_run
 """
 
 import sys
@@ -12,29 +12,23 @@ from pathlib import Path
 
 from absl import flags
 
-from launch import common
+from moe_edge.commands import common, gin_files
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.studies.registry import STUDIES
-
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-NAME = flags.DEFINE_string("name", None, "of the study; also the first argument")
-FLAGS = (
-    common.define_data_dir(),
-    flags.DEFINE_bool(
-        "allow_dirty", None, "write into results/ from files that no commit holds"
-    ),
-)
 
 
 def study_root() -> str:
     """The study's name; takes its gin file and its folder where none is given."""
     files = flags.FLAGS["gin_file"]
-    name = NAME.value or (Path(files.value[-1]).stem if files.value else None)
+    name = flags.FLAGS["name"].value
+    if name is None and files.value:
+        name = Path(files.value[-1]).stem
     if name is None:
         raise ConfigError(f"name a study: {', '.join(sorted(STUDIES))}")
     check_known("study", name, STUDIES)
     if not files.value:
-        paths = (CONFIGS / f / f"{name}.gin" for f in ("experiments", "examples"))
+        folders = (gin_files.folder() / part for part in ("experiments", "examples"))
+        paths = (folder / f"{name}.gin" for folder in folders)
         files.value = [str(path) for path in paths if path.is_file()][:1]
     if not common.OUT_DIR.present:
         flags.FLAGS["out_dir"].parse(f"results/{name}")
@@ -49,7 +43,15 @@ def name_first(argv: list[str]) -> list[str]:
     return argv
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command; never returns."""
+    flags.DEFINE_string("name", None, "of the study; also the first argument")
+    own = (
+        common.define_data_dir(),
+        flags.DEFINE_bool(
+            "allow_dirty", None, "write into results/ from files that no commit holds"
+        ),
+    )
     flags.FLAGS["out_dir"].help = "folder of the entry; default results/NAME"
     sys.argv = name_first(sys.argv)
-    common.run(study_root, FLAGS)
+    common.run(study_root, __doc__, own)
