@@ -83,3 +83,7 @@ def refusal(name: str) -> str:
     from moe_edge.commands.suggest import unknown
 
     return unknown("command", name, names())
+
+
+if __name__ == "__main__":  # `python -m`: without the console script
+    main()

@@ -1,4 +1,4 @@
-"""Times one of our paths and, where installed, peers: study `benchmark_SUITE`.
+"""Times our engines and, where installed, other programs: study `benchmark_SUITE`.
 
 moe-edge benchmark --suite decode --out_dir DIR
 """
