@@ -58,8 +58,8 @@ PEERS = (
 
 # Module -> files (relative to the root) that may import it.
 RESTRICTED = {
-    "gin": ("moe_edge/configurables.py", "moe_edge/commands/", "launch/"),
-    "absl": ("moe_edge/commands/", "launch/"),
+    "gin": ("moe_edge/configurables.py", "moe_edge/commands/"),
+    "absl": ("moe_edge/commands/",),
     "matplotlib": (
         "moe_edge/core/figures.py",
         "moe_edge/metrics/plots",

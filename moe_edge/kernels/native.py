@@ -211,8 +211,8 @@ def warn_if_missing() -> None:
     if "MOE_EDGE_KERNELS" not in os.environ and library() is None:
         print(
             "the host kernels were not built, so XLA multiplies, which is slower; "
-            "install a C++ compiler (GCC or Clang with C++20) and moe-edge again, or "
-            "set MOE_EDGE_KERNELS=xla to see this line no more",
+            "install a C++ compiler (GCC or Clang with C++20) and then this package "
+            "again, or set MOE_EDGE_KERNELS=xla to hide this line",
             file=sys.stderr,
             flush=True,
         )

@@ -57,6 +57,19 @@ def test_what_is_no_command_is_refused_in_one_line(run_command, name, message):
     assert run_command(name).error.startswith(f"error: {message}")
 
 
+def test_package_names_commands_that_there_are():
+    """A wheel has no launch/; what is recorded of past runs stays."""
+    of_runs = "training/model_card.py", "workload/routing_fit.py"
+    for path in (ROOT / "moe_edge").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        named = {*re.findall(r"moe-edge ([a-z]\w*)", text)}
+        assert named <= {*main.names()}, path
+        if not path.as_posix().endswith(of_runs):
+            assert re.findall(r"launch/[a-z]\w*\.py", text) == [
+                "launch/evaluate.py"
+            ] * (path.name == "main.py" and path.parent.name == "commands"), path
+
+
 def test_help_shows_how_the_command_was_started(run_command, run_script):
     as_command, as_script = (
         run_command("study", "--help"),
