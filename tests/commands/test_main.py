@@ -84,7 +84,10 @@ def test_help_shows_how_the_command_was_started(run_command, run_script):
 def test_command_with_a_word_before_its_flags(run_command):
     done = run_command("study", "prism_table1", "--dry_run")
     assert done.summary["dry_run"]
-    assert "unknown study 'prism_tabel1'" in run_command("study", "prism_tabel1").error
+    error = run_command("study", "prism_tabel1").error
+    assert "unknown study 'prism_tabel1'; did you mean 'prism_table1'? known:" in error
+    error = run_command("benchmark", "--suite", "decod").error
+    assert "unknown suite 'decod'; did you mean 'decode'? known:" in error
 
 
 def test_script_in_a_clone_hides_no_package(run_script, monkeypatch):

@@ -6,7 +6,8 @@ moe-edge benchmark --suite decode --out_dir DIR
 from absl import flags
 
 from moe_edge.commands import common
-from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.commands.suggest import unknown
+from moe_edge.core.checks import ConfigError
 from moe_edge.studies.registry import STUDIES
 
 PREFIX = "benchmark_"
@@ -18,7 +19,8 @@ def study_name() -> str:
     suite = flags.FLAGS["suite"].value
     if suite is None:
         raise ConfigError(f"name a suite with --suite: {', '.join(SUITES)}")
-    check_known("suite", suite, SUITES)
+    if suite not in SUITES:
+        raise ConfigError(unknown("suite", suite, SUITES))
     return f"{PREFIX}{suite}"
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from absl import flags
 
 from moe_edge.commands import common, gin_files
-from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.commands.suggest import unknown
+from moe_edge.core.checks import ConfigError
 from moe_edge.studies.registry import STUDIES
 
 
@@ -25,7 +26,8 @@ def study_root() -> str:
         name = Path(files.value[-1]).stem
     if name is None:
         raise ConfigError(f"name a study: {', '.join(sorted(STUDIES))}")
-    check_known("study", name, STUDIES)
+    if name not in STUDIES:
+        raise ConfigError(unknown("study", name, STUDIES))
     if not files.value:
         folders = (gin_files.folder() / part for part in ("experiments", "examples"))
         paths = (folder / f"{name}.gin" for folder in folders)
