@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,17 +15,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = "moe_edge", "configs", "setup.py", "pyproject.toml", "README.md", "LICENSE"
 PROMPT = ("--prompt", "Once upon a time", "--max_new_tokens", "4")
+SMALL = "--max_batch=1", "--max_context=64"
 NEITHER = "__pycache__", "_native*.so"  # of this clone's own
 
 pytestmark = pytest.mark.slow
 
 
+def environment() -> dict[str, str]:
+    """Ours, in which no clone is on Python's path."""
+    return {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+
+
 def run(*command, cwd) -> SimpleNamespace:
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
         [*map(str, command)],
         cwd=cwd,
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=900,
@@ -106,3 +112,23 @@ def test_wheel_without_kernels_says_so(moe_edge, site):
         for library in site.glob("moe_edge/kernels/_native*.away"):
             library.rename(library.with_suffix(".so"))
     assert done.err.count("the host kernels were not built") == 1
+
+
+def test_wheel_serves(site, tmp_path):
+    server = subprocess.Popen(
+        [site.parents[2] / "bin" / "moe-edge", "serve", "--port=0", *SMALL],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        url = json.loads(server.stdout.readline())["url"]
+        with urllib.request.urlopen(url, timeout=60) as page:
+            assert b"<html" in page.read().lower()
+    finally:
+        server.terminate()
+        out, err = server.communicate(timeout=100)
+    assert json.loads(out.splitlines()[-1])["generated_tokens"] == 0
+    assert server.returncode == 0, err
