@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = "moe_edge", "configs", "setup.py", "pyproject.toml", "README.md", "LICENSE"
+FOLDERS = "moe_edge", "launch", "configs"
+FILES = "setup.py", "pyproject.toml", "README.md", "LICENSE"
 PROMPT = ("--prompt", "Once upon a time", "--max_new_tokens", "4")
 SMALL = "--max_batch=1", "--max_context=64"
 NEITHER = "__pycache__", "_native*.so"  # of this clone's own
@@ -47,12 +48,11 @@ def run(*command, cwd) -> SimpleNamespace:
 def site(tmp_path_factory):
     """The site-packages of a new environment with the wheel; beside it ours, last."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            ignore = shutil.ignore_patterns(*NEITHER)
-            shutil.copytree(ROOT / name, folder / "clone" / name, ignore=ignore)
-        else:
-            shutil.copy(ROOT / name, folder / "clone" / name)
+    for name in FOLDERS:
+        ignore = shutil.ignore_patterns(*NEITHER)
+        shutil.copytree(ROOT / name, folder / "clone" / name, ignore=ignore)
+    for name in FILES:
+        shutil.copy(ROOT / name, folder / "clone" / name)
     pip = sys.executable, "-m", "pip", "--disable-pip-version-check"
     offline = "--no-deps", "--no-build-isolation", "--no-index"
     run(*pip, "wheel", "./clone", *offline, "-w", "made", cwd=folder)

@@ -1,7 +1,7 @@
 """Measures how far lossy offloading is from the unmodified model: a fidelity card.
 
 moe-edge fidelity --checkpoint DIR --text FILE --device_memory 25%
-moe-edge fidelity --gin_file configs/policies/smoe.gin
+moe-edge fidelity --gin_file smoe
 moe-edge fidelity --checkpoint QUANTISED
 """
 

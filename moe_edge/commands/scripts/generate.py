@@ -1,7 +1,7 @@
 """Continues prompts with a model.
 
 moe-edge generate --prompt "Once upon a time" --max_new_tokens 48
-moe-edge generate --prompt Once --gin_file configs/policies/smoe.gin
+moe-edge generate --prompt Once --gin_file smoe
 """
 
 from moe_edge.commands import common
