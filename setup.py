@@ -1,4 +1,4 @@
-"""Builds the host kernels, where there is a C++ compiler."""
+"""What is in the package; builds the host kernels, where there is a C++ compiler."""
 
 import itertools
 import runpy
@@ -6,10 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("moe_edge/kernels/native")
+CONFIGS = [  # configs/ and its folders as packages without modules
+    ".".join(["moe_edge", *path.parts])
+    for path in [Path("configs"), *sorted(Path("configs").glob("*/"))]
+]
 BUILD_ID = runpy.run_path("moe_edge/kernels/build_id.py")["build_id"]()
 
 
@@ -29,6 +33,9 @@ class BuildAtOnce(build_ext):
 
 
 setup(
+    # launch/ is for clones alone: a top-level package of this name is ROS 2's.
+    packages=[*find_packages(include=["moe_edge*"]), *CONFIGS],
+    package_dir={"moe_edge.configs": "configs"},
     cmdclass={"build_ext": BuildAtOnce},
     ext_modules=[
         Extension(

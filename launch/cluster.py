@@ -1,10 +1,6 @@
-"""Serves requests on several processes that hold a model's experts together (Prism).
+"""`moe-edge cluster` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/cluster.py --servers 3 --prompts prompts.jsonl --max_new_tokens 48
-python launch/cluster.py --servers 3 --workload arithmetic,words,stories --period_s 5
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("cluster")
+    run_file(__file__)

@@ -1,11 +1,6 @@
-"""Measures a model: perplexity of a text, multiple choice, or logits of tokens.
+"""`moe-edge evaluate` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/evaluate.py --text FILE
-python launch/evaluate.py --mcq sciq.jsonl,boolq.jsonl --data_dir ../shared/data/mcq
-python launch/evaluate.py --tokens T.npy --logits L.npz --checkpoint DIR
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("evaluate")
+    run_file(__file__)

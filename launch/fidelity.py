@@ -1,11 +1,6 @@
-"""Measures how far lossy offloading is from the unmodified model: a fidelity card.
+"""`moe-edge fidelity` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/fidelity.py --checkpoint DIR --text FILE --device_memory 25%
-python launch/fidelity.py --gin_file configs/policies/smoe.gin
-python launch/fidelity.py --checkpoint QUANTISED
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("fidelity")
+    run_file(__file__)

@@ -1,10 +1,6 @@
-"""Fits the routing generator to the measured domains (a few minutes, one core).
+"""`moe-edge fit_routing` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/fit_routing.py --data_dir ../shared/data \\
-    --out moe_edge/workload/routing_domains.json
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("fit_routing")
+    run_file(__file__)

@@ -1,10 +1,6 @@
-"""Continues prompts with a model.
+"""`moe-edge generate` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/generate.py --prompt "Once upon a time" --max_new_tokens 48
-python launch/generate.py --prompt Once --gin_file configs/policies/smoe.gin
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("generate")
+    run_file(__file__)

@@ -1,9 +1,6 @@
-"""Runs tasks of the lm-evaluation-harness (extra `eval`).
+"""`moe-edge lm_eval` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/lm_eval.py --tasks NAME --include_path FOLDER --checkpoint DIR
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("lm_eval")
+    run_file(__file__)

@@ -1,11 +1,6 @@
-"""Sends requests at their times, and says how they were served.
+"""`moe-edge load` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/load.py --target http://127.0.0.1:8000 --poisson 8 --duration_s 60
-python launch/load.py --target engine --poisson 2 --floors 8:1,16:1,24:1,32:1
-python launch/load.py --target computed --costs machine.json --poisson 8
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("load")
+    run_file(__file__)

@@ -1,9 +1,6 @@
-"""Ships a training run: Hugging Face folder, model card, pictures.
+"""`moe-edge model_card` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/model_card.py --run_dir RUN --out_dir moe_edge/default_model --overwrite
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("model_card")
+    run_file(__file__)

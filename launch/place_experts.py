@@ -1,11 +1,6 @@
-"""Which server holds which expert: every placement method, side by side.
+"""`moe-edge place_experts` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/place_experts.py --statistics routing/expert_counts.jsonl --top_k 8 \\
-  --model OLMoE-1B-7B-0924 --server_domains c4,github,book --slots 80,80,160 \\
-  --data_dir ../shared/data --out_dir DIR
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("place_experts")
+    run_file(__file__)

@@ -1,9 +1,6 @@
-"""Measures the experts of a graph on this machine, for launch/coserve.py.
+"""`moe-edge profile_coe` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/profile_coe.py --graph W/coe.json --out_dir P
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("profile_coe")
+    run_file(__file__)

@@ -1,9 +1,6 @@
-"""Measures this machine for the cost model; the result is usable as a preset.
+"""`moe-edge profile_machine` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/profile_machine.py --out_dir DIR
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("profile_machine")
+    run_file(__file__)

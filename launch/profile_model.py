@@ -1,10 +1,6 @@
-"""Runs calibration text through a model and stores what its experts do with it.
+"""`moe-edge profile_model` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/profile_model.py --checkpoint default --text FILE --out_dir P
-python launch/profile_model.py --text wikitext:a.txt,books:b.txt,books:c.txt --out_dir P
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("profile_model")
+    run_file(__file__)

@@ -1,9 +1,6 @@
-"""Shows the default model at work in less than three minutes; needs no flags.
+"""`moe-edge quickstart` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/quickstart.py
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("quickstart")
+    run_file(__file__)

@@ -1,11 +1,6 @@
-"""Refactors a model into one of sub-experts (MoE-Prism), or partitions one matrix.
+"""`moe-edge refactor` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/refactor.py --checkpoint default --profile P --sub_experts 4 --gate lg
-    --out_dir R
-python launch/refactor.py --activations M.npy --sub_experts 4 --inactive 3 --out_dir D
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("refactor_model")
+    run_file(__file__)

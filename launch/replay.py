@@ -1,9 +1,6 @@
-"""Replays a route trace through cache policies and predictors, without a model.
+"""`moe-edge replay` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/replay.py --trace T.csv.gz --slots_per_layer 13,32,64 --out_dir DIR
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("replay")
+    run_file(__file__)

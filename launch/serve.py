@@ -1,11 +1,6 @@
-"""Serves a model to clients of OpenAI's API.
+"""`moe-edge serve` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/serve.py --checkpoint default --port 8000
-python launch/serve.py --checkpoint R --port 8000 --device_memory 25%
-python launch/serve.py --checkpoint R --port 8000 --servers 3 --slots 150,150,200
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("serve")
+    run_file(__file__)

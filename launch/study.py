@@ -1,55 +1,6 @@
-"""Runs one study and writes its entry, results/NAME unless --out_dir names another.
+"""`moe-edge study` from a clone: a file in moe_edge/commands/scripts/."""
 
-Takes configs/experiments/NAME.gin unless --gin_file names another. Without a name it
-lists the studies.
-
-python launch/study.py smoe_fig14 --data_dir DIR --out_dir DIR
-python launch/study.py prism_table1 --gin_param 'prism_table1.seeds = 2' --dry_run
-"""
-
-import sys
-from pathlib import Path
-
-from absl import flags
-
-from launch import common
-from moe_edge.core.checks import ConfigError, check_known
-from moe_edge.studies.registry import STUDIES
-
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-NAME = flags.DEFINE_string("name", None, "of the study; also the first argument")
-FLAGS = (
-    common.define_data_dir(),
-    flags.DEFINE_bool(
-        "allow_dirty", None, "write into results/ from files that no commit holds"
-    ),
-)
-
-
-def study_root() -> str:
-    """The study's name; takes its gin file and its folder where none is given."""
-    files = flags.FLAGS["gin_file"]
-    name = NAME.value or (Path(files.value[-1]).stem if files.value else None)
-    if name is None:
-        raise ConfigError(f"name a study: {', '.join(sorted(STUDIES))}")
-    check_known("study", name, STUDIES)
-    if not files.value:
-        paths = (CONFIGS / f / f"{name}.gin" for f in ("experiments", "examples"))
-        files.value = [str(path) for path in paths if path.is_file()][:1]
-    if not common.OUT_DIR.present:
-        flags.FLAGS["out_dir"].parse(f"results/{name}")
-        flags.FLAGS["out_dir"].using_default_value = False
-    return name
-
-
-def name_first(argv: list[str]) -> list[str]:
-    """The arguments with a name that comes first as a flag."""
-    if len(argv) > 1 and not argv[1].startswith("-"):
-        return [argv[0], "--name", *argv[1:]]
-    return argv
-
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    flags.FLAGS["out_dir"].help = "folder of the entry; default results/NAME"
-    sys.argv = name_first(sys.argv)
-    common.run(study_root, FLAGS)
+    run_file(__file__)

@@ -1,12 +1,6 @@
-"""Trains the experts of a board of components (CoServe), or goes on with --out_dir.
+"""`moe-edge train_board` from a clone: a file in moe_edge/commands/scripts/."""
 
-python launch/train_board.py --types 40 --out_dir W
-python launch/train_board.py --types 352 --trained_types 40 --out_dir W
-
-About 10 s an expert on one core.
-"""
-
-from launch import common
+from moe_edge.commands.main import run_file
 
 if __name__ == "__main__":
-    common.run("train_board")
+    run_file(__file__)

@@ -1,10 +1,10 @@
 """What gin may configure: the root of every script, by the name used in gin files.
 
 Nothing is imported before it is asked for, so a script loads its own root only.
-`gin.register` leaves plain Python calls untouched: only `launch/common.py`, which asks
-for a root here, sees bindings, and only there are types checked (`checked`). Add a root
-to ROOTS and a script to launch/. `offload` is no root: policy files (configs/policies/)
-set it and hand it to roots. A study is a root of its own name.
+`gin.register` leaves plain Python calls untouched: only `commands/common.py`, which
+asks for a root here, sees bindings, and only there are types checked (`checked`). Add a
+root to ROOTS and a command to commands/scripts/. `offload` is no root: policy files
+(configs/policies/) set it and hand it to roots. A study is a root of its own name.
 """
 
 import dataclasses

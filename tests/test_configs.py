@@ -6,7 +6,7 @@ from pathlib import Path
 import gin
 import pytest
 
-from launch.gin_data import Names, check_settings
+from moe_edge.commands.gin_data import Names, check_settings
 from moe_edge.configurables import OPTIONS, get_root, others, read_by
 
 ROOT = Path(__file__).parents[1]

@@ -27,10 +27,13 @@ def missing_paths(text: str) -> list[str]:
 
 
 def missing_scripts(text: str) -> list[str]:
-    """Scripts and modules of `python X.py` and `python -m X` that do not exist."""
+    """Scripts and modules of `python X.py`, `python -m X` and `moe-edge X` that do not
+    exist."""
     scripts = re.findall(r"python (\S+\.py)", text)
     modules = re.findall(r"python -m ((?:launch|moe_edge)\.[\w.]*[a-z])", text)
     scripts += [module.replace(".", "/") + ".py" for module in modules]
+    commands = re.findall(r"(?:^|`)moe-edge ([a-z]\w*)", text, re.MULTILINE)
+    scripts += [f"moe_edge/commands/scripts/{name}.py" for name in commands]
     return [name for name in scripts if not (ROOT / name).is_file()]
 
 
@@ -44,9 +47,12 @@ def test_page_names_what_exists(page):
 
 def test_missing_names_are_found():
     text = "[x](nowhere.md) `core/no.py::f` python launch/no.py python -m moe_edge.no"
+    text += " `moe-edge nay`"
     assert missing_links(ROOT / "README.md", text) == ["nowhere.md"]
     assert missing_paths(text) == ["core/no.py", "launch/no.py"]
-    assert missing_scripts(text) == ["launch/no.py", "moe_edge/no.py"]
+    assert missing_scripts(text) == [
+        *("launch/no.py", "moe_edge/no.py", "moe_edge/commands/scripts/nay.py")
+    ]
 
 
 def quotes(text: str) -> list[tuple[list[str], list[str]]]:

@@ -216,7 +216,7 @@ def config_of_manifest(
     if not isinstance(refactor, dict):
         raise CheckpointError(
             f"{folder}: U is {subs}, but the manifest has no `refactor` that says how "
-            "sub-experts are chosen; refactor the model again (launch/refactor.py)"
+            "sub-experts are chosen; refactor the model again (moe-edge refactor)"
         )
     shares = refactor.get("rank_shares") or ()
     try:

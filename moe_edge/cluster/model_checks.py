@@ -51,7 +51,7 @@ def given_placement(
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"--placement {stem} cannot be read: {type(error).__name__}: {error}; "
-            "expected the stem of a .npy and a .json of launch/place_experts.py"
+            "expected the stem of a .npy and a .json of moe-edge place_experts"
         ) from error
     placement, gpus = one_gpu_each(placement, options.servers)
     shape = options.servers, len(layers), experts

@@ -49,7 +49,7 @@ class ClusterOptions:
       methods: placers, separated by commas; each serves all requests in turn. Also
         moe_infinity (every server serves alone and loads what its slots lack from its
         own host memory) and moe_infinity_lb (busy ones pass requests on to idle ones).
-      placement: stem of a placement (`launch/place_experts.py`), instead of methods.
+      placement: stem of a placement (`moe-edge place_experts`), instead of methods.
       workload: a task family a server, by commas (arithmetic, words, stories, tables).
       requests_per_server: with `workload`.
       interval_s: mean seconds between requests of a server, with `workload`.

@@ -1,4 +1,4 @@
-"""The root of launch/cluster.py: starts the processes of a cluster and watches them.
+"""The root of `moe-edge cluster`: starts the processes of a cluster and watches them.
 
 It needs no JAX and computes nothing. On one machine it starts all processes; with
 `--coordinator` and `--process_id` it starts one, which joins those elsewhere. Whatever

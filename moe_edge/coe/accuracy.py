@@ -55,7 +55,7 @@ def read_accuracy(folder: Path, graph: CoeGraph) -> Shares | None:
     path = folder / ACCURACY_FILE
     if not path.exists():
         return None
-    mend = "delete it, or let launch/train_board.py --compare write it again"
+    mend = "delete it, or let moe-edge train_board --compare write it again"
     try:
         stored = built(str(path), _File, read_json(path, CheckpointError))
     except ConfigError as error:

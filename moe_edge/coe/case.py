@@ -20,7 +20,7 @@ from moe_edge.workload.coe_tasks import (
     task_requests,
 )
 
-# Trained by launch/train_board.py; see its README.md. Both files are called `demo`.
+# Trained by moe-edge train_board; see its README.md. Both files are called `demo`.
 DEMO_BOARD = Path(__file__).resolve().parents[1] / "demo_board"
 REDUCED_PERIOD_S = PERIOD_S / 10
 MAX_WAIT_S = 30.0  # of affinity, unless another one is given

@@ -1,4 +1,4 @@
-"""The root of launch/profile_coe.py: what a graph's experts cost on this machine."""
+"""The root of `moe-edge profile_coe`: what a graph's experts cost on this machine."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def run_profile_coe(
     """Measures every architecture of a graph on every kind of device.
 
     Args:
-      run: folder of `coe_profile.json`, which launch/coserve.py reads.
+      run: folder of `coe_profile.json`, which moe-edge coserve reads.
       graph: a `coe.json`, with the files of its experts; or `demo`, the board that
         comes with this program.
       kinds: of executors, separated by commas, such as gpu,cpu; cpu is the processor,

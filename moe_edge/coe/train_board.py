@@ -1,4 +1,4 @@
-"""The root of launch/train_board.py: a board whose experts are trained."""
+"""The root of `moe-edge train_board`: a board whose experts are trained."""
 
 from collections.abc import Callable
 from typing import Any

@@ -56,7 +56,7 @@ def convert_checkpoint(
       to: "ours" or "hf".
       dtype: cast weights to float32, bfloat16 or float16 (None: as stored).
       expert_dtype: quantise the routed experts, q8_0, q4_0 or mxfp4 (None: as others);
-        lossy: launch/fidelity.py --checkpoint DST --reference SRC says how much.
+        lossy: moe-edge fidelity --checkpoint DST --reference SRC says how much.
       overwrite: replace a non-empty `dst`.
       allow_nonfinite: accept NaN and infinity in weights.
       shard_size: most bytes of a safetensors shard (to="hf").

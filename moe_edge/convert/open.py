@@ -25,7 +25,7 @@ def check_floats(reader, purpose: str) -> None:
         raise ConfigError(
             f"{reader.path} has {kind} experts, whose neurons cannot be told apart in "
             f"blocks of 32 weights: {purpose} takes the checkpoint it was made from; "
-            "quantise the result (launch/convert.py --expert_dtype)"
+            "quantise the result (moe-edge convert --expert_dtype)"
         )
 
 

@@ -201,7 +201,7 @@ def load_tokenizer(reader) -> Tokenizer:
     """
     path = reader.tokenizer_path
     if path is None:
-        made = "hf/ of what launch/convert.py makes of it"
+        made = "hf/ of what moe-edge convert makes of it"
         where = reader.hf_files if reader.path.is_dir() else made
         raise CheckpointError(
             f"{reader.path} has no tokenizer.json; put the model's into {where}"

@@ -3,7 +3,7 @@
 `counter` names what is being done, inside of each other where that helps. Whenever
 nothing was said for EVERY_S, a thread writes one line about the innermost one: its
 name, how many are done, and for how long. On a terminal those that know their total
-draw a bar. `launch/common.py` opens the outermost one, named after the command.
+draw a bar. `commands/common.py` opens the outermost one, named after the command.
 """
 
 import contextlib

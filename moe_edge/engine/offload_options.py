@@ -126,7 +126,7 @@ class OffloadOptions:
         if "profile" in kind.needs and not given:
             raise ConfigError(
                 f"{what} needs a profile; set profile_trace to a trace "
-                "(launch/generate.py --trace writes one)"
+                "(moe-edge generate --trace writes one)"
             )
 
     def _check_predictor(self) -> None:
@@ -136,7 +136,7 @@ class OffloadOptions:
         if "future" in kind.needs and not {*kind.from_context} & {*options}:
             raise ConfigError(
                 f"predictor {name} knows the choices of a recorded run, which no "
-                f"engine has; replay a trace (launch/replay.py --predictors {name})"
+                f"engine has; replay a trace (moe-edge replay --predictors {name})"
             )
         check_predictor(name, options, kind.from_context)
         if not kind.from_context:  # the others need a model

@@ -68,7 +68,7 @@ def _count_trace(path: str, config: ModelConfig) -> np.ndarray:
         raise ConfigError(
             f"trace {path} has {trace.num_layers} layers of {trace.num_experts} "
             f"experts, the model {L} of {E}; record one of this model "
-            "(launch/generate.py --trace)"
+            "(moe-edge generate --trace)"
         )
     counts_LE = np.zeros((L, E), np.int64)
     counts_LE[: trace.num_layers] = expert_counts(trace, DECODE)

@@ -1,4 +1,4 @@
-"""The root of launch/generate.py: prompts in, `generations.jsonl` out."""
+"""The root of `moe-edge generate`: prompts in, `generations.jsonl` out."""
 
 import json
 import sys
@@ -194,7 +194,7 @@ def lossy_line(report: dict[str, Any], movement: dict[str, Any]) -> str:
         done = f"{changed}, {done}"
     return (
         f"lossy route {report['route']}: {done}, {movement['bytes_moved'] / 1e6:.1f} "
-        "MB moved (launch/fidelity.py: how far from the model's own text)"
+        "MB moved (moe-edge fidelity: how far from the model's own text)"
     )
 
 

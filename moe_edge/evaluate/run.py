@@ -1,4 +1,4 @@
-"""The root of launch/evaluate.py: perplexity, multiple choice, or logits."""
+"""The root of `moe-edge evaluate`: perplexity, multiple choice, or logits."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The root of launch/lm_eval.py: tasks of the lm-evaluation-harness on any engine."""
+"""The root of `moe-edge lm_eval`: tasks of the lm-evaluation-harness on any engine."""
 
 import contextlib
 from pathlib import Path

@@ -6,7 +6,7 @@ a stated efficiency, because the cost model wants achievable rates:
     arithmetic 0.6, memory 0.8, host links 0.8 of the peak
 
 are assumptions of ours, as is `CALL_S`, the fixed time of a call (a few kernel
-launches). `launch/profile_machine.py` replaces all of them by measurements.
+launches). `moe-edge profile_machine` replaces all of them by measurements.
 `checked=False` marks what could not be held against a source; its `source` says what.
 """
 
@@ -126,22 +126,20 @@ def read_machine(path: str | Path) -> Gpu:
       ConfigError: no machine file, or another version; FileNotFoundError.
     """
     path = Path(path)
-    check_there(
-        path, "--cluster or a GPU of it:", "launch/profile_machine.py writes it"
-    )
+    check_there(path, "--cluster or a GPU of it:", "moe-edge profile_machine writes it")
     stored = read_json(path)
     try:
         version = stored["format_version"]
         device, link = stored["device"], stored["host_link"]
     except (TypeError, KeyError) as error:
         raise ConfigError(
-            f"{path} is no machine file ({error!r}); launch/profile_machine.py writes "
+            f"{path} is no machine file ({error!r}); moe-edge profile_machine writes "
             "them"
         ) from error
     if version != FORMAT_VERSION:
         raise ConfigError(
             f"{path} has format_version {version}, expected {FORMAT_VERSION}: measure "
-            "again with launch/profile_machine.py"
+            "again with moe-edge profile_machine"
         )
     try:
         return Gpu(device=Device(**device), host_link=Link(**link))

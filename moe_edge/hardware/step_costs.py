@@ -194,12 +194,12 @@ def read_step_costs(path: str | Path) -> StepCosts:
       ConfigError: there are none, or the file cannot be read; FileNotFoundError.
     """
     path = Path(path)
-    check_there(path, "--costs", "launch/profile_machine.py --checkpoint writes it")
+    check_there(path, "--costs", "moe-edge profile_machine --checkpoint writes it")
     stored = read_json(path)
     given = stored.get("step_costs") if isinstance(stored, dict) else None
     if given is None:
         raise ConfigError(
-            f"{path} has no step_costs; measure them with launch/profile_machine.py "
+            f"{path} has no step_costs; measure them with moe-edge profile_machine "
             "--checkpoint"
         )
     return StepCosts.of_json(given)

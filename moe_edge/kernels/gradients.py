@@ -31,7 +31,7 @@ def suits(*widths: int, dtype, frozen: bool = False) -> bool:
         and dtype in known
         and all(width % VECTOR == 0 for width in widths)
         and jax.default_backend() == "cpu"
-        and native.choice() == "native"
+        and native.is_native()
     )
 
 

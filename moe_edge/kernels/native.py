@@ -8,6 +8,7 @@ import contextvars
 import ctypes
 import functools
 import os
+import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -194,8 +195,27 @@ def suits(rows: int, weights: jax.Array) -> bool:
         and isinstance(weights, jax.Array)
         and weights.dtype in _DTYPES
         and jax.default_backend() == "cpu"
-        and choice() == "native"
+        and is_native()
     )
+
+
+def is_native() -> bool:
+    """Whether native kernels multiply on a CPU; says so once if they were not built."""
+    warn_if_missing()
+    return choice() == "native"
+
+
+@functools.cache
+def warn_if_missing() -> None:
+    """One line on stderr in each process, unless MOE_EDGE_KERNELS was set."""
+    if "MOE_EDGE_KERNELS" not in os.environ and library() is None:
+        print(
+            "the host kernels were not built, so XLA multiplies, which is slower; "
+            "install a C++ compiler (GCC or Clang with C++20) and then this package "
+            "again, or set MOE_EDGE_KERNELS=xla to hide this line",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def linear(x_TI: jax.Array, *weights: jax.Array) -> list[jax.Array]:

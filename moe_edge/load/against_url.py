@@ -98,14 +98,14 @@ async def describe(client: Client, url: str) -> Target:
         return Target(str(first["id"]), int(more["k"]), int(more["max_context"]))
     except (OSError, asyncio.IncompleteReadError) as error:
         raise ConfigError(
-            f"no server answers at {url} ({error}); start one with launch/serve.py"
+            f"no server answers at {url} ({error}); start one with moe-edge serve"
         ) from error
     except (KeyError, IndexError, TypeError, ValueError) as error:
         if isinstance(error, RequestError):
             raise
         raise ConfigError(
             f"{url}/v1/models names no moe_edge k and max_context ({error!r}); is it "
-            "a server of launch/serve.py?"
+            "a server of moe-edge serve?"
         ) from error
 
 

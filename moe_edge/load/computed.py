@@ -34,7 +34,7 @@ def computed_results(
     if costs is None:
         raise ConfigError(
             "--target computed needs --costs, a machine.json of "
-            "launch/profile_machine.py --checkpoint"
+            "moe-edge profile_machine --checkpoint"
         )
     own_k, context = round(costs.decode.ks[-1]), options.max_context or LONGEST_CONTEXT
     budget, row_bytes = math.inf, _nothing

@@ -39,7 +39,7 @@ class Results:
         return cls(made=made, lines=lines, is_equal=not differs, notes=notes, **more)
 
     def summary(self, slo_ttft_s: float, slo_tpot_s: float) -> dict[str, Any]:
-        """The last line of `launch/load.py`."""
+        """The last line of `moe-edge load`."""
         figures = summarise(self.served, slo_ttft_s=slo_ttft_s, slo_tpot_s=slo_tpot_s)
         late_s = None if self.late_s is None else np.percentile(self.late_s or [0], 99)
         return figures | {

@@ -1,4 +1,4 @@
-"""The root of launch/load.py: requests at their times, and how they were served."""
+"""The root of `moe-edge load`: requests at their times, and how they were served."""
 
 import dataclasses
 from pathlib import Path
@@ -127,7 +127,7 @@ def _check(
         )
     _check_plain(
         options,
-        "is an option of the server behind a URL; give it to launch/serve.py",
+        "is an option of the server behind a URL; give it to moe-edge serve",
     )
 
 

@@ -59,6 +59,8 @@ def interval_metric(
 def command_line() -> str:
     """How this process was started; our own scripts relative to the repository."""
     arguments = [part.removeprefix(f"{REPOSITORY}/") for part in sys.orig_argv[1:]]
+    if arguments and Path(arguments[0]).name == "moe-edge":
+        return shlex.join(["moe-edge", *arguments[1:]])
     return shlex.join(["python", *arguments])
 
 

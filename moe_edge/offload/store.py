@@ -155,7 +155,7 @@ def _check_mappable(reader) -> None:
     if not isinstance(reader, CheckpointReader):
         raise ConfigError(
             f"{reader.path} is not in our format and holds no expert records to "
-            "map; convert it first (launch/convert.py) or keep experts in "
+            "map; convert it first (moe-edge convert) or keep experts in "
             "host memory"
         )
     stored = RECORD_DTYPES[reader.manifest["dtype"]]

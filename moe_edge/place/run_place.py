@@ -1,4 +1,4 @@
-"""The root of launch/place_experts.py: placements of all methods, side by side."""
+"""The root of `moe-edge place_experts`: placements of all methods, side by side."""
 
 import dataclasses
 import time

@@ -3,7 +3,7 @@
 Ours. The router of a later layer, run on an earlier state (`stale_gate.py`), was never
 trained for that state. A probe was: rows and gated neurons that name, on the state that
 the router of layer l saw, which experts layer l + j chose in a calibration text
-(`profile/probes.py` fits them, `launch/profile_model.py --probes` writes them).
+(`profile/probes.py` fits them, `moe-edge profile_model --probes` writes them).
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Probe(LooksAhead):
     """Probes of a profile on the current state, for the next layers.
 
     Attributes:
-      profile: folder of launch/profile_model.py of this model, with probes that reach
+      profile: folder of moe-edge profile_model of this model, with probes that reach
         `look_ahead` layers. Its shape is checked, not its weights: those of another
         model of the same shape predict badly.
     """
@@ -55,7 +55,7 @@ class Probe(LooksAhead):
         self._check_model()
         if not (Path(self.profile) / FOLDER).is_dir():
             raise ConfigError(
-                f"profile {self.profile} has no probes; run launch/profile_model.py "
+                f"profile {self.profile} has no probes; run moe-edge profile_model "
                 f"with --probes {self.look_ahead} or more"
             )
         _ = self._probes  # all of them are read before anything runs
@@ -68,7 +68,7 @@ class Probe(LooksAhead):
             found = {name: info[name] for name in ("layers", "E", "D")}
         except (ConfigError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{path} is no profile of launch/profile_model.py: "
+                f"{path} is no profile of moe-edge profile_model: "
                 f"{type(error).__name__}: {error}"
             ) from error
         config = self.config
@@ -77,7 +77,7 @@ class Probe(LooksAhead):
         if found != wanted:
             raise CheckpointError(
                 f"{path} is of a model with {found}, this one has {wanted}; run "
-                "launch/profile_model.py on it"
+                "moe-edge profile_model on it"
             )
 
     @functools.cached_property
@@ -95,7 +95,7 @@ class Probe(LooksAhead):
         if len(found) > 1:
             raise CheckpointError(
                 f"probes of {self.profile} have {sorted(found)} neurons, expected one "
-                "number; run launch/profile_model.py again"
+                "number; run moe-edge profile_model again"
             )
         return probes
 
@@ -120,7 +120,7 @@ class Probe(LooksAhead):
 
     def _load(self, path: Path, width: int, length: int | None = None) -> np.ndarray:
         """A file of a probe; of any length, if None is given."""
-        again = f"run launch/profile_model.py with --probes {self.look_ahead}"
+        again = f"run moe-edge profile_model with --probes {self.look_ahead}"
         if not path.is_file():
             raise CheckpointError(
                 f"{path} cannot be found: the profile looks less far ahead, or is of "

@@ -13,7 +13,7 @@ from moe_edge.profile.writer import COUNTS_NAME, HIDDEN, PROFILE_NAME, expert_pa
 
 FORMAT_VERSION = 1
 UNSEEN = -1  # a count that no line gave
-RERUN = "run launch/profile_model.py again"
+RERUN = "run moe-edge profile_model again"
 
 
 class Profile:
@@ -47,7 +47,7 @@ class Profile:
             raise CheckpointError(
                 f"profile {self.path} is of checkpoint {self.info['checkpoint']!r} "
                 f"with content {self.content_sha256[:12]}, this one has "
-                f"{content_sha256[:12]}; run launch/profile_model.py on it"
+                f"{content_sha256[:12]}; run moe-edge profile_model on it"
             )
 
     def tokens_of(self, layer: int, expert: int) -> int:
@@ -87,7 +87,7 @@ class Profile:
         if not self.info.get("hidden"):
             raise ConfigError(
                 f"profile {self.path} has no hidden states, on which a calibrated gate "
-                "is fitted; run launch/profile_model.py with --hidden"
+                "is fitted; run moe-edge profile_model with --hidden"
             )
 
     def _row(self, layer: int, expert: int) -> int:
@@ -125,7 +125,7 @@ def open_profile(path: str | Path) -> Profile:
     if not (path / PROFILE_NAME).is_file():
         raise CheckpointError(
             f"{path} holds no {PROFILE_NAME}; make a profile with "
-            "launch/profile_model.py"
+            "moe-edge profile_model"
         )
     info = _read_info(path / PROFILE_NAME)
     layers, domains = info["layers"], info["domains"]

@@ -1,4 +1,4 @@
-"""The root of launch/profile_model.py: what happens inside the experts of a model."""
+"""The root of `moe-edge profile_model`: what happens inside the experts of a model."""
 
 import json
 from typing import Any
@@ -59,7 +59,7 @@ def run_profile(
       batch_size: windows run together; changes nothing but rounding. Beyond about 2048
         tokens it gains nothing, and freed buffers go back to the kernel.
       hidden: keep the experts' inputs of these rows, too: `--gate calibrated` of
-        launch/refactor.py is fitted on them.
+        moe-edge refactor is fitted on them.
       probes: fit what names the experts of so many layers ahead, for predictor
         `probe`.
       probe_neurons: of each probe; more of them name experts better and take a layer

@@ -1,4 +1,4 @@
-"""The root of launch/profile_machine.py: this machine as a preset."""
+"""The root of `moe-edge profile_machine`: this machine as a preset."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The root of launch/refactor.py: experts into sub-experts that K can choose among."""
+"""The root of `moe-edge refactor`: experts into sub-experts that K can choose among."""
 
 import dataclasses
 import inspect
@@ -76,7 +76,7 @@ def run_refactor(
       run: folder of the new checkpoint, in our format, with `report.json`; of a matrix
         see `run_matrix`.
       checkpoint: the parent, path or `default`.
-      profile: folder of launch/profile_model.py, of the same checkpoint.
+      profile: folder of moe-edge profile_model, of the same checkpoint.
       activations: `.npy` file to partition instead of a model.
       settings: how experts are split and their blocks chosen.
       text: held-out file whose perplexity is measured; None: the packaged one.

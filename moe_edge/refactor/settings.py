@@ -90,7 +90,7 @@ class PartitionOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(PartitionOptions):
-    """What `launch/refactor.py` does to a model; defaults are measured ones.
+    """What `moe-edge refactor` does to a model; defaults are measured ones.
 
     Attributes (more than those of `PartitionOptions`):
       solver: alternate, magnitude, anneal, ..; None: magnitude for lg, which always

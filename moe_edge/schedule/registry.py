@@ -47,6 +47,6 @@ def get_policy(
     if missing := [option for option, value in taken.items() if value is None]:
         raise ConfigError(
             f"policy {name} got no {', '.join(missing)}; costs are measured by "
-            "launch/profile_machine.py --checkpoint"
+            "moe-edge profile_machine --checkpoint"
         )
     return POLICIES[name](**taken)

@@ -1,4 +1,4 @@
-"""The root of launch/serve.py: a model behind an OpenAI-compatible server."""
+"""The root of `moe-edge serve`: a model behind an OpenAI-compatible server."""
 
 from typing import Any
 

@@ -71,7 +71,7 @@ class ServedModel:
             raise ApiError(
                 "quality_unmeasured",
                 f"quality needs the perplexity at K {self.own_k} in the checkpoint's "
-                f"{REPORT_NAME}, which launch/refactor.py writes; give min_k instead",
+                f"{REPORT_NAME}, which moe-edge refactor writes; give min_k instead",
                 param="quality",
             )
         least = self.own_k

@@ -1,4 +1,4 @@
-"""The root of launch/coserve.py: requests for many experts, policy by policy, live on
+"""The root of `moe-edge coserve`: requests for many experts, policy by policy, live on
 this machine or in computed time."""
 
 import contextlib

@@ -1,7 +1,7 @@
 """One driver for all studies: settings in, a measurement, a results entry out.
 
 A study is a `Study` value named like its entry (`results/NAME`), its gin file
-(`configs/experiments/NAME.gin`) and its argument of `launch/study.py`; `registry.py`
+(`configs/experiments/NAME.gin`) and its argument of `moe-edge study`; `registry.py`
 lists them all.
 """
 

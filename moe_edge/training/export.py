@@ -44,7 +44,7 @@ def read_newest(run_dir: Path):
             restored = checkpoints.restore(manager, Hyper())
     if restored is None:
         raise ConfigError(
-            f"no training checkpoint in {folder}; expected one of launch/pretrain.py, "
+            f"no training checkpoint in {folder}; expected one of moe-edge pretrain, "
             "which saves every few minutes and when it stops"
         )
     state, progress, config = restored

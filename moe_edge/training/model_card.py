@@ -1,4 +1,4 @@
-"""The root of launch/model_card.py: a training run becomes a folder to ship.
+"""The root of `moe-edge model_card`: a training run becomes a folder to ship.
 
 Exports the newest checkpoint as a Hugging Face folder, measures the exported weights
 on held-out text, and writes the model card and its pictures to the same folder.
@@ -61,7 +61,7 @@ def check_run(run: Path) -> list[dict]:
     if missing := sorted(CARD_SETTINGS - set(settings)):
         raise ConfigError(
             f"{run / SETTINGS_FILE} lacks {missing}, which the card reports; an older "
-            "launch/pretrain.py wrote it: make the card with the commit that trained it"
+            "moe-edge pretrain wrote it: make the card with the commit that trained it"
         )
     if saved_config(run) is None:
         raise ConfigError(f"no training checkpoint in {run}; the run saved none yet")
@@ -74,7 +74,7 @@ def run_model_card(run: RunFolder, *, run_dir: str, eval_rows: int = 16) -> dict
 
     Args:
       run: the Hugging Face folder to write.
-      run_dir: folder of a training run (`--out_dir` of launch/pretrain.py).
+      run_dir: folder of a training run (`--out_dir` of moe-edge pretrain).
       eval_rows: held-out sequences of 512 tokens measured per domain.
     Returns:
       Summary with tokens, perplexity by domain, the ratio of expert-usage distances

@@ -1,4 +1,4 @@
-"""The root of launch/pretrain.py: text in, a trained model in `out_dir` out."""
+"""The root of `moe-edge pretrain`: text in, a trained model in `out_dir` out."""
 
 import dataclasses
 import json

@@ -74,7 +74,7 @@ class ClusterRun:
         if not (self.folder / CLUSTER_FILE).is_file():
             raise ConfigError(
                 f"{folder} holds no {CLUSTER_FILE}, so it is no run of a cluster; name "
-                "the --out_dir of launch/cluster.py"
+                "the --out_dir of moe-edge cluster"
             )
         self.facts = read_facts(self.folder)
         self.calibration = self._calibration(CALIBRATION_FILE)

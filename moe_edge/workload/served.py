@@ -59,7 +59,7 @@ def summarise(
     slo_ttft_s: float = 0.5,
     slo_tpot_s: float = 0.02,
 ) -> dict[str, Any]:
-    """The figures of a run, as `launch/load.py` prints them.
+    """The figures of a run, as `moe-edge load` prints them.
 
     Rates are over the time from the first arrival to the last token. Times are of
     finished requests; `slo_attainment` is the part of all offered requests that

@@ -111,9 +111,7 @@ def test_bad_input_is_refused(tmp_path):
         device = gpu("a6000").device
         dataclasses.replace(device, curve=((2.0, 1.0), (1.0, 1.0)))
     path = tmp_path / "m.json"
-    message = (
-        "--cluster or a GPU of it: .*m.json does not exist; launch/profile_machine"
-    )
+    message = "--cluster or a GPU of it: .*m.json does not exist; moe-edge profile_"
     with pytest.raises(FileNotFoundError, match=message):
         cluster_for("deepseek_v2_lite", str(path))
     for content, message in (

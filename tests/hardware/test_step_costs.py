@@ -85,7 +85,7 @@ def test_costs_survive_their_file(tmp_path):
 
 def test_files_without_costs_are_refused(tmp_path):
     path = tmp_path / "machine.json"
-    with pytest.raises(FileNotFoundError, match="--costs .* does not exist; launch/"):
+    with pytest.raises(FileNotFoundError, match="--costs .* does not exist; moe-edge "):
         read_step_costs(path)
     for text, message in (
         ("{", "is not valid JSON"),

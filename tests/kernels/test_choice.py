@@ -14,12 +14,13 @@ from tests.support.host_kernels import needs_kernels
 def fresh(monkeypatch):
     """Nothing is loaded or chosen yet, neither here nor afterwards."""
     monkeypatch.undo()
-    native.library.cache_clear()
-    native.choice.cache_clear()
+    kept = native.library, native.choice, native.warn_if_missing
+    for each in kept:
+        each.cache_clear()
     yield monkeypatch
     monkeypatch.undo()
-    native.library.cache_clear()
-    native.choice.cache_clear()
+    for each in kept:
+        each.cache_clear()
 
 
 def test_a_wrong_choice_is_refused(fresh):
@@ -37,6 +38,24 @@ def test_kernels_that_were_not_built(fresh):
     fresh.setenv("MOE_EDGE_KERNELS", "native")
     with pytest.raises(ConfigError, match="install a C"):
         native.choice()
+
+
+def test_steps_without_kernels_say_so_once(fresh, capfd):
+    fresh.setattr(native.sysconfig, "get_config_var", lambda _: ".of_another_python")
+    fresh.delenv("MOE_EDGE_KERNELS", raising=False)
+    wanted, weights = native.within(native.suits), jnp.ones((2, 2))
+    assert not native.suits(1, weights)  # no step of a model
+    assert capfd.readouterr().err == ""
+    assert not wanted(1, weights) and not wanted(1, weights)
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("the host kernels were not built, so XLA multiplies, which")
+    assert "install a C++ compiler" in said and "MOE_EDGE_KERNELS=xla" in said
+    native.warn_if_missing.cache_clear()
+    native.choice.cache_clear()
+    fresh.setenv("MOE_EDGE_KERNELS", "xla")  # as the line says
+    assert not wanted(1, weights)
+    assert capfd.readouterr().err == ""
 
 
 @needs_kernels

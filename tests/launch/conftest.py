@@ -12,7 +12,7 @@ import gin
 import pytest
 from absl.testing import flagsaver
 
-import launch.common  # noqa: F401  its flags outlive a script that runs here
+import moe_edge.commands.common  # noqa: F401  its flags outlive a script that runs here
 from tests.support.progress_lines import without_progress
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 

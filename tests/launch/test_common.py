@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from launch import common
+from moe_edge.commands import common
 from moe_edge.core.checks import ConfigError
 from tests.launch.conftest import ROOT
 from tests.support.live_run import WITH_INTERRUPTS
@@ -83,7 +83,7 @@ def test_script_default_out_dir_is_named_after_the_gin_file(run_script, tiny, tm
 TWICE = """
 import os
 import gin
-from launch import common, out_dir as naming
+from moe_edge.commands import common, out_dir as naming
 from moe_edge.core.out_folder import atomic_folder
 
 naming.time.strftime = lambda form: "now"
@@ -124,7 +124,7 @@ def test_script_default_out_dirs_of_one_second_differ(tmp_path):
 KILLED = """
 import os, signal, sys
 import gin
-from launch import common
+from moe_edge.commands import common
 from moe_edge.core.out_folder import atomic_folder
 
 @gin.register
@@ -195,7 +195,7 @@ def check_killed(tmp_path, start, script, name, code, word) -> None:
 ENDING = """
 import atexit, time
 import gin
-from launch import common
+from moe_edge.commands import common
 
 atexit.register(time.sleep, 0.1)
 
@@ -223,16 +223,18 @@ def test_script_that_ends_before_a_signal_comes_back_ends_well(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "{}\n", "")
 
 
-def test_script_interrupted_while_it_imports_ends_in_one_line(tmp_path):
-    script = tmp_path / "launch" / "early.py"
-    script.parent.mkdir()
-    script.write_text(
-        "from launch import common\nimport os, signal\n"
-        "os.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
+AS_SCRIPT = [str(ROOT / "launch" / "generate.py")]
+AS_COMMAND = ["-c", "from moe_edge.commands.main import main; main()", "generate"]
+
+
+@pytest.mark.parametrize("command", [AS_SCRIPT, AS_COMMAND])
+def test_script_interrupted_while_it_imports_ends_in_one_line(tmp_path, command):
+    (tmp_path / "gin.py").write_text(  # one of the packages that it imports
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
     )
     done = subprocess.run(
-        [*WITH_INTERRUPTS, str(script)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [*WITH_INTERRUPTS, *command],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
         capture_output=True,
         text=True,
         timeout=100,
@@ -334,7 +336,7 @@ def test_help_lists_all_flags_and_exits_0(run_script):
 
 PIPED = """
 import gin
-from launch import common
+from moe_edge.commands import common
 
 @gin.register
 def piped(*, out_dir: str) -> dict:

@@ -172,7 +172,10 @@ def test_coserve_refuses_accuracies_of_another_form_or_other_weights_before_it_s
     for content, said in (
         (good | {"collaboration": "high"}, "collaboration is 'high', expected a num"),
         (good | {"single": 1.5}, "accuracy.json: single is 1.5, expected a share"),
-        (shares, "accuracy.json lacks weights_sha256; delete it, or let launch/train_"),
+        (
+            shares,
+            "accuracy.json lacks weights_sha256; delete it, or let moe-edge train_",
+        ),
         ([], "accuracy.json is [], expected names and values"),
     ):
         path.write_text(json.dumps(content))

@@ -130,7 +130,7 @@ def test_a_trace_with_shared_beginnings(run_script, tmp_path):
         ),
         (
             ["--target", "http://127.0.0.1:9", *POISSON, "--max_batch", 4],
-            "--max_batch is an option of the server behind a URL; give it to launch",
+            "--max_batch is an option of the server behind a URL; give it to moe-",
         ),
         (
             ["--target", "http://127.0.0.1:9", *POISSON, "--api_key_file", "k"],

@@ -68,7 +68,7 @@ def test_every_command_reports_itself(run_script, tmp_path, progress_clock):
     """Whatever it does: here nothing that any part of it counts."""
     script = tmp_path / "mine.py"
     script.write_text(
-        "import gin\nfrom launch import common\n"
+        "import gin\nfrom moe_edge.commands import common\n"
         "from moe_edge.core.progress import _REPORTER\n"
         "@gin.register\ndef mine() -> dict:\n    _REPORTER.clock.passes(10)\n"
         "    return {}\n"
@@ -82,7 +82,7 @@ def test_every_command_reports_itself(run_script, tmp_path, progress_clock):
 def test_memory_that_does_not_suffice_is_one_line(run_script, tmp_path):
     script = tmp_path / "large.py"
     script.write_text(
-        "import gin\nfrom launch import common\n"
+        "import gin\nfrom moe_edge.commands import common\n"
         "@gin.register\ndef large() -> dict:\n    raise MemoryError('5 TiB')\n"
         "common.run('large')\n"
     )

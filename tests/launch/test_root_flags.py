@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from launch.root_flags import flag_kind, parameter_texts
+from moe_edge.commands.root_flags import flag_kind, parameter_texts
 from tests.launch.conftest import ROOT
 
 LIGHT = [

@@ -134,6 +134,9 @@ def test_command_line_is_relative_to_the_repository(monkeypatch):
     script = str(results.REPOSITORY / "launch" / "x.py")
     monkeypatch.setattr("sys.orig_argv", ["python3", script, "--a", "b c"])
     assert results.command_line() == "python launch/x.py --a 'b c'"
+    started = ["/v/bin/python3", "/v/bin/moe-edge", "x", "--a", "b c"]
+    monkeypatch.setattr("sys.orig_argv", started)
+    assert results.command_line() == "moe-edge x --a 'b c'"
 
 
 def test_index_names_entries_but_not_local_ones(tmp_path):

@@ -285,7 +285,7 @@ def test_probe_names_what_its_rows_say(name, tmp_path):
 def test_probe_refuses_profiles_that_do_not_fit(tmp_path):
     config = model().config
     given = {"config": config, "profile": str(tmp_path)}
-    with pytest.raises(CheckpointError, match="is no profile of launch/profile_model"):
+    with pytest.raises(CheckpointError, match="is no profile of moe-edge profile"):
         get_predictor("probe", **given)
     write_probes(tmp_path, config, 1)
     (tmp_path / "probes").rename(tmp_path / "away")

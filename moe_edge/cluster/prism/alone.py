@@ -1,7 +1,7 @@
 """A server that asks nobody: MoE-Infinity, the baseline of Prism's table I.
 
 Blocks that its slots lack come from its own host memory over an emulated link. The
-engine, cache, eviction policy and predictor are those of `launch/generate.py`, but
+engine, cache, eviction policy and predictor are those of `moe-edge generate`, but
 programs do not run inline (`engine/inline.py`).
 """
 

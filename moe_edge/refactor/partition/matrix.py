@@ -1,4 +1,4 @@
-"""One-matrix mode of launch/refactor.py: activations in, labels out."""
+"""One-matrix mode of moe-edge refactor: activations in, labels out."""
 
 import time
 from pathlib import Path

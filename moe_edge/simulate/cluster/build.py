@@ -48,7 +48,7 @@ class CaseOptions:
     Attributes:
       model: preset of its sizes.
       cluster: preset of machines, such as prism or mixed, or the path of a machine.json
-        (`launch/profile_machine.py`).
+        (`moe-edge profile_machine`).
       cluster_options: of the preset; Prism's share of memory for the model else.
       workload: bigbench, multidata, or one routing domain a server, by commas.
       then_workload: after these requests come as many of this workload (Poisson

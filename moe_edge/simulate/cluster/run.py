@@ -1,4 +1,4 @@
-"""The root of launch/simulate.py: what placements and offloading do to latency."""
+"""The root of `moe-edge simulate`: what placements and offloading do to latency."""
 
 import time
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def run_simulate(
       cache_share: above 0 servers load the blocks that they lack from host memory, into
         this share of their GPUs' memory, instead of asking others.
       seeds: runs, from `seed` on; rows are medians over them.
-      cluster_run: folder of a run of launch/cluster.py, which is done again in computed
+      cluster_run: folder of a run of moe-edge cluster, which is done again in computed
         time: its requests, routing, placements and costs. Nothing else is needed.
       data_dir: holds traces.
       seed: of everything random.

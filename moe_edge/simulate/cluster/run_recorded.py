@@ -1,4 +1,4 @@
-"""`launch/simulate.py --cluster_run DIR`: a real run beside the simulator."""
+"""`moe-edge simulate --cluster_run DIR`: a real run beside the simulator."""
 
 import dataclasses
 import time

@@ -1,4 +1,4 @@
-"""The root of launch/replay.py: hit ratios and prediction recall of a route trace."""
+"""The root of `moe-edge replay`: hit ratios and prediction recall of a route trace."""
 
 import math
 from typing import Any

@@ -97,7 +97,7 @@ class QuantisedSettings(ForcedText):
     """Several ways to quantise the experts of one checkpoint, each measured against it.
 
     Attributes:
-      kinds: of `launch/convert.py --expert_dtype`, each once.
+      kinds: of `moe-edge convert --expert_dtype`, each once.
       device_memory: of the offloaded engine that must give the resident one's bits, a
         share of the experts' bytes or a size, as everywhere.
       batch_sizes: rows decoded together.

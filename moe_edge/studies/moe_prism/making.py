@@ -165,7 +165,7 @@ def _short_loss(work: Path, field: str, tuning: dict, rate: float, settings) -> 
 
 
 def training_text(data_dir: str | None) -> str:
-    """Prose for fine-tuning: what `launch/pretrain.py` reads of it.
+    """Prose for fine-tuning: what `moe-edge pretrain` reads of it.
 
     Its held-out parts stay out (`training.text.split_documents`). Documents are cut
     into pieces and shuffled, so that sources mix.
@@ -220,7 +220,7 @@ def check_models(settings: ModelSettings) -> None:
         refactor = known.get("refactor") or {}
         if moe.sub_experts == 1:
             raise CheckpointError(
-                f"{name} {path} is not refactored; make it with launch/refactor.py"
+                f"{name} {path} is not refactored; make it with moe-edge refactor"
             )
         if refactor.get("parent_sha256") != parent:
             raise CheckpointError(

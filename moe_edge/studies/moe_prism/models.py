@@ -30,7 +30,7 @@ class Kind(NamedTuple):
 
     Attributes:
       field: of the settings.
-      gate: of launch/refactor.py.
+      gate: of moe-edge refactor.
       follows: fine-tuned towards the parent.
     """
 
@@ -109,7 +109,7 @@ class ModelSettings(StudySettings):
         found = {name: path for name, path in paths.items() if path}
         if not found:
             raise ConfigError(
-                "no refactored checkpoint given; name those of launch/refactor.py in "
+                "no refactored checkpoint given; name those of moe-edge refactor in "
                 f"{', '.join(BY_FIELD)}, or list in `make` what to make"
             )
         return {ORIGINAL: self.checkpoint} | found

@@ -51,7 +51,7 @@ class LiveEntry:
           FileNotFoundError: there is none. ConfigError: it is another study's.
         """
         path = Path(folder) / "result.json"
-        check_there(path, "live:", "launch/study.py od_moe_fig8 writes such an entry")
+        check_there(path, "live:", "moe-edge study od_moe_fig8 writes such an entry")
         result, cases = read_result(folder), {}
         for row in result["metrics"]:
             cases.setdefault(row["policy"], {})[row["name"]] = row["value"]

@@ -1,6 +1,6 @@
 """OD-MoE, figures 8 and 9: decode speed by what is aligned, on live processes.
 
-Every case is a run of `launch/cluster.py` on this machine: main node, shadow, workers
+Every case is a run of `moe-edge cluster` on this machine: main node, shadow, workers
 over emulated links of their own. It is compared with the same processes holding all
 experts, which each run measures first, so that a busy moment falls on both.
 """

@@ -32,7 +32,7 @@ LIMITS = (
     "that the machinery works, not what large models can do.",
     "Held-out texts of a few thousand tokens; the task families come from the same "
     "generator as the training data, with other seeds.",
-    "Speed of one run on a machine that may be busy; launch/benchmark.py compares.",
+    "Speed of one run on a machine that may be busy; moe-edge benchmark compares.",
 )
 BUDGET = "25%"
 TRANSFER_LATENCY_S = 50e-6

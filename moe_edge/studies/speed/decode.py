@@ -101,7 +101,7 @@ def _rows(case: str, repeats: int, ours: Callable, found: Sequence, *run) -> Row
 def decode_rate(engine: ResidentEngine, prompts, steps: int) -> float:
     """Greedy tokens per second of `steps` steps after the (untimed) prompts [B, S].
 
-    As `launch/generate.py` decodes: each token reaches its reader, beside the next step
+    As `moe-edge generate` decodes: each token reaches its reader, beside the next step
     where the engine runs ahead.
     """
     done = generate(engine, np.asarray(prompts).tolist(), steps + 1)

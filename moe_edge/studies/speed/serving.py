@@ -38,7 +38,7 @@ class ServingSettings(SuiteSettings):
       parts: what is measured: pick, steps, sampling, policies, goodput, loop, prefix,
         http, ready, memory.
       checkpoint: the original, path or `default`.
-      refactored: made from it by launch/refactor.py; None: one is made in `work_dir`.
+      refactored: made from it by moe-edge refactor; None: one is made in `work_dir`.
       max_batch, max_context: of the server.
       requests: that come at once, of mixed floors.
       loop_requests, prompt_tokens, new_tokens: of the runs that are held against

@@ -1,6 +1,6 @@
 """Suite `serving`: a server behind HTTP: its loop alone beside it, ready, its memory.
 
-The server is a process of `launch/serve.py`; its client is this process.
+The server is a process of `moe-edge serve`; its client is this process.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from moe_edge.studies.speed.serving import ServingSettings
 from moe_edge.studies.speed.serving_loop import driver_of, same_requests, serve_all
 from moe_edge.studies.speed.suite import Models, Rows, make_row
 
-SCRIPT = Path(__file__).parents[3] / "launch" / "serve.py"
+SERVE = "moe_edge.commands.main", "serve"
 PLAIN_BAR, STREAMED_BAR = 1.05, 1.10
 EMPTY_S, FULL_S = 150.0, 30.0
 GROWTH_MB = 30.0
@@ -53,7 +53,7 @@ class LiveServer:
         named = [f"--{name}={value}" for name, value in given.items()]
         started_s = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *named, *flags],
+            [sys.executable, "-m", *SERVE, *named, *flags],
             stdout=subprocess.PIPE,
             env=os.environ | KEEP_ALL,
             text=True,
@@ -63,10 +63,10 @@ class LiveServer:
         if not line:
             self._process.communicate()
             raise ConfigError(
-                f"launch/serve.py ended with {self._process.returncode} before it was "
+                f"moe-edge serve ended with {self._process.returncode} before it was "
                 "ready"
             )
-        self.ready: dict[str, Any] = parse_json("launch/serve.py's first line", line)
+        self.ready: dict[str, Any] = parse_json("moe-edge serve's first line", line)
 
     def close(self) -> dict[str, Any]:
         """Ends it; what its last line says."""
@@ -77,7 +77,7 @@ class LiveServer:
             self._process.kill()
             raise
         last = out.strip().splitlines()[-1:]
-        return parse_json("launch/serve.py's last line", last[0]) if last else {}
+        return parse_json("moe-edge serve's last line", last[0]) if last else {}
 
     def rss_bytes(self) -> int:
         """Memory that the process occupies now."""

@@ -61,7 +61,7 @@ def test_bad_input_is_refused(tiny, text, tmp_path):
     with pytest.raises(CapacityError, match="more --tokens"):
         run(text=text, tokens=8)
     run_profile(out_dir=str(tmp_path / "p"), checkpoint=tiny, text=text, tokens=50)
-    with pytest.raises(CheckpointError, match="run launch/profile_model"):
+    with pytest.raises(CheckpointError, match="run moe-edge profile_model"):
         run(dry_run=True, checkpoint="default", profile=str(tmp_path / "p"))
     assert run(dry_run=True, text=text)["dry_run"]
     assert not (tmp_path / "o").exists()

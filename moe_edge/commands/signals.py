@@ -1,10 +1,9 @@
 """Ctrl-C and SIGTERM end a script by an exception that is never lost."""
 
+import os
 import signal
 import sys
 import types
-
-from launch import end_at_once
 
 IMPORTING = "<frozen importlib._bootstrap>"  # runs while a module is imported
 _caller = None  # code that called `install`; an import that called it does not count
@@ -12,6 +11,18 @@ _caller = None  # code that called `install`; an import that called it does not 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM: ends like Ctrl-C, so half-written folders are removed on the way out."""
+
+
+def end_at_once(number, frame) -> None:
+    """Handler of Ctrl-C while a command is imported: nothing is there to tidy up."""
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+def install_early() -> None:
+    """Until `install`: Ctrl-C ends the process at once, without a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end_at_once)
 
 
 def install() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from absl import flags
 
-COMMON = "launch.common"  # the module of flags that every script has
+COMMON = "moe_edge.commands.common"  # the module of flags that every script has
 INDENT = 24  # column where the text of a flag begins
 
 

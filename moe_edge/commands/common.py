@@ -1,8 +1,8 @@
-"""What all scripts share: common flags, exit codes, errors in one line, JSON last.
+"""What all commands share: common flags, exit codes, errors in one line, JSON last.
 
-A script calls `run(ROOT)`, which derives its flags from the root's signature and
-docstring (`root_flags.py`), or `run(ROOT, FLAGS)` with flags named like parameters of
-the root. A value comes from, in rising order: the function's default, a gin file,
+A command calls `run(ROOT, __doc__)`, which derives its flags from the root's signature
+and docstring (`root_flags.py`), or adds flags named like parameters of the root. A
+value comes from, in rising order: the function's default, a gin file,
 `--gin_param`, a flag that was given. gin files may use the macros `OUT_DIR` and `SEED`.
 """
 
@@ -22,12 +22,14 @@ from pathlib import Path
 import gin
 from absl import app, flags, logging
 
-from launch import out_dir, root_flags, signals
-from launch.gin_data import GIN_ERRORS, Names, check_settings
+from moe_edge.commands import gin_files, out_dir, root_flags, signals
+from moe_edge.commands.gin_data import GIN_ERRORS, Names, check_settings
 from moe_edge.core.checks import ConfigError, MoeEdgeError
 from moe_edge.core.progress import counter
 
-GIN_FILE = flags.DEFINE_multi_string("gin_file", [], "gin file; repeatable")
+GIN_FILE = flags.DEFINE_multi_string(
+    "gin_file", [], "gin file, or the name of one of ours such as smoe; repeatable"
+)
 GIN_PARAM = flags.DEFINE_multi_string(
     "gin_param", [], "gin binding such as 'quickstart.max_new_tokens = 8'; repeatable"
 )
@@ -62,6 +64,7 @@ def define_data_dir() -> flags.FlagHolder:
 
 def run(
     root: str | Callable[[], str],
+    document: str = "",
     script_flags: Sequence[flags.FlagHolder] | None = None,
     out_parameter: str = "out_dir",
 ) -> None:
@@ -69,7 +72,8 @@ def run(
 
     Args:
       root: name of the root function in gin, or what gives it once flags are known.
-      script_flags: the script's own flags, named like parameters of the root; None:
+      document: the command's docstring, which `--help` shows.
+      script_flags: the command's own flags, named like parameters of the root; None:
         one for every parameter that a flag can set.
       out_parameter: the root's parameter that --out_dir sets; there is a default
         folder only if that is `out_dir`.
@@ -86,13 +90,18 @@ def run(
             python_logging.getLogger("asyncio").setLevel(python_logging.CRITICAL)
         if len(argv) > 1:
             raise ConfigError(f"unexpected argument {argv[1]!r}; flags start with --")
+        files = flags.FLAGS["gin_file"]
+        files.value = [gin_files.find(file) for file in files.value]
         name = root if isinstance(root, str) else root()
         summary = call_root(name, script_flags, out_parameter)
         sys.stdout.flush()
         print(json.dumps(plain(summary)), flush=True)
         return 0
 
-    app.run(lambda argv: leave(guarded(main, argv)), flags_parser=parse_flags)
+    def parse(argv: Sequence[str]) -> list[str]:
+        return parse_flags(argv, document)
+
+    app.run(lambda argv: leave(guarded(main, argv)), flags_parser=parse)
 
 
 def leave(code: int) -> int:
@@ -129,11 +138,13 @@ def guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         signals.end()
 
 
-def parse_flags(argv: Sequence[str]) -> list[str]:
+def parse_flags(argv: Sequence[str], document: str) -> list[str]:
     """absl's parsing, with an error in one line; `--help` lists all our flags."""
     asked = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     if {"-h", "--help", "-help"} & set(asked):
-        text = root_flags.help_text(sys.modules["__main__"].__doc__ or "")
+        if argv[0].endswith(".py"):  # as it was started
+            document = re.sub(r"moe-edge (\w+)", r"python launch/\1.py", document)
+        text = root_flags.help_text(document)
         sys.exit(guarded(lambda _: print(text, flush=True) or 0, argv))
     try:
         return flags.FLAGS(argv)

@@ -5,7 +5,6 @@ the file and the line.
 """
 
 import dataclasses
-import difflib
 import inspect
 import re
 import tokenize
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 from gin import config_parser
 
+from moe_edge.commands.suggest import unknown
 from moe_edge.configurables import COMMANDS
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import decode_utf8
@@ -155,10 +155,7 @@ def _check_known(
 ) -> None:
     """Refuses an unknown name, listing what is known but for the `hidden` ones."""
     if name not in known:
-        near = difflib.get_close_matches(name, sorted(known), n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        shown = ", ".join(sorted(set(known) - set(hidden)))
-        raise ConfigError(f"{where}: unknown {kind} {name!r}; {meant}known: {shown}")
+        raise ConfigError(f"{where}: {unknown(kind, name, known, hidden)}")
 
 
 def _marks(value) -> Iterator[Reference | Macro]:
