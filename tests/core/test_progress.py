@@ -140,6 +140,7 @@ def test_a_counter_interrupted_as_it_begins_reports_nothing(monkeypatch, moment)
         pass
     assert not reporter._tasks and reporter._ended is None
 
+
 def test_a_line_is_said_once(capsys):
     for line in ("a line of this test", "another of this test", "a line of this test"):
         progress.say_once(line)
