@@ -24,7 +24,7 @@ from moe_edge.offload.carried_queue import CarriedQueue
 from moe_edge.offload.link import Link
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.pinned import check_limit, pinned_gib
-from moe_edge.offload.policy import POLICIES, CacheSpec, get_policy
+from moe_edge.offload.policy import EVICTION_KINDS, CacheSpec
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
     parse_budget,
@@ -37,7 +37,7 @@ from moe_edge.offload.slots import Slots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype
 from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.predict.base import Predictor
-from moe_edge.predict.registry import PREDICTORS, get_predictor
+from moe_edge.predict.registry import PREDICTOR_KINDS
 from moe_edge.route.policy import get_route
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import DECODE, TraceRecorder, expert_counts
@@ -100,13 +100,13 @@ def plan_cache(
 
 
 def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
-    """The predictor by name, with what it takes from the run."""
-    given = context.fill(PREDICTORS[options.predictor], options.predictor_options)
-    predictor = get_predictor(options.predictor, **given)
+    """The predictor, with what it takes from the run."""
+    given = options.predictor, options.predictor_options
+    predictor = PREDICTOR_KINDS.make(*given, context)
     limit = predictor.look_ahead
     if limit is not None and limit < options.horizon:
         raise ConfigError(
-            f"horizon {options.horizon} exceeds what {options.predictor} looks ahead "
+            f"horizon {options.horizon} exceeds what {predictor.name} looks ahead "
             f"({limit}); lower it or use n_layer_gate"
         )
     return predictor
@@ -136,7 +136,7 @@ def check_offload(
     route = get_route(options.route, **options.route_options)
     if config.moe.keeps_router and not route.lossless:
         raise ConfigError(
-            f"route {options.route} compares router weights, which sub-experts of a "
+            f"route {route.name} compares router weights, which sub-experts of a "
             f"{config.moe.gate} gate share with their parent; use a linear gate or "
             "route topk"
         )
@@ -262,8 +262,8 @@ def assemble(
     if "shadow" in predictor.needs:
         shadow = shadow or make_shadow(weights, predictor.precision, store)
         local = LocalShadow(shadow, predictor)
-    eviction = context.fill(POLICIES[options.eviction], options.eviction_options)
-    policy = get_policy(options.eviction, **eviction)
+    given = options.eviction, options.eviction_options
+    policy = EVICTION_KINDS.make(*given, context)
     route = get_route(options.route, **options.route_options)
     recorded = is_recorded(recorder, with_trace)
     if options.choose_mode(jax.default_backend(), recorded) == "fused":
