@@ -10,7 +10,7 @@ PACKAGE = ROOT / "moe_edge"
 ORDER = (
     "core kernels model hardware checkpoint convert workload route predict offload "
     "schedule engine evaluate training profile refactor place cluster coe serve "
-    "simulate load planner metrics studies"
+    "simulate loadtest planner metrics studies"
 ).split()
 
 # The same within cluster/, of folders and of the files beside them. Those of one line
