@@ -10,7 +10,7 @@ PACKAGE = ROOT / "moe_edge"
 ORDER = (
     "core kernels model hardware checkpoint convert workload route predict offload "
     "schedule engine evaluate training profile refactor place cluster coe serve "
-    "simulate loadtest planner metrics studies"
+    "simulate loadtest planner metrics studies public"
 ).split()
 
 # The same within cluster/, of folders and of the files beside them. Those of one line
@@ -45,7 +45,11 @@ LANGUAGE = (
 )
 
 # Tables of names, which import what is asked for only.
-LAZY = ("moe_edge/configurables.py", "moe_edge/studies/registry.py")
+LAZY = (
+    "moe_edge/__init__.py",
+    "moe_edge/configurables.py",
+    "moe_edge/studies/registry.py",
+)
 
 PEERS = (
     "moe_edge/studies/speed/offload_accelerate.py",

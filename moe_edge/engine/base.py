@@ -146,6 +146,10 @@ class Engine:
         """What moved since `reset_records`; cheap once a step's tokens are known."""
         return Moved()
 
+    def device_bytes(self) -> int:
+        """Bytes of the device that it holds between sessions: weights and slots."""
+        return self.weights.num_bytes
+
     def expert_state(self) -> ExpertState:
         """Where experts are and what lookups met; waits for the device."""
         return all_resident(self.config)

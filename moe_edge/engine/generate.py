@@ -66,11 +66,13 @@ class Step:
 
     Attributes:
       new: (row, token id) of every row that had not ended.
-      at_s: `time.perf_counter()` once these tokens were known.
+      began_s: `time.perf_counter()` when the prompts began to run.
+      at_s: the same once these tokens were known.
       logits_BV: of the latest step that was begun.
     """
 
     new: list[tuple[int, int]]
+    began_s: float
     at_s: float
     logits_BV: jax.Array
 
@@ -95,6 +97,7 @@ def generate_steps(
     ids_B, key = jnp.asarray(list(row_ids), jnp.uint32), jax.random.key(sampling.seed)
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, ids_B)
     rule = dataclasses.replace(sampling, seed=0)
+    began_s = time.perf_counter()
     longest = max((len(prompt) for prompt in prompts), default=0)
     session = engine.new_session(len(prompts), longest + max_new_tokens)
     logits = engine.prefill(session, prompts, on_routing)
@@ -119,7 +122,7 @@ def generate_steps(
                 active[row] = token not in stop_ids
                 if on_token is not None and on_token(row, token):
                     active[row] = False
-        yield Step(new, time.perf_counter(), logits)
+        yield Step(new, began_s, time.perf_counter(), logits)
         if step == max_new_tokens or not active.any():
             return
         if (active != before).any():
@@ -158,7 +161,6 @@ def generate(
       KeyboardInterrupt: after Ctrl-C, between two steps: the engine can go on. A second
         Ctrl-C does not wait for the step.
     """
-    started = time.perf_counter()
     rows: list[list[int]] = [[] for _ in prompts]
     times_s = []
     steps = generate_steps(
@@ -175,11 +177,10 @@ def generate(
         for row, token in step.new:
             rows[row].append(token)
         times_s.append(step.at_s)
-    jax.block_until_ready(
-        step.logits_BV
-    )  # nothing of this call runs on beside the next
-    first = times_s[0]
-    return Generation(rows, first - started, times_s[-1] - first, len(times_s) - 1)
+    jax.block_until_ready(step.logits_BV)  # nothing of this call outlasts it
+    first_s, last_s = times_s[0], times_s[-1]
+    ttft_s = first_s - step.began_s
+    return Generation(rows, ttft_s, last_s - first_s, len(times_s) - 1)
 
 
 def even_batches(count: int, batch_size: int) -> list[range]:

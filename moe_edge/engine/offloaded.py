@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from moe_edge.engine.backends import HostBackend
 from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.follower import LocalShadow
 from moe_edge.engine.fused import FusedEngine
+from moe_edge.engine.fused_cache import DeviceCache
 from moe_edge.engine.inline import stay_awake
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
@@ -24,7 +26,7 @@ from moe_edge.offload.carried_queue import CarriedQueue
 from moe_edge.offload.link import Link
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.pinned import check_limit, pinned_gib
-from moe_edge.offload.policy import EVICTION_KINDS, CacheSpec
+from moe_edge.offload.policy import EVICTION_KINDS, POLICIES, CacheSpec
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
     parse_budget,
@@ -170,6 +172,19 @@ def device_memory_bytes() -> int | None:
     return None
 
 
+def free_device_bytes() -> int | None:
+    """What of the device nobody holds now; None if it does not say."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    meminfo = Path("/proc/meminfo")
+    if jax.default_backend() == "cpu" and meminfo.is_file():
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+        sizes = [line.split() for line in lines if line.startswith("MemAvailable:")]
+        return int(sizes[0][1]) * 1024 if sizes else None
+    return None
+
+
 def make_queue(
     store: HostStore, slots: Slots, link: Link, recorder, asynchronous: bool = True
 ) -> TransferQueue:
@@ -272,10 +287,9 @@ def assemble(
                 "mode fused writes no traces and no events, only counters; use mode "
                 "layered"
             )
-        hosts = hosts or [
-            store.pin_layer(layer) if layer in store.moe_layers else None
-            for layer in range(config.num_layers)
-        ]
+        if type(policy) not in POLICIES.values():
+            DeviceCache(spec, policy, config.moe_layers).check_traceable()
+        hosts = hosts or store.pin_layers(config.num_layers)
         engine = FusedEngine(weights, hosts, spec, policy, route=route)
     else:
         cache = SlotCache(spec, policy)
