@@ -444,3 +444,44 @@ def test_examples_of_docstrings_run(module):
     with contextlib.redirect_stdout(io.StringIO()) as said:
         result = doctest.testmod(found, extraglobs=given)
     assert result.attempted >= 3 and result.failed == 0, said.getvalue()
+
+
+@dataclasses.dataclass(frozen=True)
+class BranchingRoute(me.Route):
+    """Asks an array for its truth, which jit cannot."""
+
+    lossless = False
+
+    def route(self, layer, scores_TE, resident_E, params, ids_TK, weights_TK):
+        if resident_E[0]:
+            return ids_TK, weights_TK
+        return ids_TK, weights_TK
+
+
+class HostRoute(BranchingRoute):
+    host_only = True
+
+
+def test_route_that_jit_refuses_is_refused_at_construction():
+    tokens = resident().generate(TEXT, NEW).tokens
+    engine = tiny_model().offload("50%", route=HostRoute())
+    assert engine.generate(TEXT, NEW).tokens == tokens
+    assert default_offload("50%", route=HostRoute()).choose_mode("gpu") == "layered"
+    match = "route policy BranchingRoute cannot run inside jit.*Tracer"
+    with pytest.raises(me.ConfigError, match=match):
+        tiny_model().offload("50%", route=BranchingRoute, mode="fused")
+    with pytest.raises(me.ConfigError, match="HostRoute runs on the host only"):
+        tiny_model().offload("50%", route=HostRoute, mode="fused")
+
+
+def test_resident_engines_share_experts():
+    first, second = tiny_model().resident(), tiny_model().resident()
+    assert first._core.weights is second._core.weights
+
+
+def test_natural_calls_of_inner_functions_do_not_fail_raw():
+    loaded = load_engine(tiny_folder(), offload="50%")
+    assert loaded.engine.report()["mode"] == "layered"
+    for prompts in ("text", 5, [[1, 1.5]], None):
+        with pytest.raises(me.RequestError, match="expected a list of|expected token"):
+            generate(loaded.engine, prompts, 2)

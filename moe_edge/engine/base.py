@@ -188,7 +188,8 @@ class Engine:
             raise CapacityError(
                 f"the KV cache of {batch} rows of {capacity} tokens takes "
                 f"{needed_bytes} bytes, the device budget left {self.kv_limit_bytes}; "
-                "load the engine for more, ask for fewer rows or tokens, or give "
+                "load the engine for more (max_batch, max_context), ask for fewer rows "
+                "or tokens, or give "
                 "device_memory in per cent, which counts experts only"
             )
         capacity = capacity_for(capacity)

@@ -77,31 +77,6 @@ class DeviceCache:
         """The smallest `capacity_L` of a MoE layer."""
         return min(self.capacity_L[layer] for layer in self.moe_layers)
 
-    def check_traceable(self) -> None:
-        """Raises ConfigError where the policy cannot run inside jit as a lookup does.
-
-        For policies that are not ours: what is wrong shows here, not in a first step.
-        """
-        E, layer = self.spec.num_experts, self.moe_layers[0]
-        shapes = [((self.spec.num_slots, 1), np.float32), ((E, 1), np.float32)]
-        shapes += [((1, self.spec.top_k), np.int32), ((1, E), np.float32)]
-        slots, host, ids, scores = (jax.ShapeDtypeStruct(*shape) for shape in shapes)
-
-        def look_up(slots_SR, host_ER, ids_TK, scores_TE):
-            cache = self.empty(slots_SR)
-            return self.acquire(cache, layer, ids_TK, scores_TE, host_ER)[0]
-
-        try:
-            jax.eval_shape(look_up, slots, host, ids, scores)
-        except Exception as error:  # whatever the policy raises under jit
-            reason = next(iter(str(error).strip().splitlines()), "")
-            raise ConfigError(
-                f"eviction policy {self.policy.name} cannot run inside jit, where mode "
-                f"fused calls it: {type(error).__name__}: {reason} "
-                "(compute with moe_edge.core.arrays.module_of, or set host_only = True "
-                "and use mode layered)"
-            ) from error
-
     def empty(self, slots_SR: jax.Array) -> Cache:
         """An empty cache over these slots; what they hold is never read."""
         spec = self.spec

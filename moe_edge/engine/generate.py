@@ -18,7 +18,7 @@ from moe_edge.core.checks import check_count
 from moe_edge.core.interrupts import check_interrupt, held_interrupts
 from moe_edge.core.progress import progress
 from moe_edge.engine.base import Engine
-from moe_edge.engine.session import plan_chunks
+from moe_edge.engine.session import check_prompts, plan_chunks
 from moe_edge.engine.sizes import capacity_for
 from moe_edge.model.sampling import Sampling, sample
 
@@ -90,6 +90,7 @@ def generate_steps(
 ) -> Iterator[Step]:
     """As `generate`, step by step; the session ends with the iterator."""
     check_count("max_new_tokens", max_new_tokens)
+    longest = max(check_prompts(prompts, engine.config.vocab_size))
     sampling = sampling or Sampling()
     row_ids = range(len(prompts)) if row_ids is None else row_ids
     # A key for each row, from the seed and the row's id alone; the seed is then no
@@ -98,7 +99,6 @@ def generate_steps(
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, ids_B)
     rule = dataclasses.replace(sampling, seed=0)
     began_s = time.perf_counter()
-    longest = max((len(prompt) for prompt in prompts), default=0)
     session = engine.new_session(len(prompts), longest + max_new_tokens)
     logits = engine.prefill(session, prompts, on_routing)
     active = np.ones(len(prompts), bool)
@@ -161,7 +161,6 @@ def generate(
       KeyboardInterrupt: after Ctrl-C, between two steps: the engine can go on. A second
         Ctrl-C does not wait for the step.
     """
-    rows: list[list[int]] = [[] for _ in prompts]
     times_s = []
     steps = generate_steps(
         engine,
@@ -173,6 +172,7 @@ def generate(
         on_token=on_token,
         on_routing=on_routing,
     )
+    rows: dict[int, list[int]] = collections.defaultdict(list)
     for step in steps:
         for row, token in step.new:
             rows[row].append(token)
@@ -180,7 +180,7 @@ def generate(
     jax.block_until_ready(step.logits_BV)  # nothing of this call outlasts it
     first_s, last_s = times_s[0], times_s[-1]
     ttft_s = first_s - step.began_s
-    return Generation(rows, ttft_s, last_s - first_s, len(times_s) - 1)
+    return Generation([*rows.values()], ttft_s, last_s - first_s, len(times_s) - 1)
 
 
 def even_batches(count: int, batch_size: int) -> list[range]:

@@ -25,7 +25,7 @@ from moe_edge.offload.policy import (
 from moe_edge.offload.slot_plan import parse_budget, plan_of
 from moe_edge.predict.base import Predictor
 from moe_edge.predict.registry import PREDICTOR_KINDS, get_predictor
-from moe_edge.route.policy import RoutePolicy, get_route
+from moe_edge.route.policy import ROUTE_KINDS, RoutePolicy, get_route
 
 # What a running engine can give a policy; the future and profiles it cannot.
 AVAILABLE = frozenset({"ids", "weights", "scores"})
@@ -127,7 +127,8 @@ class OffloadOptions:
         """
         if self.mode != "auto":
             return self.mode
-        host_only = EVICTION_KINDS.class_of(self.eviction).host_only
+        kinds = EVICTION_KINDS.class_of(self.eviction), ROUTE_KINDS.class_of(self.route)
+        host_only = any(kind.host_only for kind in kinds)
         needs_layered = recorded or self.layered_only or host_only
         return "fused" if backend == "gpu" and not needs_layered else "layered"
 

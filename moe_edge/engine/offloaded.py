@@ -14,19 +14,19 @@ from moe_edge.engine.backends import HostBackend
 from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.follower import LocalShadow
 from moe_edge.engine.fused import FusedEngine
-from moe_edge.engine.fused_cache import DeviceCache
 from moe_edge.engine.inline import stay_awake
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.shadow import ShadowEngine, make_shadow
+from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.carried_queue import CarriedQueue
 from moe_edge.offload.link import Link
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.pinned import check_limit, pinned_gib
-from moe_edge.offload.policy import EVICTION_KINDS, POLICIES, CacheSpec
+from moe_edge.offload.policy import EVICTION_KINDS, CacheSpec
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
     parse_budget,
@@ -287,8 +287,7 @@ def assemble(
                 "mode fused writes no traces and no events, only counters; use mode "
                 "layered"
             )
-        if type(policy) not in POLICIES.values():
-            DeviceCache(spec, policy, config.moe_layers).check_traceable()
+        check_traceable(config, spec, policy, route)
         hosts = hosts or store.pin_layers(config.num_layers)
         engine = FusedEngine(weights, hosts, spec, policy, route=route)
     else:

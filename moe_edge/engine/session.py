@@ -94,6 +94,10 @@ def check_prompts(prompts: Sequence[Sequence[int]], vocab_size: int) -> list[int
     Raises:
       RequestError: none, an empty one, or what is no token id of the vocabulary.
     """
+    if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
+        raise RequestError(
+            f"prompts are {prompts!r:.40}, expected a list of lists of token ids"
+        )
     if len(prompts) == 0:
         raise RequestError("no prompts given; expected at least one")
     for row, prompt in enumerate(prompts):

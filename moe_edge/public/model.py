@@ -2,6 +2,8 @@
 
 import functools
 import os
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +103,7 @@ class Model:
     def __init__(self, name: str, reader):
         self.name, self.config, self._reader = name, reader.config, reader
         self._stores: dict[str, HostStore] = {}
+        self._resident: Callable[[], Weights | None] = lambda: None
         self._programs: dict[str, Any] = {}  # of engines, by mode
         self._classes: dict[tuple[str, str], type] = {}  # of policies, by kind and name
 
@@ -138,10 +141,11 @@ class Model:
         from moe_edge.engine.weights import load_weights
         from moe_edge.public.engine import Engine
 
-        dense = self._dense
-        weights = load_weights(
-            self._reader, check_finite=self._check_finite, dense=dense
-        )
+        weights = self._resident()  # of another resident engine that still lives
+        if weights is None:
+            given = {"check_finite": self._check_finite, "dense": self._dense}
+            weights = load_weights(self._reader, **given)
+            self._resident = weakref.ref(weights)
         core = ResidentEngine(weights, programs=self._programs.get("resident"))
         self._programs["resident"] = core.programs
         return Engine(core, self, max_batch=max_batch, max_context=max_context)

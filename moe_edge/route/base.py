@@ -23,6 +23,7 @@ class RoutePolicy(Named):
 
     name: ClassVar[str]
     SOURCE: ClassVar[str]
+    host_only: ClassVar[bool] = False  # True: NumPy only, not inside jit
 
     @property
     def lossless(self) -> bool:
