@@ -90,7 +90,8 @@ class Engine:
         """An engine that shares all but the programs of its layers; see `at_k`."""
         raise ConfigError(
             f"{type(self).__name__} computes {self.config.moe.top_k} experts a token "
-            "as long as it lives; load the model with the k that you want"
+            "as long as it lives; load the model with the k that you want (--k), "
+            "or use mode layered"
         )
 
     def at_k(self, k: int | None) -> "Engine":

@@ -5,7 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import CapacityError, ConfigError, check_count
+from moe_edge.core.checks import (
+    CapacityError,
+    ConfigError,
+    RequestError,
+    check_count,
+)
 from moe_edge.core.events import Event, Recorder
 from moe_edge.core.interrupts import held_interrupts
 from moe_edge.engine.base import Engine as Core
@@ -318,7 +323,5 @@ class Engine:
 
 def _only(rows: list[Sequence[int]]) -> Sequence[int]:
     if len(rows) != 1:
-        raise ConfigError(
-            f"got {len(rows)} prompts, expected one; call it once for each"
-        )
+        raise RequestError(f"got {len(rows)} prompts, expected one; give each alone")
     return rows[0]

@@ -1,5 +1,6 @@
 """A checkpoint as a library object: opened once, run by any number of engines."""
 
+import dataclasses
 import functools
 import os
 import weakref
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_options
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.plug_in import Registry
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
     from moe_edge.public.engine import Engine
 
 _OPTIONS = tuple(
-    name for name in OffloadOptions.__dataclass_fields__ if name != "device_memory"
+    field.name
+    for field in dataclasses.fields(OffloadOptions)
+    if field.name != "device_memory"
 )
+_PLUG_INS = ("eviction", "predictor", "route")  # checked by their registries
 _SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
 
 
@@ -204,7 +208,9 @@ class Model:
         unknown = [name for name in options if name not in _OPTIONS]
         known = ("device_memory", "max_batch", "max_context", "record", *_OPTIONS)
         refuse_unknown("offload", unknown, known, OFFLOAD_HINTS)
-        if device_memory == "auto":
+        plain = {k: v for k, v in options.items() if k not in _PLUG_INS}
+        check_options("offload", OffloadOptions, plain)
+        if isinstance(device_memory, str) and device_memory == "auto":
             device_memory = self._auto_memory()
         given = default_offload(device_memory, **options)
         self._note_class(EVICTION_KINDS, given.eviction)
