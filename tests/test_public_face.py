@@ -5,8 +5,10 @@ import dataclasses
 import doctest
 import importlib
 import io
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -488,3 +490,12 @@ def test_natural_calls_of_inner_functions_do_not_fail_raw():
     for prompts in ("text", 5, [[1, 1.5]], None):
         with pytest.raises(me.RequestError, match="expected a list of|expected token"):
             generate(loaded.engine, prompts, 2)
+
+
+@pytest.mark.slow
+def test_python_of_the_documentation_runs(capsys):
+    """docs/use.md, on the default model; it prints a text and its statistics."""
+    text = (Path(__file__).parents[1] / "docs/use.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(code, "docs/use.md", "exec"), {"__name__": "docs"})
+    assert "'tokens_per_s'" in capsys.readouterr().out
