@@ -19,6 +19,8 @@ _PUBLIC = {
     "Model": ("public.model", "Model"),
     "Engine": ("public.engine", "Engine"),
     "Output": ("public.output", "Output"),
+    "compare": ("public.compare", "compare"),
+    "plot": ("public.compare", "plot"),
     "run_inline": ("public.model", "run_inline"),
     "Eviction": ("offload.evict_base", "EvictionPolicy"),
     "Predictor": ("predict.base", "Predictor"),

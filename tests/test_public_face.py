@@ -18,7 +18,10 @@ from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import default_offload, resolve_offload
 from moe_edge.offload.evict_lru import Lru
+from moe_edge.offload.policy import EVICTION_KINDS
 from moe_edge.predict.history import PreviousToken
+from moe_edge.public.compare import label
+from moe_edge.route.policy import ROUTE_KINDS
 from moe_edge.route.substitute import Substitute
 from tests.support.public import resident, tiny_folder, tiny_model
 
@@ -492,9 +495,55 @@ def test_natural_calls_of_inner_functions_do_not_fail_raw():
             generate(loaded.engine, prompts, 2)
 
 
+def test_compare_refuses_before_it_runs():
+    given = {
+        "'policy': write eviction": {"policy": "lru"},
+        "rounds must be a positive whole number": {"rounds": 0},
+        r"evictions is 'lru', expected a list": {"evictions": "lru"},
+        "budgets is .*expected a list with something": {"budgets": []},
+        "unknown predictor 'x'": {"predictors": ["x"]},
+    }
+    for match, options in given.items():
+        with pytest.raises(me.MoeEdgeError, match=match):
+            me.compare(tiny_model(), **options)
+
+
+def test_label_says_what_an_object_was_made_with():
+    assert label(ROUTE_KINDS, Substitute(a=0.25)) == "substitute(a=0.25)"
+    assert label(ROUTE_KINDS, "substitute") == label(ROUTE_KINDS, Substitute)
+    assert label(EVICTION_KINDS, OwnLru([1])) == "OwnLru"
+
+
 @pytest.mark.slow
-def test_python_of_the_documentation_runs(capsys):
+def test_compare_gives_a_row_a_case_and_a_picture(tmp_path):
+    given = {"evictions": ["lru", OwnLru()], "budgets": ["40%", 0.8]}
+    more = {"rounds": 2, "max_new_tokens": 6, "prompts": [TEXT, [3, 4, 5]]}
+    table = me.compare(tiny_model(), **given, **more)
+    assert table["budget"].tolist() == ["resident", "40%", "40%", "0.8", "0.8"]
+    assert table["eviction"].tolist() == ["", "lru", "OwnLru", "lru", "OwnLru"]
+    assert table["tokens_equal"].all() and (table["agreement"] == 1).all()
+    lru, own = table.iloc[1], table.iloc[2]
+    for name in ("hit_ratio", "bytes_moved"):
+        assert lru[name] == own[name] > 0
+    rates = table[["tokens_per_s_low", "tokens_per_s", "tokens_per_s_high"]].to_numpy()
+    assert (np.diff(rates, axis=1) >= 0).all() and (rates > 0).all()
+    assert table["link"].tolist() == ["", "real", "real", "real", "real"]
+    assert me.plot(table, tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_compare_shows_a_lossy_route_as_such():
+    given = {"routes": ["topk", Substitute(a=0.9)], "budgets": ["30%"]}
+    table = me.compare(tiny_model(), **given, rounds=1, max_new_tokens=24)
+    assert table["tokens_equal"].tolist() == [True, True, False]
+    assert table["route"].tolist() == ["", "topk", "substitute(a=0.9)"]
+    assert table["agreement"].iloc[2] < 1
+
+
+@pytest.mark.slow
+def test_python_of_the_documentation_runs(capsys, tmp_path, monkeypatch):
     """docs/use.md, on the default model; it prints a text and its statistics."""
+    monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[1] / "docs/use.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     exec(compile(code, "docs/use.md", "exec"), {"__name__": "docs"})

@@ -90,6 +90,25 @@ class Engine:
         return self._core
 
     @property
+    def core(self) -> Core:
+        """The engine below this one, for researchers: its interface may change."""
+        return self._open()
+
+    @property
+    def link(self) -> str:
+        """How experts come to the device: "real", or the rate of an emulated link."""
+        found = self._open().report().get("link", {"emulated": False})
+        if not found["emulated"]:
+            return "real"
+        rate, latency = found["bytes_per_s"] / 1e9, found["latency_s"] * 1e6
+        return f"emulated, {rate:.3g} GB/s, {latency:.3g} us"
+
+    def ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Checked token ids of one prompt."""
+        self._open()
+        return [*_only(self._rows(prompt)[0])]
+
+    @property
     def lossless(self) -> bool:
         """Whether its tokens are those of the resident engine."""
         return self._open().lossless
@@ -247,7 +266,7 @@ class Engine:
           prompt: a text or token ids.
         Raises: as `generate`.
         """
-        scorer, ids = self._scorer(), _only(self._rows(prompt)[0])
+        scorer, ids = self._scorer(), self.ids(prompt)
         with held_interrupts():
             parts = [np.asarray(logits)[0] for _, logits in scorer.score([ids])]
         return np.concatenate(parts)[: len(ids)]

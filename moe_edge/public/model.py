@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from moe_edge.offload.store import HostStore
     from moe_edge.public.engine import Engine
 
-_OPTIONS = tuple(
+OPTIONS = tuple(
     field.name
     for field in dataclasses.fields(OffloadOptions)
     if field.name != "device_memory"
@@ -205,8 +205,8 @@ class Model:
             check_context(max_context, self.config.max_positions)
 
     def _read_options(self, device_memory, options) -> OffloadOptions:
-        unknown = [name for name in options if name not in _OPTIONS]
-        known = ("device_memory", "max_batch", "max_context", "record", *_OPTIONS)
+        unknown = [name for name in options if name not in OPTIONS]
+        known = ("device_memory", "max_batch", "max_context", "record", *OPTIONS)
         refuse_unknown("offload", unknown, known, OFFLOAD_HINTS)
         plain = {k: v for k, v in options.items() if k not in _PLUG_INS}
         check_options("offload", OffloadOptions, plain)
