@@ -4,19 +4,14 @@ Nothing here needs JAX.
 """
 
 import difflib
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from moe_edge.core.checks import (
     ConfigError,
-    RequestError,
     check_count,
     check_options,
 )
-from moe_edge.engine.prompts import check_text
 from moe_edge.model.sampling import Sampling
 
 # What other libraries call things -> what to write here.
@@ -117,37 +112,3 @@ def check_limits(max_batch: Any, max_context: Any) -> None:
     check_count("max_batch", max_batch)
     if max_context is not None:
         check_count("max_context", max_context)
-
-
-def read_prompts(given: Any, encode) -> tuple[list[Sequence[int]], bool]:
-    """Token ids of each prompt, and whether there is one, not given as a list.
-
-    Args:
-      given: a text, token ids, or a list of them.
-      encode: makes token ids of a text.
-    Raises:
-      RequestError: nothing, or something else. Ids are not compared with a vocabulary.
-    """
-    if isinstance(given, np.ndarray):
-        given = [*given] if given.ndim > 1 else given.tolist()
-    if isinstance(given, str):
-        return [_ids(0, given, encode)], True
-    if not isinstance(given, (list, tuple, range)):
-        raise RequestError(
-            f"prompt is {given!r:.60}, expected a text, a list of token ids, or a list "
-            "of prompts"
-        )
-    if len(given) == 0:
-        raise RequestError("prompt is empty; expected at least one token or text")
-    if any(isinstance(item, numbers.Number) for item in given):
-        return [list(given)], True
-    return [_ids(row, item, encode) for row, item in enumerate(given)], False
-
-
-def _ids(row: int, prompt: Any, encode) -> Sequence[int]:
-    if not isinstance(prompt, str):
-        return prompt
-    check_text(f"prompt {row}", prompt)
-    if not prompt:
-        raise RequestError(f"prompt {row} is empty; expected some text")
-    return encode(prompt)

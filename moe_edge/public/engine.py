@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.core.checks import (
-    CapacityError,
     ConfigError,
-    RequestError,
     check_count,
 )
 from moe_edge.core.events import Event, Recorder
@@ -16,18 +14,18 @@ from moe_edge.core.interrupts import held_interrupts
 from moe_edge.engine.base import Engine as Core
 from moe_edge.engine.generate import even_batches
 from moe_edge.engine.inline import is_inline
-from moe_edge.engine.session import cache_bytes, check_prompts
+from moe_edge.engine.session import cache_bytes
 from moe_edge.evaluate.perplexity import measure_perplexity
 from moe_edge.evaluate.stepwise import Stepwise
 from moe_edge.public.arguments import (
     GENERATE_HINTS,
-    read_prompts,
     read_sampling,
     read_stop,
     refuse_unknown,
 )
 from moe_edge.public.call import Call, RowText
 from moe_edge.public.output import Measured, Output
+from moe_edge.public.prompts import PromptReader
 from moe_edge.workload.traces import Trace
 
 _ARGUMENTS = (
@@ -59,6 +57,7 @@ class Engine:
     ):
         self.name, self.max_batch, self.max_context = model.name, max_batch, max_context
         self._core, self._model, self._recorder = core, model, recorder
+        self._reader = PromptReader(model, max_context)
         self._is_closed, self._cache_bytes, self._total = False, 0, Measured()
 
     def __enter__(self) -> "Engine":
@@ -106,7 +105,7 @@ class Engine:
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
         """Checked token ids of one prompt."""
         self._open()
-        return [*_only(self._rows(prompt)[0])]
+        return [*self._reader.one(prompt)]
 
     @property
     def lossless(self) -> bool:
@@ -213,33 +212,13 @@ class Engine:
         if k is not None:
             check_count("k", k)
             core = core.at_k(k)
-        rows, is_one = self._rows(prompts, max_new_tokens)
+        rows, is_one = self._reader.rows(prompts, max_new_tokens)
         tokenizer = None
         if stop or self._model.has_tokenizer:
             tokenizer = self._model.tokenizer
         eos_ids = () if ignore_eos else core.config.eos_ids
         ends = [RowText(tokenizer, ids, stop, eos_ids, max_new_tokens) for ids in rows]
         return rows, is_one, Call(core, sampling, ends)
-
-    def _ids(self, prompts) -> tuple[list[Sequence[int]], bool]:
-        """Token ids of prompts, and whether there is one that was not in a list."""
-        model = self._model
-        rows, is_one = read_prompts(prompts, lambda text: model.tokenizer.encode(text))
-        check_prompts(rows, model.config.vocab_size)
-        return rows, is_one
-
-    def _rows(self, prompts, more: int = 0) -> tuple[list[Sequence[int]], bool]:
-        """Checked token ids of prompts that go on by `more` tokens."""
-        rows, is_one = self._ids(prompts)
-        longest, limit = max(map(len, rows)) + more, self._model.config.max_positions
-        if longest > (self.max_context or limit):
-            name = "engine's max_context" if self.max_context else "model's context"
-            raise CapacityError(
-                f"prompt and new tokens are up to {longest} tokens, more than the "
-                f"{name} of {self.max_context or limit}; shorten the prompt or lower "
-                "max_new_tokens"
-            )
-        return rows, is_one
 
     def _run(self, rows, max_new_tokens: int, call: Call):
         """Tokens of all rows, batch by batch, with the text that each makes certain."""
@@ -293,7 +272,7 @@ class Engine:
         for name, value in {"window": window, "stride": stride}.items():
             if value is not None:
                 check_count(name, value)
-        scorer, ids = self._scorer(), _only(self._ids(text)[0])
+        scorer, ids = self._scorer(), self._reader.text(text)
         sizes = {"window": window, "stride": stride, "batch_size": self.max_batch}
         return measure_perplexity(scorer, ids, **sizes).value
 
@@ -338,9 +317,3 @@ class Engine:
                 "this engine keeps no events; make it with record=('events',)"
             )
         return self._recorder.events()
-
-
-def _only(rows: list[Sequence[int]]) -> Sequence[int]:
-    if len(rows) != 1:
-        raise RequestError(f"got {len(rows)} prompts, expected one; give each alone")
-    return rows[0]

@@ -112,9 +112,10 @@ class Model:
         self._classes: dict[tuple[str, str], type] = {}  # of policies, by kind and name
 
     def __repr__(self) -> str:
-        moe, layers = self.config.moe, self.config.num_layers
-        experts = f"{moe.num_experts} experts a layer" if moe else "dense"
-        return f"<moe_edge.Model {self.name}: {layers} layers, {experts}>"
+        config, experts = self.config, "dense"
+        if config.moe_layers:
+            experts = f"{config.moe.num_experts} experts a layer"
+        return f"<moe_edge.Model {self.name}: {config.num_layers} layers, {experts}>"
 
     @property
     def has_tokenizer(self) -> bool:
