@@ -24,7 +24,7 @@ ROOTS = {
     "evaluate": "evaluate.run.run_evaluate",
     "fit_routing": "workload.routing_fit.fit_routing",
     "generate": "engine.run_generate.run_generate",
-    "load": "load.run_load.run_load",
+    "load": "loadtest.run_load.run_load",
     "lm_eval": "evaluate.run_lm_eval.run_lm_eval",
     "model_card": "training.model_card.run_model_card",
     "place_experts": "place.run_place.run_place",

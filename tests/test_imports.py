@@ -10,7 +10,7 @@ PACKAGE = ROOT / "moe_edge"
 ORDER = (
     "core kernels model hardware checkpoint convert workload route predict offload "
     "schedule engine evaluate training profile refactor place cluster coe serve "
-    "simulate load planner metrics studies commands"
+    "simulate loadtest planner metrics studies public commands"
 ).split()
 
 # The same within cluster/, of folders and of the files beside them. Those of one line
@@ -47,6 +47,7 @@ LANGUAGE = (
 # Tables of names, which import what is asked for only.
 LAZY = (
     "moe_edge/commands/main.py",
+    "moe_edge/__init__.py",
     "moe_edge/configurables.py",
     "moe_edge/studies/registry.py",
 )

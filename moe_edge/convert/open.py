@@ -1,5 +1,6 @@
 """Opens a checkpoint of either format by path."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.progress import say_once
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "default_model"
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def check_floats(reader, purpose: str) -> None:
@@ -60,8 +62,14 @@ def open_checkpoint(
     if folder.is_file():
         return _reported(GgufReader(folder, dtype), path)
     if not folder.is_dir():
+        hint = "check the path"
+        if _HUB_NAME.fullmatch(str(path)) and not folder.parent.exists():
+            hint = (
+                "if it is a model of the Hugging Face hub, download it first: hf "
+                f"download {path} --local-dir {folder.name}, then give {folder.name}"
+            )
         raise CheckpointError(
-            f"checkpoint {folder} is not a folder or GGUF file; check the path"
+            f"checkpoint {folder} is not a folder or GGUF file; {hint}"
         )
     if (folder / MANIFEST_NAME).is_file():
         manifest = read_manifest(folder)

@@ -90,7 +90,8 @@ class Engine:
         """An engine that shares all but the programs of its layers; see `at_k`."""
         raise ConfigError(
             f"{type(self).__name__} computes {self.config.moe.top_k} experts a token "
-            "as long as it lives; load the model with the k that you want"
+            "as long as it lives; load the model with the k that you want (--k), "
+            "or use mode layered"
         )
 
     def at_k(self, k: int | None) -> "Engine":
@@ -146,6 +147,10 @@ class Engine:
         """What moved since `reset_records`; cheap once a step's tokens are known."""
         return Moved()
 
+    def device_bytes(self) -> int:
+        """Bytes of the device that it holds between sessions: weights and slots."""
+        return self.weights.num_bytes
+
     def expert_state(self) -> ExpertState:
         """Where experts are and what lookups met; waits for the device."""
         return all_resident(self.config)
@@ -184,7 +189,8 @@ class Engine:
             raise CapacityError(
                 f"the KV cache of {batch} rows of {capacity} tokens takes "
                 f"{needed_bytes} bytes, the device budget left {self.kv_limit_bytes}; "
-                "load the engine for more, ask for fewer rows or tokens, or give "
+                "load the engine for more (max_batch, max_context), ask for fewer rows "
+                "or tokens, or give "
                 "device_memory in per cent, which counts experts only"
             )
         capacity = capacity_for(capacity)

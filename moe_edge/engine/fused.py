@@ -134,6 +134,9 @@ class FusedEngine(Engine):
     def moved(self) -> Moved:
         return self._counting.moved(self._state)
 
+    def device_bytes(self) -> int:
+        return self.weights.num_bytes + self._state.slots_SR.nbytes
+
     def expert_state(self) -> ExpertState:
         spec = self._cache_of.spec
         slot_LE = np.array(self._state.slot_N)[:-1].reshape(spec.num_layers, -1)

@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from moe_edge.core.checks import check_count
 from moe_edge.core.interrupts import check_interrupt, held_interrupts
 from moe_edge.core.progress import progress
 from moe_edge.engine.base import Engine
-from moe_edge.engine.session import plan_chunks
+from moe_edge.engine.session import check_prompts, plan_chunks
 from moe_edge.engine.sizes import capacity_for
 from moe_edge.model.sampling import Sampling, sample
 
@@ -60,6 +60,77 @@ def warm_up(
     return time.perf_counter() - started
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What one step gave.
+
+    Attributes:
+      new: (row, token id) of every row that had not ended.
+      began_s: `time.perf_counter()` when the prompts began to run.
+      at_s: the same once these tokens were known.
+      logits_BV: of the latest step that was begun.
+    """
+
+    new: list[tuple[int, int]]
+    began_s: float
+    at_s: float
+    logits_BV: jax.Array
+
+
+def generate_steps(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    stop_ids: Sequence[int] = (),
+    row_ids: Sequence[int] | None = None,
+    on_token: TokenCallback | None = None,
+    on_routing=None,
+) -> Iterator[Step]:
+    """As `generate`, step by step; the session ends with the iterator."""
+    check_count("max_new_tokens", max_new_tokens)
+    longest = max(check_prompts(prompts, engine.config.vocab_size))
+    sampling = sampling or Sampling()
+    row_ids = range(len(prompts)) if row_ids is None else row_ids
+    # A key for each row, from the seed and the row's id alone; the seed is then no
+    # reason to compile again.
+    ids_B, key = jnp.asarray(list(row_ids), jnp.uint32), jax.random.key(sampling.seed)
+    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, ids_B)
+    rule = dataclasses.replace(sampling, seed=0)
+    began_s = time.perf_counter()
+    session = engine.new_session(len(prompts), longest + max_new_tokens)
+    logits = engine.prefill(session, prompts, on_routing)
+    active = np.ones(len(prompts), bool)
+    active_B = jax.device_put(active.copy())  # a put may alias what we change
+    # As row slots do: after the first token the next step begins before the tokens of
+    # this one are read. For a row that then ends it was in vain; nobody may be told its
+    # routing.
+    may_run_ahead = engine.may_run_ahead and on_routing is None
+    step = 0
+    while True:
+        check_interrupt()
+        tokens_B = next_token(logits, keys_B, np.int32(step), rule)
+        step += 1
+        runs_ahead = may_run_ahead and 1 < step < max_new_tokens
+        if runs_ahead:
+            logits = engine.decode(session, tokens_B, active_B)
+        before, new = active.copy(), []
+        for row, token in enumerate(np.asarray(tokens_B).tolist()):
+            if active[row]:
+                new.append((row, token))
+                active[row] = token not in stop_ids
+                if on_token is not None and on_token(row, token):
+                    active[row] = False
+        yield Step(new, began_s, time.perf_counter(), logits)
+        if step == max_new_tokens or not active.any():
+            return
+        if (active != before).any():
+            active_B = jax.device_put(active.copy())
+        if not runs_ahead:
+            logits = engine.decode(session, tokens_B, active_B, on_routing)
+
+
 @held_interrupts()
 def generate(
     engine: Engine,
@@ -90,51 +161,26 @@ def generate(
       KeyboardInterrupt: after Ctrl-C, between two steps: the engine can go on. A second
         Ctrl-C does not wait for the step.
     """
-    check_count("max_new_tokens", max_new_tokens)
-    sampling = sampling or Sampling()
-    row_ids = range(len(prompts)) if row_ids is None else row_ids
-    # A key for each row, from the seed and the row's id alone; the seed is then no
-    # reason to compile again.
-    ids_B, key = jnp.asarray(list(row_ids), jnp.uint32), jax.random.key(sampling.seed)
-    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(key, ids_B)
-    rule = dataclasses.replace(sampling, seed=0)
-    started = time.perf_counter()
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    session = engine.new_session(len(prompts), longest + max_new_tokens)
-    logits = engine.prefill(session, prompts, on_routing)
-    rows: list[list[int]] = [[] for _ in prompts]
-    active = np.ones(len(prompts), bool)
-    active_B = jax.device_put(active.copy())  # a put may alias what we change
-    # As row slots do: after the first token the next step begins before the tokens of
-    # this one are read. For a row that then ends it was in vain; nobody may be told its
-    # routing.
-    may_run_ahead = engine.may_run_ahead and on_routing is None
-    first = step = 0
-    while True:
-        check_interrupt()
-        tokens_B = next_token(logits, keys_B, np.int32(step), rule)
-        step += 1
-        runs_ahead = may_run_ahead and 1 < step < max_new_tokens
-        if runs_ahead:
-            logits = engine.decode(session, tokens_B, active_B)
-        before = active.copy()
-        for row, token in enumerate(np.asarray(tokens_B).tolist()):
-            if active[row]:
-                rows[row].append(token)
-                active[row] = token not in stop_ids
-                if on_token is not None and on_token(row, token):
-                    active[row] = False
-        if step == 1:
-            first = time.perf_counter()
-        if step == max_new_tokens or not active.any():
-            break
-        if (active != before).any():
-            active_B = jax.device_put(active.copy())
-        if not runs_ahead:
-            logits = engine.decode(session, tokens_B, active_B, on_routing)
-    ended = time.perf_counter()
-    jax.block_until_ready(logits)  # nothing of this call runs on beside the next
-    return Generation(rows, first - started, ended - first, step - 1)
+    times_s = []
+    steps = generate_steps(
+        engine,
+        prompts,
+        max_new_tokens,
+        sampling=sampling,
+        stop_ids=stop_ids,
+        row_ids=row_ids,
+        on_token=on_token,
+        on_routing=on_routing,
+    )
+    rows: dict[int, list[int]] = collections.defaultdict(list)
+    for step in steps:
+        for row, token in step.new:
+            rows[row].append(token)
+        times_s.append(step.at_s)
+    jax.block_until_ready(step.logits_BV)  # nothing of this call outlasts it
+    first_s, last_s = times_s[0], times_s[-1]
+    ttft_s = first_s - step.began_s
+    return Generation([*rows.values()], ttft_s, last_s - first_s, len(times_s) - 1)
 
 
 def even_batches(count: int, batch_size: int) -> list[range]:

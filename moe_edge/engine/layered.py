@@ -154,6 +154,10 @@ class LayeredEngine(Engine):
         sent_bytes = sent.demand.bytes, sent.prefetch.bytes, sent.wasted_bytes
         return Moved(*sent_bytes, counted.choices, counted.rerouted)
 
+    def device_bytes(self) -> int:
+        held = self.weights.num_bytes + self._slots.num_bytes
+        return held + (self._shadow.shadow.weights.num_bytes if self._shadow else 0)
+
     def expert_state(self) -> ExpertState:
         return of_manager(self.manager)
 

@@ -12,7 +12,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
-from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offload_options import OffloadOptions, default_offload
 from moe_edge.model.sub_experts import at_k
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def load_engine(
     checkpoint: str | Path,
     *,
     with_tokenizer: bool = True,
-    offload: OffloadOptions | None = None,
+    offload: OffloadOptions | str | float | None = None,
     k: int | None = None,
     **options,
 ) -> Loaded:
@@ -46,7 +46,8 @@ def load_engine(
 
     Args:
       with_tokenizer: False where only token ids are used.
-      offload: keeps experts off the device as it says; None: all are resident.
+      offload: keeps experts off the device as it says; a budget alone ("25%", 0.25)
+        takes the defaults of the commands; None: all are resident.
       k: experts a token computes, in a refactored model sub-experts; None: its own.
       **options: of `ResidentEngine`, or of `make_offloaded`.
     Raises:
@@ -55,6 +56,8 @@ def load_engine(
       ConfigError: k out of range.
     """
     keep_heap()
+    if isinstance(offload, (str, float)):
+        offload = default_offload(offload)
     reader = _open(checkpoint, k)
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None

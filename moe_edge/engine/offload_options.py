@@ -1,7 +1,7 @@
 """The options of a run whose experts do not fit the device.
 
 `OffloadOptions` is what a policy gin file (configs/policies/) sets; policies are named
-here and nowhere else.
+here and nowhere else. From Python a class or an object takes the place of a name.
 """
 
 import dataclasses
@@ -14,11 +14,18 @@ from moe_edge.core.checks import (
     check_known,
     check_positive,
 )
+from moe_edge.core.plug_in import is_object
 from moe_edge.offload.link import EmulatedLink, Link
-from moe_edge.offload.policy import POLICIES, check_needs, get_policy
+from moe_edge.offload.policy import (
+    EVICTION_KINDS,
+    EvictionPolicy,
+    check_needs,
+    get_policy,
+)
 from moe_edge.offload.slot_plan import parse_budget, plan_of
-from moe_edge.predict.registry import PREDICTORS, check_predictor, get_predictor
-from moe_edge.route.policy import get_route
+from moe_edge.predict.base import Predictor
+from moe_edge.predict.registry import PREDICTOR_KINDS, get_predictor
+from moe_edge.route.policy import ROUTE_KINDS, RoutePolicy, get_route
 
 # What a running engine can give a policy; the future and profiles it cannot.
 AVAILABLE = frozenset({"ids", "weights", "scores"})
@@ -31,22 +38,24 @@ Options = Mapping[str, Any]
 class OffloadOptions:
     """How experts that do not fit the device are handled."""
 
-    # A share of the experts' bytes, or a size (`2GiB`) that also holds the dense
-    # weights, the KV cache and staging.
-    device_memory: str = "50%"
+    # A share of the experts' bytes (`25%`, 0.25), or a size (`2GiB`) that also holds
+    # the dense weights, the KV cache and staging.
+    device_memory: str | float = "50%"
     # `layered`, `fused`, or `auto`: fused on a GPU, where nothing else needs layered.
     mode: str = "layered"
-    eviction: str = "lru"
+    eviction: str | EvictionPolicy | type[EvictionPolicy] = "lru"
     eviction_options: Options = dataclasses.field(default_factory=dict)
     # `equal`, `one_pool`, ...; `auto`: equal where every layer gets two slots, else one
     # pool.
     slot_plan: str = "one_pool"
     slot_plan_options: Options = dataclasses.field(default_factory=dict)
-    predictor: str = "none"  # names experts to prefetch; `none`: no prefetching
+    # Names experts to prefetch; `none`: no prefetching.
+    predictor: str | Predictor | type[Predictor] = "none"
     predictor_options: Options = dataclasses.field(default_factory=dict)
     horizon: int = 1  # layers ahead that are prefetched
     prefetch_limit: int = 8  # most prefetches asked for after one layer's routing
-    route: str = "topk"  # lossless; or `substitute` (SMoE), `drop`
+    # `topk` is lossless; or `substitute` (SMoE), `drop`.
+    route: str | RoutePolicy | type[RoutePolicy] = "topk"
     route_options: Options = dataclasses.field(default_factory=dict)
     assist: str | None = None  # one of ASSIST_RULES: the host computes absent experts
     # Of an emulated host, slower than this one: seconds for an expert.
@@ -95,13 +104,13 @@ class OffloadOptions:
     @property
     def has_shadow(self) -> bool:
         """Whether the predictor is another engine."""
-        return "shadow" in PREDICTORS[self.predictor].needs
+        return "shadow" in PREDICTOR_KINDS.class_of(self.predictor).needs
 
     @property
     def layered_only(self) -> list[str]:
         """Options given that mode fused does not have."""
         found = {
-            "predictor": self.predictor != "none",
+            "predictor": PREDICTOR_KINDS.class_of(self.predictor) is not Predictor,
             "assist": self.assist is not None,
             "link_bytes_per_s": self.link_bytes_per_s is not None,
             "memory": self.memory != "host",
@@ -118,7 +127,9 @@ class OffloadOptions:
         """
         if self.mode != "auto":
             return self.mode
-        needs_layered = recorded or self.layered_only
+        kinds = EVICTION_KINDS.class_of(self.eviction), ROUTE_KINDS.class_of(self.route)
+        host_only = any(kind.host_only for kind in kinds)
+        needs_layered = recorded or self.layered_only or host_only
         return "fused" if backend == "gpu" and not needs_layered else "layered"
 
     def _check_profile(self, what: str, kind, options: Options) -> None:
@@ -130,30 +141,32 @@ class OffloadOptions:
             )
 
     def _check_predictor(self) -> None:
-        name, options = self.predictor, self.predictor_options
-        check_known("predictor", name, PREDICTORS)
-        kind = PREDICTORS[name]
-        if "future" in kind.needs and not {*kind.from_context} & {*options}:
+        given, options = self.predictor, self.predictor_options
+        kind = PREDICTOR_KINDS.class_of(given)
+        is_told = is_object(given) or {*kind.from_context} & {*options}
+        if "future" in kind.needs and not is_told:
             raise ConfigError(
-                f"predictor {name} knows the choices of a recorded run, which no "
-                f"engine has; replay a trace (moe-edge replay --predictors {name})"
+                f"predictor {kind.name} knows the choices of a recorded run, which no "
+                f"engine has; replay a trace (moe-edge replay --predictors {kind.name})"
             )
-        check_predictor(name, options, kind.from_context)
+        PREDICTOR_KINDS.check(given, options, kind.from_context)
         if not kind.from_context:  # the others need a model
-            get_predictor(name, **options)
+            get_predictor(given, **options)
 
     def _check_eviction(self) -> None:
-        check_known("eviction policy", self.eviction, POLICIES)
-        kind, options = POLICIES[self.eviction], self.eviction_options
-        self._check_profile(f"eviction {self.eviction}", kind, options)
-        if "profile" in kind.needs and options.get("profile") is None:
-            return  # it will come from the trace
-        policy = get_policy(self.eviction, **options)
+        given, options = self.eviction, self.eviction_options
+        kind = EVICTION_KINDS.class_of(given)
+        if not is_object(given):
+            self._check_profile(f"eviction {kind.name}", kind, options)
+            if "profile" in kind.needs and options.get("profile") is None:
+                return  # it will come from the trace
+        policy = get_policy(given, **options)
         check_needs(policy, AVAILABLE | {"profile"})
-        if policy.forgets and self.predictor != "none":
+        predictor = PREDICTOR_KINDS.class_of(self.predictor)
+        if policy.forgets and predictor is not Predictor:
             raise ConfigError(
-                f"eviction {self.eviction} keeps nothing, so predictor "
-                f"{self.predictor} has nowhere to put a block; use predictor none"
+                f"eviction {policy.name} keeps nothing, so predictor "
+                f"{predictor.name} has nowhere to put a block; use predictor none"
             )
 
     def link(self) -> Link:
@@ -173,6 +186,16 @@ class OffloadOptions:
         return get_route(self.route, **self.route_options).lossless
 
 
+def default_offload(device_memory: str | float, **options) -> OffloadOptions:
+    """What a budget means where nobody says more: of the commands and of Python.
+
+    Args:
+      **options: fields of `OffloadOptions` that are said.
+    """
+    defaults = {"slot_plan": "auto", "mode": "auto"}
+    return OffloadOptions(device_memory=device_memory, **defaults | options)
+
+
 def resolve_offload(
     device_memory: str | None, offload: OffloadOptions | None
 ) -> OffloadOptions | None:
@@ -180,6 +203,5 @@ def resolve_offload(
     if device_memory is None:
         return offload
     if offload is None:
-        default = {"slot_plan": "auto", "mode": "auto"}
-        return OffloadOptions(device_memory=device_memory, **default)
+        return default_offload(device_memory)
     return dataclasses.replace(offload, device_memory=device_memory)

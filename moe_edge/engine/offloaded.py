@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,13 +19,14 @@ from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.shadow import ShadowEngine, make_shadow
+from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.carried_queue import CarriedQueue
 from moe_edge.offload.link import Link
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.pinned import check_limit, pinned_gib
-from moe_edge.offload.policy import POLICIES, CacheSpec, get_policy
+from moe_edge.offload.policy import EVICTION_KINDS, CacheSpec
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
     parse_budget,
@@ -37,7 +39,7 @@ from moe_edge.offload.slots import Slots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype
 from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.predict.base import Predictor
-from moe_edge.predict.registry import PREDICTORS, get_predictor
+from moe_edge.predict.registry import PREDICTOR_KINDS
 from moe_edge.route.policy import get_route
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import DECODE, TraceRecorder, expert_counts
@@ -100,13 +102,13 @@ def plan_cache(
 
 
 def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
-    """The predictor by name, with what it takes from the run."""
-    given = context.fill(PREDICTORS[options.predictor], options.predictor_options)
-    predictor = get_predictor(options.predictor, **given)
+    """The predictor, with what it takes from the run."""
+    given = options.predictor, options.predictor_options
+    predictor = PREDICTOR_KINDS.make(*given, context)
     limit = predictor.look_ahead
     if limit is not None and limit < options.horizon:
         raise ConfigError(
-            f"horizon {options.horizon} exceeds what {options.predictor} looks ahead "
+            f"horizon {options.horizon} exceeds what {predictor.name} looks ahead "
             f"({limit}); lower it or use n_layer_gate"
         )
     return predictor
@@ -136,7 +138,7 @@ def check_offload(
     route = get_route(options.route, **options.route_options)
     if config.moe.keeps_router and not route.lossless:
         raise ConfigError(
-            f"route {options.route} compares router weights, which sub-experts of a "
+            f"route {route.name} compares router weights, which sub-experts of a "
             f"{config.moe.gate} gate share with their parent; use a linear gate or "
             "route topk"
         )
@@ -167,6 +169,19 @@ def device_memory_bytes() -> int | None:
         return stats["bytes_limit"]
     if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def free_device_bytes() -> int | None:
+    """What of the device nobody holds now; None if it does not say."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    meminfo = Path("/proc/meminfo")
+    if jax.default_backend() == "cpu" and meminfo.is_file():
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+        sizes = [line.split() for line in lines if line.startswith("MemAvailable:")]
+        return int(sizes[0][1]) * 1024 if sizes else None
     return None
 
 
@@ -262,8 +277,8 @@ def assemble(
     if "shadow" in predictor.needs:
         shadow = shadow or make_shadow(weights, predictor.precision, store)
         local = LocalShadow(shadow, predictor)
-    eviction = context.fill(POLICIES[options.eviction], options.eviction_options)
-    policy = get_policy(options.eviction, **eviction)
+    given = options.eviction, options.eviction_options
+    policy = EVICTION_KINDS.make(*given, context)
     route = get_route(options.route, **options.route_options)
     recorded = is_recorded(recorder, with_trace)
     if options.choose_mode(jax.default_backend(), recorded) == "fused":
@@ -272,10 +287,8 @@ def assemble(
                 "mode fused writes no traces and no events, only counters; use mode "
                 "layered"
             )
-        hosts = hosts or [
-            store.pin_layer(layer) if layer in store.moe_layers else None
-            for layer in range(config.num_layers)
-        ]
+        check_traceable(config, spec, policy, route)
+        hosts = hosts or store.pin_layers(config.num_layers)
         engine = FusedEngine(weights, hosts, spec, policy, route=route)
     else:
         cache = SlotCache(spec, policy)

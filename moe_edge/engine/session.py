@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from moe_edge.core.checks import CapacityError, RequestError
 from moe_edge.engine.sizes import bucket, capacity_for
@@ -70,18 +71,40 @@ def plan_chunks(longest: int, capacity: int) -> list[tuple[int, int]]:
     ]
 
 
+def _whole_numbers(row: int, prompt) -> np.ndarray:
+    """The ids of a prompt as an array of whole numbers `[T]`, else RequestError."""
+    try:
+        ids = np.asarray(prompt)
+    except (ValueError, TypeError, OverflowError):  # of unequal lengths, for example
+        ids = np.asarray(None)
+    if ids.ndim == 1 and (ids.dtype.kind in "iu" or ids.size == 0):
+        return ids
+    shown = prompt
+    if isinstance(prompt, (list, tuple, np.ndarray)) and np.ndim(ids) == 1:
+        wrong = [x for x in prompt if not isinstance(x, (int, np.integer))]
+        shown = wrong[0] if wrong else prompt
+    raise RequestError(
+        f"prompt {row} holds {shown!r:.40}, expected token ids: a list of whole numbers"
+    )
+
+
 def check_prompts(prompts: Sequence[Sequence[int]], vocab_size: int) -> list[int]:
     """Lengths of the prompts.
 
     Raises:
-      RequestError: none, an empty one, or a token id outside the vocabulary.
+      RequestError: none, an empty one, or what is no token id of the vocabulary.
     """
+    if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
+        raise RequestError(
+            f"prompts are {prompts!r:.40}, expected a list of lists of token ids"
+        )
     if len(prompts) == 0:
         raise RequestError("no prompts given; expected at least one")
     for row, prompt in enumerate(prompts):
-        if len(prompt) == 0:
+        ids = _whole_numbers(row, prompt)
+        if len(ids) == 0:
             raise RequestError(f"prompt {row} is empty; expected at least one token")
-        low, high = min(prompt), max(prompt)
+        low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= vocab_size:
             raise RequestError(
                 f"prompt {row} holds token id {low if low < 0 else high}, expected "

@@ -99,6 +99,7 @@ def load_weights(
     put: Callable[[np.ndarray], jax.Array] = to_device,
     check_finite: bool = False,
     with_experts: bool = True,
+    dense: Weights | None = None,
 ) -> Weights:
     """Reads a whole checkpoint onto the device, layer by layer.
 
@@ -106,6 +107,7 @@ def load_weights(
       reader: an open checkpoint (`convert.open.open_checkpoint`).
       check_finite: refuse NaN and infinity, as conversion does.
       with_experts: False leaves them to a store; all entries are then None.
+      dense: of this checkpoint, read before: only the experts are read then.
     Raises:
       CheckpointError: names or shapes that do not fit the config, or such values.
     """
@@ -119,13 +121,20 @@ def load_weights(
             )
         return put(array)
 
-    top = {name: place("top", name, array) for name, array in reader.top().items()}
+    def read_dense(layer: int, where: str) -> Flat:
+        arrays = reader.dense_layer(layer)
+        shapes = {name: array.shape for name, array in arrays.items()}
+        check_tensors(where, shapes, layer_shapes(config, layer))
+        return {name: place(where, name, array) for name, array in arrays.items()}
+
+    if dense is None:
+        top = {name: place("top", name, array) for name, array in reader.top().items()}
+    else:
+        top = dense.top
     layers, experts = [], []
     for layer in progress(range(config.num_layers), "layers loaded"):
-        where, dense = f"layer {layer}", reader.dense_layer(layer)
-        shapes = {name: array.shape for name, array in dense.items()}
-        check_tensors(where, shapes, layer_shapes(config, layer))
-        layers.append({name: place(where, name, a) for name, a in dense.items()})
+        where = f"layer {layer}"
+        layers.append(dense.layers[layer] if dense else read_dense(layer, where))
         records = None
         if with_experts and layer in config.moe_layers:
             read = reader.experts(layer)

@@ -15,6 +15,7 @@ import numpy as np
 
 from moe_edge.core.arrays import module_of, set_at
 from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.plug_in import Named
 
 # key_S, last_B, clock and key_LE always; a policy adds arrays indexed by block or by
 # layer. Only key_S is indexed by slot: a cache may hand `victim` a part of the slots.
@@ -101,7 +102,7 @@ def mean_scores(ids_TK, scores_TE, spare):
     return xp.sum(scores_TE * real_T1, axis=0) / total
 
 
-class EvictionPolicy:
+class EvictionPolicy(Named):
     """Decides which slot is given up. Subclasses are frozen dataclasses.
 
     Every function returns the state to use from then on. NumPy arrays of the state it

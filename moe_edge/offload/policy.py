@@ -1,6 +1,7 @@
 """Eviction policies by name. Their shared interface is evict_base.EvictionPolicy."""
 
-from moe_edge.core.checks import ConfigError, build_known
+from moe_edge.core.checks import ConfigError
+from moe_edge.core.plug_in import Registry
 from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State, put
 from moe_edge.offload.evict_belady import Belady
 from moe_edge.offload.evict_lfu import Lfu, StaticOracle, StaticPrompt
@@ -10,6 +11,7 @@ from moe_edge.offload.evict_scores import HybriMoe, SmoeScore
 from moe_edge.offload.evict_successor import Successor
 
 __all__ = [
+    "EVICTION_KINDS",
     "POLICIES",
     "CacheSpec",
     "EvictionPolicy",
@@ -21,15 +23,18 @@ __all__ = [
 
 _KINDS = (Lru, Lfu, StaticPrompt, StaticOracle, SmoeScore, HybriMoe, MoeInfinity)
 POLICIES = {kind.name: kind for kind in (*_KINDS, Successor, Belady, OnDemand)}
+EVICTION_KINDS = Registry(
+    "eviction policy", EvictionPolicy, POLICIES, "eviction_options"
+)
 
 
-def get_policy(name: str, **options) -> EvictionPolicy:
-    """The policy called `name`.
+def get_policy(policy: str | type | EvictionPolicy, **options) -> EvictionPolicy:
+    """The policy of a name, a class, or an object.
 
     Raises:
       ConfigError: unknown name or option (the known ones are listed), or a bad value.
     """
-    return build_known("eviction policy", POLICIES, name, options)
+    return EVICTION_KINDS.make(policy, options)
 
 
 def check_needs(policy: EvictionPolicy, available) -> None:

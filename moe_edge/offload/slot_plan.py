@@ -35,12 +35,25 @@ class Budget:
     bytes: int | None = None  # slots + staging + dense weights + KV cache
 
 
-def parse_budget(text: str) -> Budget:
-    """`40%`, `2GiB`, `512MB` as a Budget.
+def parse_budget(text: str | float) -> Budget:
+    """`40%`, `2GiB`, `512MB`, or a share from 0 to 1 (0.4), as a Budget.
 
     Raises:
-      ConfigError: not a number with % or a known unit, or out of range.
+      ConfigError: not a number with % or a known unit, or out of range. A whole number
+        could be bytes, GB, per cent or a share: it is refused.
     """
+    if isinstance(text, float):
+        if not 0 < text <= 1:
+            raise ConfigError(
+                f"device memory {text} is no share: expected above 0 to 1 (0.25), or a "
+                "text (25%, 2GiB)"
+            )
+        return Budget(share=float(text))
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"device memory {text!r:.40} has no unit; write a share of the expert "
+            "bytes (0.25 or '25%') or an amount ('2GiB')"
+        )
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%|[A-Za-z]+)\s*", text)
     unit = match and match[2]
     if not match or (unit != "%" and unit not in UNITS):

@@ -109,6 +109,13 @@ class HostStore:
         self._records[layer] = _view_of(pinned, self.dtype).reshape(pinned.shape)
         return pinned
 
+    def pin_layers(self, num_layers: int) -> list[jax.Array | None]:
+        """`pin_layer` of every layer, None in dense ones; pinned once, then kept."""
+        for layer in self.moe_layers:
+            if layer not in self._layers:
+                self.pin_layer(layer)
+        return [self._layers.get(layer) for layer in range(num_layers)]
+
     def num_bytes(self, layer: int, expert: int) -> int:
         """Of a block; here all are equal."""
         return self.block_bytes

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from moe_edge.core.plug_in import Named
+
 State = dict[str, Any]
 
 NOT_WANTED = -1.0  # below every score
@@ -25,7 +27,7 @@ class ModelShape(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Predictor:
+class Predictor(Named):
     """Predicts nothing; the base of those that do."""
 
     name: ClassVar[str] = "none"

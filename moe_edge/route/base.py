@@ -14,14 +14,16 @@ import dataclasses
 from typing import ClassVar
 
 from moe_edge.core.arrays import module_of
+from moe_edge.core.plug_in import Named
 from moe_edge.model.config import MoeConfig
 
 
-class RoutePolicy:
+class RoutePolicy(Named):
     """Chooses the experts of a layer. Subclasses are frozen dataclasses."""
 
     name: ClassVar[str]
     SOURCE: ClassVar[str]
+    host_only: ClassVar[bool] = False  # True: NumPy only, not inside jit
 
     @property
     def lossless(self) -> bool:

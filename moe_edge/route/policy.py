@@ -1,19 +1,20 @@
 """Route policies by name."""
 
-from moe_edge.core.checks import build_known
+from moe_edge.core.plug_in import Registry
 from moe_edge.route.base import RoutePolicy, TopK
 from moe_edge.route.drop import DropAbsent
 from moe_edge.route.substitute import Substitute
 
-__all__ = ["ROUTES", "RoutePolicy", "get_route"]
+__all__ = ["ROUTES", "ROUTE_KINDS", "RoutePolicy", "get_route"]
 
 ROUTES = {cls.name: cls for cls in (TopK, Substitute, DropAbsent)}
+ROUTE_KINDS = Registry("route policy", RoutePolicy, ROUTES, "route_options")
 
 
-def get_route(name: str, **options) -> RoutePolicy:
-    """The route policy called `name`.
+def get_route(route: str | type | RoutePolicy, **options) -> RoutePolicy:
+    """The route policy of a name, a class, or an object.
 
     Raises:
       ConfigError: unknown name or option (the known ones are listed), or a bad value.
     """
-    return build_known("route policy", ROUTES, name, options)
+    return ROUTE_KINDS.make(route, options)

@@ -174,7 +174,7 @@ def read_machine(path):
 
 
 def read_decisions(path):
-    from moe_edge.load.decisions_file import read_decisions
+    from moe_edge.loadtest.decisions_file import read_decisions
 
     read_decisions(path)
 

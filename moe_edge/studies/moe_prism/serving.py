@@ -16,16 +16,16 @@ from typing import Any
 from moe_edge.engine.base import Engine
 from moe_edge.engine.load import load_engine
 from moe_edge.hardware.step_costs import StepCosts
-from moe_edge.load.computed import served_at
-from moe_edge.load.in_process import Clock, serve
-from moe_edge.load.offered import (
+from moe_edge.loadtest.computed import served_at
+from moe_edge.loadtest.in_process import Clock, serve
+from moe_edge.loadtest.offered import (
     LoadOptions,
     Offered,
     block_tokens,
     in_whole_experts,
     offered_requests,
 )
-from moe_edge.load.prompts import Prompts, text_ids
+from moe_edge.loadtest.prompts import Prompts, text_ids
 from moe_edge.profile.step_costs import measure_steps
 from moe_edge.schedule.registry import get_policy
 from moe_edge.serve.driver import Driver

@@ -18,8 +18,8 @@ from moe_edge.hardware.models import MODELS, model_shape
 from moe_edge.hardware.presets import DEVICES, device
 from moe_edge.hardware.roofline_steps import roofline_costs
 from moe_edge.hardware.step_costs import StepCosts
-from moe_edge.load.computed import served_at
-from moe_edge.load.offered import (
+from moe_edge.loadtest.computed import served_at
+from moe_edge.loadtest.offered import (
     LoadOptions,
     Offered,
     in_whole_experts,

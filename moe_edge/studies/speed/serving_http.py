@@ -18,8 +18,8 @@ from typing import Any
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.json_reader import parse_json
 from moe_edge.engine.load import load_engine
-from moe_edge.load.against_url import body_of
-from moe_edge.load.http_client import Client, message_of, parse_url
+from moe_edge.loadtest.against_url import body_of
+from moe_edge.loadtest.http_client import Client, message_of, parse_url
 from moe_edge.studies.live import CACHE, KEEP_ALL
 from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.serving import ServingSettings

@@ -11,8 +11,8 @@ from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
-from moe_edge.load.computed import served_at
-from moe_edge.load.offered import (
+from moe_edge.loadtest.computed import served_at
+from moe_edge.loadtest.offered import (
     LoadOptions,
     Offered,
     in_whole_experts,

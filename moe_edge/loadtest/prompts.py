@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.core.checks import RequestError
-from moe_edge.load.offered import Offered
+from moe_edge.loadtest.offered import Offered
 
 # Below a data folder, the first one that is there; else a text that we ship.
 TEXTS = ("text/c4_web.txt", "text/wikitext-2/test.txt", "text/tinyshakespeare.txt")

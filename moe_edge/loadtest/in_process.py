@@ -9,16 +9,16 @@ from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.progress import counter
 from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.load.decisions_file import LoopMade
-from moe_edge.load.offered import (
+from moe_edge.loadtest.decisions_file import LoopMade
+from moe_edge.loadtest.offered import (
     LoadOptions,
     Offered,
     block_tokens,
     check_floors,
     offered_requests,
 )
-from moe_edge.load.prompts import Prompts, text_ids
-from moe_edge.load.results import Results
+from moe_edge.loadtest.prompts import Prompts, text_ids
+from moe_edge.loadtest.results import Results
 from moe_edge.schedule.decisions import Recorder
 from moe_edge.serve.driver import Asked, Driver
 from moe_edge.serve.loading import check_room, load_driver

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.load.against_url import (
+from moe_edge.loadtest.against_url import (
     STREAMED,
     UrlLoad,
     body_of,
@@ -14,8 +14,8 @@ from moe_edge.load.against_url import (
     tokenize,
     url_results,
 )
-from moe_edge.load.http_client import Client, parse_url
-from moe_edge.load.offered import LoadOptions, Offered
+from moe_edge.loadtest.http_client import Client, parse_url
+from moe_edge.loadtest.offered import LoadOptions, Offered
 from tests.support.completions_server import MAX_CONTEXT, K, running_server
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.load.http_client import Client, HttpError, message_of, parse_url
+from moe_edge.loadtest.http_client import Client, HttpError, message_of, parse_url
 
 
 def talk(function, *answers):

@@ -3,8 +3,8 @@
 import pytest
 
 from moe_edge.core.checks import RequestError
-from moe_edge.load.offered import Offered
-from moe_edge.load.prompts import OWN_TEXT, Prompts, text_ids, text_pieces
+from moe_edge.loadtest.offered import Offered
+from moe_edge.loadtest.prompts import OWN_TEXT, Prompts, text_ids, text_pieces
 
 IDS = list(range(1000, 1300))
 

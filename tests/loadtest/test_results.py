@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_edge.load.results import HEAD, Results
+from moe_edge.loadtest.results import HEAD, Results
 from moe_edge.workload.served import Served
 
 

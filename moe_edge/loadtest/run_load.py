@@ -8,15 +8,15 @@ from moe_edge.core.checks import ConfigError, check_positive
 from moe_edge.core.files import check_out_file, check_there, write_json, write_text
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
-from moe_edge.load.computed import computed_results
-from moe_edge.load.decisions_file import (
+from moe_edge.loadtest.computed import computed_results
+from moe_edge.loadtest.decisions_file import (
     read_decisions,
     replay_decisions,
     write_decisions,
 )
-from moe_edge.load.http_client import parse_url
-from moe_edge.load.offered import LoadOptions
-from moe_edge.load.results import Results
+from moe_edge.loadtest.http_client import parse_url
+from moe_edge.loadtest.offered import LoadOptions
+from moe_edge.loadtest.results import Results
 from moe_edge.serve.api_key import read_key
 from moe_edge.serve.options import ServingOptions
 
@@ -66,7 +66,7 @@ def run_load(
     if decisions is not None and target != "replay":
         check_out_file(decisions, run.out_dir)
     if target == "engine":
-        from moe_edge.load.in_process import engine_results  # loads JAX
+        from moe_edge.loadtest.in_process import engine_results  # loads JAX
 
         results = engine_results(
             checkpoint or "default", load, options, offload, run.dry_run
@@ -76,7 +76,7 @@ def run_load(
     elif target == "replay":
         results = _replay(decisions, run.dry_run)
     else:
-        from moe_edge.load.against_url import url_results
+        from moe_edge.loadtest.against_url import url_results
 
         results = url_results(target, _key(api_key_file), load, run.dry_run)
     if results is None:

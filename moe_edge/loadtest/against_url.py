@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.core.json_reader import parse_json
 from moe_edge.core.progress import counter
-from moe_edge.load.http_client import (
+from moe_edge.loadtest.http_client import (
     BROKEN,
     Answer,
     Client,
@@ -20,15 +20,15 @@ from moe_edge.load.http_client import (
     message_of,
     parse_url,
 )
-from moe_edge.load.offered import (
+from moe_edge.loadtest.offered import (
     LoadOptions,
     Offered,
     block_tokens,
     check_floors,
     offered_requests,
 )
-from moe_edge.load.prompts import Prompts, text_pieces
-from moe_edge.load.results import Results
+from moe_edge.loadtest.prompts import Prompts, text_pieces
+from moe_edge.loadtest.results import Results
 from moe_edge.workload.served import Served
 
 MOST_S = 900.0  # for one answer

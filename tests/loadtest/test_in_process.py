@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.load.in_process import Clock, engine_results, serve
-from moe_edge.load.offered import LoadOptions, Offered
+from moe_edge.loadtest.in_process import Clock, engine_results, serve
+from moe_edge.loadtest.offered import LoadOptions, Offered
 from moe_edge.serve.options import ServingOptions
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
@@ -47,7 +47,7 @@ def test_caches_have_their_room_in_an_absolute_budget_of_experts(tiny):
 
 
 def test_a_dry_run_reads_no_weights(tiny, monkeypatch):
-    monkeypatch.setattr("moe_edge.load.in_process.load_driver", None)
+    monkeypatch.setattr("moe_edge.loadtest.in_process.load_driver", None)
     assert engine_results(tiny, LOAD, OPTIONS, None, dry_run=True) is None
 
 
@@ -91,7 +91,7 @@ def test_requests_come_at_their_times_also_while_a_step_runs(monkeypatch):
         slept.append(seconds)
         clock.now_s += seconds
 
-    monkeypatch.setattr("moe_edge.load.in_process.time.sleep", sleep)
+    monkeypatch.setattr("moe_edge.loadtest.in_process.time.sleep", sleep)
     requests = [Offered(0, 0.0, 1, 1, 3), Offered(1, 0.5, 1, 1), Offered(2, 9.0, 1, 1)]
     prompts = [(7,), (8,), (9,)]
     served, late_s, failure = serve(Steps(), clock, requests, prompts, 5)

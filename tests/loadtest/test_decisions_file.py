@@ -6,14 +6,14 @@ import json
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.load.computed import computed_results
-from moe_edge.load.decisions_file import (
+from moe_edge.loadtest.computed import computed_results
+from moe_edge.loadtest.decisions_file import (
     LoopMade,
     read_decisions,
     replay_decisions,
     write_decisions,
 )
-from moe_edge.load.offered import LoadOptions
+from moe_edge.loadtest.offered import LoadOptions
 from moe_edge.serve.options import ServingOptions
 from tests.support.serving import COSTS
 

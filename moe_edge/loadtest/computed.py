@@ -8,9 +8,14 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
-from moe_edge.load.decisions_file import LoopMade
-from moe_edge.load.offered import LoadOptions, Offered, check_floors, offered_requests
-from moe_edge.load.results import Results
+from moe_edge.loadtest.decisions_file import LoopMade
+from moe_edge.loadtest.offered import (
+    LoadOptions,
+    Offered,
+    check_floors,
+    offered_requests,
+)
+from moe_edge.loadtest.results import Results
 from moe_edge.schedule.decisions import Recorder
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import SchedulePolicy

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.load.offered import (
+from moe_edge.loadtest.offered import (
     LoadOptions,
     Offered,
     block_tokens,

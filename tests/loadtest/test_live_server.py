@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from moe_edge.core.checks import RequestError
-from moe_edge.load.against_url import url_results
-from moe_edge.load.offered import LoadOptions, offered_requests
+from moe_edge.loadtest.against_url import url_results
+from moe_edge.loadtest.offered import LoadOptions, offered_requests
 from tests.support.live_server import live_server
 
 LOAD = LoadOptions(

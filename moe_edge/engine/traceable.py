@@ -1,0 +1,58 @@
+"""Whether policies and routes that are not ours run inside jit, as mode fused needs.
+
+Each is traced once before an engine is made, so that what is wrong shows there and not
+in the middle of a first step.
+"""
+
+import jax
+import numpy as np
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.fused_cache import DeviceCache
+from moe_edge.model.config import ModelConfig
+from moe_edge.offload.policy import POLICIES, CacheSpec, EvictionPolicy
+from moe_edge.route.base import RoutePolicy
+from moe_edge.route.policy import ROUTES
+
+
+def check_traceable(
+    config: ModelConfig, spec: CacheSpec, policy: EvictionPolicy, route: RoutePolicy
+) -> None:
+    """Raises ConfigError for a policy or route that says it is for the host, or that
+    fails inside jit; ours are known to run there."""
+    cache = DeviceCache(spec, policy, config.moe_layers)  # refuses one for the host
+    layer, E, K = config.moe_layers[0], spec.num_experts, spec.top_k
+    ids, scores = ((1, K), np.int32), ((1, E), np.float32)
+    if type(policy) not in POLICIES.values():
+
+        def look_up(slots_SR, host_ER, ids_TK, scores_TE):
+            empty = cache.empty(slots_SR)
+            return cache.acquire(empty, layer, ids_TK, scores_TE, host_ER)[0]
+
+        records = ((spec.num_slots, 1), np.float32), ((E, 1), np.float32)
+        _trace(f"eviction policy {policy.name}", look_up, *records, ids, scores)
+    if route.host_only:
+        raise ConfigError(
+            f"route policy {route.name} runs on the host only; use mode layered"
+        )
+    if type(route) not in ROUTES.values():
+
+        def choose(scores_TE, resident_E, ids_TK, weights_TK):
+            given = layer, scores_TE, resident_E, config.moe, ids_TK, weights_TK
+            return route.route(*given)
+
+        weights, resident = ((1, K), np.float32), ((E,), np.bool_)
+        _trace(f"route policy {route.name}", choose, scores, resident, ids, weights)
+
+
+def _trace(what: str, function, *shapes) -> None:
+    try:
+        jax.eval_shape(function, *(jax.ShapeDtypeStruct(*each) for each in shapes))
+    except Exception as error:  # whatever another author's code raises
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise ConfigError(
+            f"{what} cannot run inside jit, where mode fused calls it: "
+            f"{type(error).__name__}: {reason} (compute with "
+            "moe_edge.core.arrays.module_of, or set host_only = True and use mode "
+            "layered)"
+        ) from error

@@ -1,0 +1,1 @@
+"""What `import moe_edge` offers: models, engines and their outputs."""

@@ -1,0 +1,299 @@
+"""A checkpoint as a library object: opened once, run by any number of engines."""
+
+import dataclasses
+import functools
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moe_edge.checkpoint.reader import CheckpointReader
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
+from moe_edge.core.checks import ConfigError, check_options
+from moe_edge.core.events import Recorder
+from moe_edge.core.heap import keep_heap
+from moe_edge.core.plug_in import Registry
+from moe_edge.engine.offload_options import OffloadOptions, default_offload
+from moe_edge.engine.sizes import check_context
+from moe_edge.offload.policy import EVICTION_KINDS
+from moe_edge.predict.registry import PREDICTOR_KINDS
+from moe_edge.public.arguments import (
+    LOAD_HINTS,
+    OFFLOAD_HINTS,
+    check_limits,
+    read_record,
+    refuse_unknown,
+)
+from moe_edge.route.policy import ROUTE_KINDS
+
+if TYPE_CHECKING:
+    from moe_edge.engine.weights import Weights
+    from moe_edge.offload.store import HostStore
+    from moe_edge.public.engine import Engine
+
+OPTIONS = tuple(
+    field.name
+    for field in dataclasses.fields(OffloadOptions)
+    if field.name != "device_memory"
+)
+_PLUG_INS = ("eviction", "predictor", "route")  # checked by their registries
+_SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
+
+
+def load(path: str | Path = "default", *, devices: int = 1, **unknown) -> "Model":
+    """Opens a checkpoint. No weights are read until an engine is made.
+
+    >>> import moe_edge as me
+    >>> me.load("default")
+    <moe_edge.Model default: 6 layers, 64 experts a layer>
+
+    Args:
+      path: a Hugging Face folder, a GGUF file, a folder of ours, or "default", the
+        small model that comes with the package.
+      devices: of this machine that run it; so far one.
+    Raises:
+      CheckpointError: nothing there (a name of the Hugging Face hub gets the command
+        that downloads it), or a damaged checkpoint.
+      ConfigError: a model that is not implemented, or an unknown argument.
+    """
+    refuse_unknown("load", unknown, ("path", "devices"), LOAD_HINTS)
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(
+            f"path is {path!r:.60}, expected a folder, a file or 'default'"
+        )
+    if devices != 1:
+        raise ConfigError(
+            f"devices is {devices!r}, and a model runs on one device; for more run "
+            "launch/cluster.py"
+        )
+    return Model(str(path), open_checkpoint(path))
+
+
+def run_inline() -> None:
+    """From here on JAX runs programs of a CPU in the thread that calls them.
+
+    Offloaded engines of mode layered, which wait for every layer's routing, are faster
+    so; resident ones are slower (docs/performance.md). It is a setting of the process,
+    and `Engine.stats` says which one is on. Call it before anything has started JAX.
+
+    Raises:
+      ConfigError: JAX has started.
+    """
+    from jax._src.xla_bridge import backends_are_initialized
+
+    from moe_edge.engine.inline import run_inline as begin
+
+    if backends_are_initialized():
+        raise ConfigError(
+            "JAX has started in this process and keeps how programs run; call "
+            "run_inline before any engine is made"
+        )
+    begin()
+
+
+class Model:
+    """A checkpoint, opened by `load`. Its engines share what they can.
+
+    That is dense weights on the device, expert records on the host (pinned once), and
+    compiled programs.
+
+    Attributes:
+      name: what it was opened by.
+      config: its sizes (`ModelConfig`).
+    """
+
+    def __init__(self, name: str, reader):
+        self.name, self.config, self._reader = name, reader.config, reader
+        self._stores: dict[str, HostStore] = {}
+        self._resident: Callable[[], Weights | None] = lambda: None
+        self._programs: dict[str, Any] = {}  # of engines, by mode
+        self._classes: dict[tuple[str, str], type] = {}  # of policies, by kind and name
+
+    def __repr__(self) -> str:
+        config, experts = self.config, "dense"
+        if config.moe_layers:
+            experts = f"{config.moe.num_experts} experts a layer"
+        return f"<moe_edge.Model {self.name}: {config.num_layers} layers, {experts}>"
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts may be texts."""
+        return self._reader.tokenizer_path is not None
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Text <-> ids; CheckpointError where the checkpoint has none."""
+        return load_tokenizer(self._reader)
+
+    def resident(
+        self, *, max_batch: int = 8, max_context: int | None = None, **unknown
+    ) -> "Engine":
+        """An engine with all weights on the device, the reference of offloaded ones.
+
+        Args:
+          max_batch: prompts that run together.
+          max_context: most tokens of a prompt and its continuation; None: the model's.
+        Raises:
+          ConfigError, CapacityError: a bad limit, or an unknown argument.
+        """
+        known = ("max_batch", "max_context")
+        refuse_unknown("resident", unknown, known, OFFLOAD_HINTS)
+        self._check_limits(max_batch, max_context)
+        keep_heap()
+        from moe_edge.engine.resident import ResidentEngine
+        from moe_edge.engine.weights import load_weights
+        from moe_edge.public.engine import Engine
+
+        weights = self._resident()  # of another resident engine that still lives
+        if weights is None:
+            given = {"check_finite": self._check_finite, "dense": self._dense}
+            weights = load_weights(self._reader, **given)
+            self._resident = weakref.ref(weights)
+        core = ResidentEngine(weights, programs=self._programs.get("resident"))
+        self._programs["resident"] = core.programs
+        return Engine(core, self, max_batch=max_batch, max_context=max_context)
+
+    def offload(
+        self,
+        device_memory: str | float = "50%",
+        *,
+        max_batch: int = 1,
+        max_context: int | None = None,
+        record: tuple[str, ...] = (),
+        **options,
+    ) -> "Engine":
+        """An engine whose experts live on the host and travel when they are needed.
+
+        >>> with model.offload(0.5, eviction="lru") as engine:
+        ...     len(engine.generate("Once upon a time", max_new_tokens=4).tokens)
+        4
+
+        Args:
+          device_memory: for experts: a share of their bytes ("25%", 0.25); or a size
+            ("2GiB") that also holds dense weights, KV cache and staging; or "auto":
+            such a size, nine tenths of what the device has free.
+          max_batch: prompts that run together; max_context: most tokens of a prompt and
+            its continuation. A size reserves their KV cache (None: of 1024 tokens).
+          record: what the engine keeps of its run: "trace" (every lookup), "events"
+            (transfers and waits).
+          **options: fields of `OffloadOptions`: eviction, predictor and route, each a
+            name, a class or an object; eviction_options, ..., for a name or a class;
+            mode ("auto"), slot_plan ("auto"), horizon, assist, memory, ...
+        Raises:
+          ConfigError: an unknown argument or name, what is no policy, or options that
+            exclude each other or do not fit the model.
+          CapacityError: a budget of too few slots (the least is named), or above what
+            the machine has.
+        """
+        given = self._read_options(device_memory, options)
+        self._check_limits(max_batch, max_context)
+        record = read_record(record)
+        recorder = Recorder(enabled="events" in record)
+        keep_heap()
+        core = self._assemble(
+            given, max_batch, max_context, "trace" in record, recorder
+        )
+        from moe_edge.public.engine import Engine
+
+        limits = {"max_batch": max_batch, "max_context": max_context}
+        return Engine(core, self, recorder=recorder, **limits)
+
+    def _check_limits(self, max_batch, max_context) -> None:
+        check_limits(max_batch, max_context)
+        if max_context is not None:
+            check_context(max_context, self.config.max_positions)
+
+    def _read_options(self, device_memory, options) -> OffloadOptions:
+        unknown = [name for name in options if name not in OPTIONS]
+        known = ("device_memory", "max_batch", "max_context", "record", *OPTIONS)
+        refuse_unknown("offload", unknown, known, OFFLOAD_HINTS)
+        plain = {k: v for k, v in options.items() if k not in _PLUG_INS}
+        check_options("offload", OffloadOptions, plain)
+        if isinstance(device_memory, str) and device_memory == "auto":
+            device_memory = self._auto_memory()
+        given = default_offload(device_memory, **options)
+        self._note_class(EVICTION_KINDS, given.eviction)
+        self._note_class(PREDICTOR_KINDS, given.predictor)
+        self._note_class(ROUTE_KINDS, given.route)
+        return given
+
+    def _note_class(self, registry: Registry, given: Any) -> None:
+        """Refuses two classes of one name; a class defined again replaces the old."""
+        found = registry.class_of(given)
+        before = self._classes.get((registry.kind, found.name), found)
+        where = found.__module__, found.__qualname__
+        if (before.__module__, before.__qualname__) != where:
+            raise ConfigError(
+                f"two classes of {registry.kind} have the name {found.name!r}, "
+                f"{before.__qualname__} and {found.__qualname__}; give each its own"
+            )
+        self._classes[registry.kind, found.name] = found
+
+    @property
+    def _check_finite(self) -> bool:
+        # Conversion has checked our own format already.
+        return not isinstance(self._reader, CheckpointReader)
+
+    @functools.cached_property
+    def _dense(self) -> "Weights":
+        """All weights but the experts, on the device."""
+        from moe_edge.engine.weights import load_weights
+
+        given = {"check_finite": self._check_finite, "with_experts": False}
+        return load_weights(self._reader, **given)
+
+    def _store(self, memory: str) -> "HostStore":
+        from moe_edge.offload.store import HostStore
+
+        if memory not in self._stores:
+            self._stores[memory] = HostStore(self._reader, memory)
+        return self._stores[memory]
+
+    def _auto_memory(self) -> str:
+        """Nine tenths of what the device has free; on a CPU records live there, too."""
+        from moe_edge.offload.pinned import pinned_gib, raise_limit
+
+        # Before JAX says what is free; what mode fused would pin is the most.
+        raise_limit(pinned_gib(self._reader, OffloadOptions(mode="fused"), "fused"))
+        import jax
+
+        from moe_edge.engine.offloaded import free_device_bytes
+        from moe_edge.offload.store import device_dtype
+
+        free = free_device_bytes()
+        if free is None:
+            raise ConfigError(
+                "device_memory is 'auto', and the device does not say what it has; "
+                "give a size (2GiB) or a share (25%)"
+            )
+        if jax.default_backend() == "cpu" and not self._stores:
+            reader, config = self._reader, self.config
+            blocks = len(config.moe_layers) * config.moe.num_experts
+            free -= blocks * reader.layout.num_bytes(device_dtype(reader.dtype))
+        return f"{max(1, int(free * (1 - _SPARE_SHARE)))}B"
+
+    def _assemble(self, options, max_batch, max_context, with_trace, recorder):
+        """The engine below the public one, on shared parts."""
+        from moe_edge.offload.pinned import pinned_gib, raise_limit
+
+        raise_limit(pinned_gib(self._reader, options, options.choose_mode("gpu")))
+        from moe_edge.engine.layered import LayeredEngine
+        from moe_edge.engine.offloaded import (
+            CAPACITY,
+            assemble,
+            check_offload,
+            is_recorded,
+        )
+
+        given = {"batch": max_batch, "capacity": max_context or CAPACITY}
+        recorded = is_recorded(recorder, with_trace)
+        context = check_offload(self._reader, options, recorded=recorded, **given)
+        dense, store = self._dense, self._store(options.memory)
+        given |= {"context": context, "recorder": recorder, "with_trace": with_trace}
+        programs = self._programs.get("layered")
+        core = assemble(options, dense, store, programs=programs, **given)
+        if isinstance(core, LayeredEngine):
+            self._programs["layered"] = core.programs
+        return core
