@@ -84,7 +84,7 @@ def test_decisions_of_a_load_are_written_where_its_results_are_not(
     run_script, tmp_path, other_disk, monkeypatch
 ):
     (tmp_path / "costs.json").write_text(json.dumps({"step_costs": COSTS.to_json()}))
-    fill_disk(monkeypatch, "moe_edge.load.run_load.write_json", tmp_path / ".o")
+    fill_disk(monkeypatch, "moe_edge.loadtest.run_load.write_json", tmp_path / ".o")
     flags = ["--target", "computed", "--costs", "costs.json", "--poisson", 50]
     flags += ["--duration_s", 0.2, "--decisions", "d.jsonl", "--out_dir", "o"]
     done = run_script("load", *flags)
