@@ -66,7 +66,7 @@ def load(path: str | Path = "default", *, devices: int = 1, **unknown) -> "Model
     if devices != 1:
         raise ConfigError(
             f"devices is {devices!r}, and a model runs on one device; for more run "
-            "launch/cluster.py"
+            "moe-edge cluster"
         )
     return Model(str(path), open_checkpoint(path))
 
