@@ -128,9 +128,12 @@ def convert_checkpoint(
             with contextlib.closing(sink):
                 digest = stream(reader, sink, allow_nonfinite, progress)
                 if isinstance(source, CheckpointReader):
-                    # If changed, `digest` is of what was written: read once more.
-                    same = not cast and expert_dtype is None
-                    _check_digest(source, digest if same else None)
+                    if not cast and expert_dtype is None:
+                        _check_digest(source, digest)
+                    elif source.checksums is None:
+                        # `digest` is of what was written, and no CRC has vouched for
+                        # what was read: read once more.
+                        _check_digest(source)
                 sink.finish(digest)
     except OSError as error:
         raise OutputError(f"converting {src} to {dst} failed: {error}") from error
