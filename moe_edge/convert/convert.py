@@ -101,12 +101,6 @@ def convert_checkpoint(
     run.check_apart(reader.path)
     if reader.tokenizer_path is not None:
         load_tokenizer(reader)  # a broken one is refused before it is copied
-    if dry_run:
-        return {
-            "dry_run": True,
-            "model_type": reader.config.model_type,
-            "dropped": reader.dropped,
-        }
     cast = wanted is not None or reader.quantized is not None
     dequantised = isinstance(reader, Dequantised)
     held = reader if dequantised else source
@@ -115,6 +109,12 @@ def convert_checkpoint(
     config = with_kind(
         config_from_hf(raw, generation), reader.layout.kind or reader.dtype.name
     )
+    if dry_run:
+        return {
+            "dry_run": True,
+            "model_type": reader.config.model_type,
+            "dropped": reader.dropped,
+        }
     try:
         with run.writing() as folder:
             dtypes = hf_dtypes(reader)

@@ -164,8 +164,9 @@ def test_wrong_ids_in_a_checkpoint_of_ours_are_ignored_and_named(
     generation.write_text(json.dumps({"eos_token_id": value}))
     assert open_checkpoint(ours).config.eos_ids == kept
     assert f"{generation}: eos_token_id is" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="generation_config.json of olmoe: eos_token"):
-        convert(ours, tmp_path / "copy")
+    for dry_run in (True, False):
+        with pytest.raises(ConfigError, match="generation_config.json of olmoe: eos_t"):
+            convert(ours, tmp_path / "copy", dry_run=dry_run)
     assert not (tmp_path / "copy").exists()
 
 
