@@ -101,12 +101,6 @@ def convert_checkpoint(
     run.check_apart(reader.path)
     if reader.tokenizer_path is not None:
         load_tokenizer(reader)  # a broken one is refused before it is copied
-    if dry_run:
-        return {
-            "dry_run": True,
-            "model_type": reader.config.model_type,
-            "dropped": reader.dropped,
-        }
     cast = wanted is not None or reader.quantized is not None
     dequantised = isinstance(reader, Dequantised)
     held = reader if dequantised else source
@@ -115,6 +109,12 @@ def convert_checkpoint(
     config = with_kind(
         config_from_hf(raw, generation), reader.layout.kind or reader.dtype.name
     )
+    if dry_run:
+        return {
+            "dry_run": True,
+            "model_type": reader.config.model_type,
+            "dropped": reader.dropped,
+        }
     try:
         with run.writing() as folder:
             dtypes = hf_dtypes(reader)
@@ -128,9 +128,12 @@ def convert_checkpoint(
             with contextlib.closing(sink):
                 digest = stream(reader, sink, allow_nonfinite, progress)
                 if isinstance(source, CheckpointReader):
-                    # If changed, `digest` is of what was written: read once more.
-                    same = not cast and expert_dtype is None
-                    _check_digest(source, digest if same else None)
+                    if not cast and expert_dtype is None:
+                        _check_digest(source, digest)
+                    elif source.checksums is None:
+                        # `digest` is of what was written, and no CRC has vouched for
+                        # what was read: read once more.
+                        _check_digest(source)
                 sink.finish(digest)
     except OSError as error:
         raise OutputError(f"converting {src} to {dst} failed: {error}") from error

@@ -106,9 +106,10 @@ def slots_for(
     if slots < least_slots:
         more = least_slots > MIN_SLOTS
         hint = f" (slot plan one_pool: {MIN_SLOTS})" if more else ""
-        beside = f" next to {other_bytes} other bytes" if other_bytes else ""
-        if others and budget.share is None:
-            beside += f" ({others})"
+        beside = ""
+        if other_bytes and budget.share is None:
+            what = f" ({others})" if others else ""
+            beside = f" next to {other_bytes} other bytes{what}"
         raise CapacityError(
             f"device memory of {asked} holds {slots} slots of {block_bytes} bytes"
             f"{beside}; the minimum is {least_slots} slots{hint}, that is {least}"

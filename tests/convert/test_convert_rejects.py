@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from moe_edge.convert import convert as convert_module
 from moe_edge.convert import sinks
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core import files
@@ -163,8 +164,9 @@ def test_wrong_ids_in_a_checkpoint_of_ours_are_ignored_and_named(
     generation.write_text(json.dumps({"eos_token_id": value}))
     assert open_checkpoint(ours).config.eos_ids == kept
     assert f"{generation}: eos_token_id is" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="generation_config.json of olmoe: eos_token"):
-        convert(ours, tmp_path / "copy")
+    for dry_run in (True, False):
+        with pytest.raises(ConfigError, match="generation_config.json of olmoe: eos_t"):
+            convert(ours, tmp_path / "copy", dry_run=dry_run)
     assert not (tmp_path / "copy").exists()
 
 
@@ -284,6 +286,25 @@ def test_convert_notices_altered_files_of_ours(tmp_path, dtype):
         convert(tmp_path / "ours", tmp_path / "back", to="hf", dtype=dtype)
     with pytest.raises(CheckpointError, match="hash to .* its manifest says"):
         convert(tmp_path / "ours", None, verify=True)
+
+
+@pytest.mark.parametrize("change", [{"dtype": "float16"}, {"expert_dtype": "q8_0"}])
+def test_a_source_with_checksums_is_read_once(change, tmp_path, monkeypatch):
+    """What is cast has another hash than its source; CRCs vouch for that as well."""
+    raw = raw_config("olmoe", hidden_size=96, intermediate_size=32)
+    convert(write_folder(tmp_path / "hf", raw), tmp_path / "ours")
+    read, whole = [], convert_module.content_sha256
+
+    def noted(reader):
+        read.append(reader.path)
+        return whole(reader)
+
+    monkeypatch.setattr(convert_module, "content_sha256", noted)
+    convert(tmp_path / "ours", tmp_path / "new", **change)
+    assert read == []
+    as_version_1(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "old", **change)
+    assert read == [tmp_path / "ours"]
 
 
 def test_verify_reads_a_checkpoint_of_ours_and_writes_nothing(tmp_path):

@@ -72,8 +72,9 @@ def test_the_minimum_named_as_a_share_is_accepted(least):
 
 
 def test_a_share_that_is_refused_is_named_as_it_was_given():
-    with pytest.raises(CapacityError, match="of 12.49999% holds 1 .* is 12.5% of"):
-        slots_for(parse_budget("12.49999%"), 10, 16)
+    message = "of 12.49999% holds 1 slots of 10 bytes; the min.* is 12.5% of the expert"
+    with pytest.raises(CapacityError, match=message):  # nor does a share hold others
+        slots_for(parse_budget("12.49999%"), 10, 16, other_bytes=99)
 
 
 def test_slots_for_bytes_pays_for_everything_and_is_capped_at_the_blocks():

@@ -8,7 +8,7 @@ from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.transport.base import Transport
 
-BACK_S = 60.0  # in which the scheduler must have it return
+BACK_S = 60.0  # until the order to return, and from that until it is taken in
 AGAIN_S, REACH_S = 1.0, 2.0  # between two attempts; for one of them
 
 
@@ -19,7 +19,7 @@ class WayBack:
     scheduler was lost: so the scheduler knows what it says from before that order.
 
     Args:
-      failed: is told if nobody has it return.
+      failed: is told if nobody takes it in.
     """
 
     def __init__(self, transport: Transport, failed: Callable[[BaseException], None]):

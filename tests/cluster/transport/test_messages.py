@@ -460,6 +460,18 @@ def test_who_gives_up_waiting_leaves_a_newer_connection(caller, callee, monkeypa
     assert ask(caller) is not None
 
 
+def test_a_peer_that_another_thread_gives_up_is_not_reached(caller, monkeypatch):
+    connect = caller.connect
+
+    def connect_in_vain(peer, address):
+        connect(peer, address)
+        caller.disconnect(peer)
+
+    monkeypatch.setattr(caller, "connect", connect_in_vain)
+    caller.disconnect(1)
+    assert not caller.reach(1, WAIT_S)
+
+
 def test_disconnect_frees_threads_that_wait(caller, gate):
     errors = []
 

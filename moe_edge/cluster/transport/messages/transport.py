@@ -137,7 +137,7 @@ class MessagesTransport(Transport):
             if address is not None and (link is None or link.lost is not None):
                 if not self._closed:
                     self.connect(peer, address)
-                    link = self._links[peer]
+                    link = self._links.get(peer)  # another thread may drop it
         # Handshakes and heartbeats wait for no call that the peer computes.
         while link is not None and link.lost is None:
             if link.state == "ready":
