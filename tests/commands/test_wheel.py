@@ -44,7 +44,7 @@ def run(*command, cwd) -> SimpleNamespace:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def site(tmp_path_factory):
     """The site-packages of a new environment with the wheel; beside it ours, last."""
     folder = tmp_path_factory.mktemp("wheel")
@@ -66,14 +66,21 @@ def site(tmp_path_factory):
     return site
 
 
-@pytest.fixture
-def moe_edge(site, tmp_path):
-    """Runs the console script in an empty folder."""
+def test_wheel_in_an_empty_folder(site, tmp_path):
+    """One test: each of xdist's workers would build a wheel of its own."""
     script = site.parents[2] / "bin" / "moe-edge"
-    return lambda *arguments: run(script, *arguments, cwd=tmp_path)
+
+    def moe_edge(*arguments) -> SimpleNamespace:
+        return run(script, *arguments, cwd=tmp_path)
+
+    check_one_top_level_package(site)
+    check_commands_run_dry(moe_edge, tmp_path)
+    check_a_policy_by_name(moe_edge, site, tmp_path)
+    check_server(script, tmp_path)
+    check_start_without_kernels(moe_edge, site)
 
 
-def test_wheel_holds_one_top_level_package(site):
+def check_one_top_level_package(site):
     installed = {path.name for path in site.iterdir()} - {"ours.pth"}
     assert {name.partition("-")[0] for name in installed} == {"moe_edge"}
     (found,) = importlib.metadata.distributions(path=[str(site)])
@@ -84,40 +91,28 @@ def test_wheel_holds_one_top_level_package(site):
     assert not [name for name in names if "launch" in name.split("/")]
 
 
-def test_wheel_runs_a_policy_by_name(moe_edge, site, tmp_path):
+def check_commands_run_dry(moe_edge, folder):
+    for command in (["quickstart"], ["study", "prism_table1"]):
+        assert moe_edge(*command, "--dry_run").summary()["dry_run"]
+    assert [*folder.iterdir()] == []
+    assert "Continues prompts with a model." in moe_edge("--help").out
+
+
+def check_a_policy_by_name(moe_edge, site, folder):
     flags = "--gin_file", "smoe", "--device_memory", "25%", *PROMPT
     done = moe_edge("generate", *flags)
     assert done.summary()["bytes_moved"] > 0 and "Once upon a time" in done.out
-    (folder,) = tmp_path.glob("results/local/smoe/*")
-    config = (folder / "config.gin").read_text()
-    assert "offload.route = 'substitute'" in config
+    (written,) = folder.glob("results/local/smoe/*")
+    assert "offload.route = 'substitute'" in (written / "config.gin").read_text()
     if shutil.which("c++"):
         assert [*site.glob("moe_edge/kernels/_native*.so")]
         assert "host kernels" not in done.err
 
 
-def test_wheel_runs_the_quickstart_and_a_study_dry(moe_edge, tmp_path):
-    for command in (["quickstart"], ["study", "prism_table1"]):
-        assert moe_edge(*command, "--dry_run").summary()["dry_run"]
-    assert [*tmp_path.iterdir()] == []
-    assert "Continues prompts with a model." in moe_edge("--help").out
-
-
-def test_wheel_without_kernels_says_so(moe_edge, site):
-    for library in site.glob("moe_edge/kernels/_native*.so"):
-        library.rename(library.with_suffix(".away"))
-    try:
-        done = moe_edge("generate", *PROMPT, "--out_dir", "o")
-    finally:
-        for library in site.glob("moe_edge/kernels/_native*.away"):
-            library.rename(library.with_suffix(".so"))
-    assert done.err.count("the host kernels were not built") == 1
-
-
-def test_wheel_serves(site, tmp_path):
+def check_server(script, folder):
     server = subprocess.Popen(
-        [site.parents[2] / "bin" / "moe-edge", "serve", "--port=0", *SMALL],
-        cwd=tmp_path,
+        [script, "serve", "--port=0", *SMALL],
+        cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -132,3 +127,10 @@ def test_wheel_serves(site, tmp_path):
         out, err = server.communicate(timeout=100)
     assert json.loads(out.splitlines()[-1])["generated_tokens"] == 0
     assert server.returncode == 0, err
+
+
+def check_start_without_kernels(moe_edge, site):
+    for library in site.glob("moe_edge/kernels/_native*.so"):
+        library.unlink()
+    done = moe_edge("generate", *PROMPT, "--out_dir", "o")
+    assert done.err.count("the host kernels were not built") == 1
