@@ -436,6 +436,24 @@ def test_load_refuses(tmp_path):
         me.load("default", device_map="auto")
 
 
+def test_chat_is_the_template_and_refuses_other_messages():
+    message = {"role": "user", "content": "Hello"}
+    out = resident().chat([message], 5, ignore_eos=True)
+    plain = resident().generate("User: Hello\n\nAssistant:", 5, ignore_eos=True)
+    assert out.tokens == plain.tokens
+    for wrong in ([], "Hello", [{"role": "user"}], [message, "Hi"]):
+        with pytest.raises(me.RequestError, match="expected (a list|texts by)"):
+            resident().chat(wrong)
+
+
+def test_predictor_that_needs_what_nothing_gives_is_refused():
+    class Typo(PreviousToken):
+        needs = frozenset({"hiden"})
+
+    with pytest.raises(me.ConfigError, match="Typo needs hiden, which nothing gives"):
+        tiny_model().offload("50%", predictor=Typo)
+
+
 def test_checkpoint_without_tokenizer_takes_ids(tmp_path):
     from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
