@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import doctest
+import functools
 import importlib
 import io
 import re
@@ -229,24 +230,29 @@ def test_engines_share_dense_weights_and_pinned_records():
 # Policies of one's own.
 
 
+@functools.cache
+def of_lru(mode):
+    """What LRU by its name gives."""
+    return tiny_model().offload("40%", eviction="lru", mode=mode).generate(TEXT, NEW)
+
+
 @pytest.mark.parametrize("mode", ["layered", "fused"])
 def test_own_copy_of_lru_equals_lru(mode):
     policy = OwnLru()
     own = tiny_model().offload("40%", eviction=policy, mode=mode)
-    given = tiny_model().offload("40%", eviction="lru", mode=mode)
-    a, b = (engine.generate(TEXT, NEW) for engine in (own, given))
-    assert a.tokens == b.tokens and policy.calls, "the object itself was asked"
+    out, lru = own.generate(TEXT, NEW), of_lru(mode)
+    assert out.tokens == lru.tokens and policy.calls, "the object itself was asked"
     for name in ("hit_ratio", "bytes_moved"):
-        assert a.stats[name] == b.stats[name]
+        assert out.stats[name] == lru.stats[name]
 
 
-@pytest.mark.parametrize("mode", ["layered", "fused"])
-@pytest.mark.parametrize("given", [Newest, Newest()], ids=["class", "object"])
+@pytest.mark.parametrize("given, mode", [(Newest, "layered"), (Newest(), "fused")])
 def test_subclass_without_name_runs_as_itself(given, mode):
     engine = tiny_model().offload("40%", eviction=given, mode=mode)
-    lru = tiny_model().offload("40%", eviction="lru", mode=mode)
-    moved = [each.generate(TEXT, 24).stats["bytes_moved"] for each in (engine, lru)]
-    assert engine._core.report()["eviction"] == "Newest" and moved[0] != moved[1]
+    out, lru = engine.generate(TEXT, NEW), of_lru(mode)
+    assert engine.core.report()["eviction"] == "Newest"
+    assert out.tokens == lru.tokens
+    assert out.stats["bytes_moved"] != lru.stats["bytes_moved"]
 
 
 def test_predictor_and_route_as_class_and_object():
@@ -264,7 +270,7 @@ def test_predictor_and_route_as_class_and_object():
         assert engine.generate(TEXT, NEW).tokens == expected and asked
     for route in (Substitute, Substitute(a=0.5)):
         engine = tiny_model().offload("50%", route=route, route_options={})
-        assert engine._core.report()["route"] == "substitute"
+        assert engine.core.report()["route"] == "substitute"
 
 
 def test_auto_takes_layered_for_a_policy_of_the_host():
@@ -428,6 +434,24 @@ def test_load_refuses(tmp_path):
         me.load("default", devices=2)
     with pytest.raises(me.ConfigError, match="'device_map': call model.offload"):
         me.load("default", device_map="auto")
+
+
+def test_chat_is_the_template_and_refuses_other_messages():
+    message = {"role": "user", "content": "Hello"}
+    out = resident().chat([message], 5, ignore_eos=True)
+    plain = resident().generate("User: Hello\n\nAssistant:", 5, ignore_eos=True)
+    assert out.tokens == plain.tokens
+    for wrong in ([], "Hello", [{"role": "user"}], [message, "Hi"]):
+        with pytest.raises(me.RequestError, match="expected (a list|texts by)"):
+            resident().chat(wrong)
+
+
+def test_predictor_that_needs_what_nothing_gives_is_refused():
+    class Typo(PreviousToken):
+        needs = frozenset({"hiden"})
+
+    with pytest.raises(me.ConfigError, match="Typo needs hiden, which nothing gives"):
+        tiny_model().offload("50%", predictor=Typo)
 
 
 def test_checkpoint_without_tokenizer_takes_ids(tmp_path):

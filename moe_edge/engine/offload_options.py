@@ -23,6 +23,7 @@ from moe_edge.offload.policy import (
     get_policy,
 )
 from moe_edge.offload.slot_plan import parse_budget, plan_of
+from moe_edge.predict.base import NEEDS as PREDICTOR_NEEDS
 from moe_edge.predict.base import Predictor
 from moe_edge.predict.registry import PREDICTOR_KINDS, get_predictor
 from moe_edge.route.policy import ROUTE_KINDS, RoutePolicy, get_route
@@ -148,6 +149,11 @@ class OffloadOptions:
             raise ConfigError(
                 f"predictor {kind.name} knows the choices of a recorded run, which no "
                 f"engine has; replay a trace (moe-edge replay --predictors {kind.name})"
+            )
+        if wrong := sorted(kind.needs - PREDICTOR_NEEDS):
+            raise ConfigError(
+                f"predictor {kind.name} needs {', '.join(wrong)}, which nothing gives; "
+                f"known: {', '.join(sorted(PREDICTOR_NEEDS))}"
             )
         PREDICTOR_KINDS.check(given, options, kind.from_context)
         if not kind.from_context:  # the others need a model

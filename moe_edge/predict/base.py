@@ -16,6 +16,7 @@ from moe_edge.core.plug_in import Named
 State = dict[str, Any]
 
 NOT_WANTED = -1.0  # below every score
+NEEDS = frozenset({"ids", "scores", "hidden", "partial_state", "shadow", "future"})
 
 
 class ModelShape(Protocol):
@@ -31,8 +32,7 @@ class Predictor(Named):
     """Predicts nothing; the base of those that do."""
 
     name: ClassVar[str] = "none"
-    # What it reads of a run, of {"ids", "scores", "hidden", "partial_state", "shadow",
-    # "future"}; replay refuses it by name where a trace lacks them.
+    # What it reads of a run, of NEEDS; replay refuses it where a trace lacks that.
     needs: ClassVar[frozenset[str]] = frozenset()
     # Whether `observe` wants all tokens of a prompt. If not, the engine passes the last
     # token of every row only, whose successor is predicted.

@@ -78,8 +78,6 @@ def compare(
     Raises:
       ConfigError, CapacityError, RequestError: as `Model.offload`, `Engine.generate`.
     """
-    import pandas
-
     known = [name for name in OPTIONS if name not in _KINDS]
     unknown = [name for name in options if name not in known]
     refuse_unknown("compare", unknown, known, OFFLOAD_HINTS)
@@ -127,6 +125,8 @@ def compare(
     finally:
         for engine in engines:
             engine.close()
+    import pandas  # takes a second, which a refused value need not wait for
+
     return pandas.DataFrame(table)
 
 

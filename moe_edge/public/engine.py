@@ -24,6 +24,7 @@ from moe_edge.public.arguments import (
     refuse_unknown,
 )
 from moe_edge.public.call import Call, RowText
+from moe_edge.public.chat import chat_ids
 from moe_edge.public.output import Measured, Output
 from moe_edge.public.prompts import PromptReader
 from moe_edge.workload.traces import Trace
@@ -168,6 +169,26 @@ class Engine:
             for text, ids, reason in zip(texts, tokens, told.reasons, strict=True)
         ]
         return outputs[0] if is_one else outputs
+
+    def chat(
+        self, messages: Sequence[dict[str, str]], max_new_tokens: int = 64, **asked
+    ) -> Output:
+        """The next message of a conversation, by the checkpoint's chat template.
+
+        >>> message = {"role": "user", "content": "Hello"}
+        >>> engine.chat([message], max_new_tokens=4).finish_reason
+        'length'
+
+        Args:
+          messages: each {"role": ..., "content": ...}, the oldest first.
+          **asked: as `generate`.
+        Raises:
+          RequestError: other messages, or such as the template refuses; else as
+            `generate`.
+        """
+        self._open()
+        ids = chat_ids(self._model.tokenizer, messages)
+        return self.generate(ids, max_new_tokens, **asked)
 
     def stream(
         self,
