@@ -67,7 +67,11 @@ class Registry:
                 f"{self.base.__name__}"
             )
         base = self.base
-        lacks = [n for n in base.required if getattr(found, n) is getattr(base, n)]
+        lacks = [
+            name
+            for name in base.required
+            if getattr(found, name, None) is getattr(base, name)  # a field has none
+        ]
         if lacks:
             raise ConfigError(
                 f"{self.kind} {found.__qualname__} lacks {', '.join(lacks)}; "
