@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import moe_edge as me
+from moe_edge.core.arrays import module_of
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import default_offload, resolve_offload
@@ -116,7 +117,7 @@ def test_tokens_are_those_of_the_command(budget):
     engine = resident() if budget is None else model.offload(budget)
     assert engine.generate(TEXT, NEW).tokens == expected
     assert engine.generate(ids, NEW).tokens == expected
-    assert engine.generate(np.asarray(ids), NEW).tokens == expected
+    assert engine.generate(np.asarray(ids), np.int64(NEW)).tokens == expected
 
 
 def test_defaults_are_those_of_the_command():
@@ -253,6 +254,49 @@ def test_subclass_without_name_runs_as_itself(given, mode):
     assert engine.core.report()["eviction"] == "Newest"
     assert out.tokens == lru.tokens
     assert out.stats["bytes_moved"] != lru.stats["bytes_moved"]
+
+
+class NewestVictim(me.Eviction):
+    """As `Newest`, by a victim of its own."""
+
+    def victim(self, state, protected_S):
+        key_S = state["key_S"]
+        xp = module_of(key_S)
+        last_S = xp.where(key_S < 0, 2**30, state["last_B"][key_S])
+        slot = xp.where(protected_S, -2, last_S).argmax()
+        return slot, self.gave_up(state, slot)
+
+
+@pytest.mark.parametrize("mode", ["layered", "fused"])
+def test_own_victim_is_asked_in_every_mode(mode):
+    """The host asked for `order` alone, so LRU ran silently."""
+    out = [
+        tiny_model().offload("40%", eviction=each, mode=mode).generate(TEXT, NEW)
+        for each in (NewestVictim, Newest)
+    ]
+    assert out[0].stats["bytes_moved"] == out[1].stats["bytes_moved"]
+    assert out[0].stats["bytes_moved"] != of_lru(mode).stats["bytes_moved"]
+
+
+def test_broken_contracts_are_refused_with_the_reason():
+    class Protected(me.Eviction):
+        def victim(self, state, protected_S):
+            return protected_S.argmax(), state
+
+    class OwnOrder(me.Eviction):
+        def order(self, state):
+            return np.arange(len(state["key_S"]))[::-1]
+
+    class NoRoute(me.Route):
+        lossless = False
+
+    engine = tiny_model().offload("40%", eviction=Protected, mode="layered")
+    with pytest.raises(me.ConfigError, match="Protected gave up slot .* protected"):
+        engine.generate(TEXT, NEW)
+    with pytest.raises(me.ConfigError, match="OwnOrder has an order of its own"):
+        tiny_model().offload("40%", eviction=OwnOrder, mode="fused")
+    with pytest.raises(me.ConfigError, match="NoRoute lacks route; help"):
+        tiny_model().offload("40%", route=NoRoute)
 
 
 def test_predictor_and_route_as_class_and_object():

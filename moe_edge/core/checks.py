@@ -76,7 +76,8 @@ def check_from_zero(name: str, value: float) -> None:
 
 def check_count(name: str, value: int) -> None:
     """Raises ConfigError unless value is a whole number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value <= 0:
         raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
 
 

@@ -5,7 +5,7 @@ A name is looked up; a class is instantiated with its options; an object is used
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from moe_edge.core.checks import ConfigError, check_known, check_options
 from moe_edge.core.context import Context
@@ -13,7 +13,13 @@ from moe_edge.core.context import Context
 
 class Named:
     """Base of plug-ins. A subclass without a `name` of its own is named by its class,
-    never by its parent's name: what it is called says what it is."""
+    never by its parent's name: what it is called says what it is.
+
+    Attributes:
+      required: methods and properties that every subclass must write.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **more):
         super().__init_subclass__(**more)
@@ -47,7 +53,7 @@ class Registry:
 
         Raises:
           ConfigError: an unknown name (the known ones are listed), something else, or a
-            class that has another one's name.
+            class that has another one's name or lacks what its base requires.
         """
         if isinstance(given, str):
             check_known(self.kind, given, self.known)
@@ -59,6 +65,17 @@ class Registry:
                 f"{self.kind} is {given!r:.60}, expected a name "
                 f"({', '.join(sorted(self.known))}), or an object or subclass of "
                 f"{self.base.__name__}"
+            )
+        base = self.base
+        lacks = [
+            name
+            for name in base.required
+            if getattr(found, name, None) is getattr(base, name)  # a field has none
+        ]
+        if lacks:
+            raise ConfigError(
+                f"{self.kind} {found.__qualname__} lacks {', '.join(lacks)}; "
+                f"help({base.__module__}.{base.__name__}) says what each one is"
             )
         if self.known.get(found.name, found) is not found:
             raise ConfigError(

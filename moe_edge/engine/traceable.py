@@ -24,6 +24,12 @@ def check_traceable(
     layer, E, K = config.moe_layers[0], spec.num_experts, spec.top_k
     ids, scores = ((1, K), np.int32), ((1, E), np.float32)
     if type(policy) not in POLICIES.values():
+        own = [n for n in ("order", "victim") if _is_own(policy, n, EvictionPolicy)]
+        if own == ["order"]:
+            raise ConfigError(
+                f"eviction policy {policy.name} has an order of its own, which only "
+                "the host asks for; write value or victim, or use mode layered"
+            )
 
         def look_up(slots_SR, host_ER, ids_TK, scores_TE):
             empty = cache.empty(slots_SR)
@@ -43,6 +49,10 @@ def check_traceable(
 
         weights, resident = ((1, K), np.float32), ((E,), np.bool_)
         _trace(f"route policy {route.name}", choose, scores, resident, ids, weights)
+
+
+def _is_own(policy, method: str, base: type) -> bool:
+    return getattr(type(policy), method) is not getattr(base, method)
 
 
 def _trace(what: str, function, *shapes) -> None:

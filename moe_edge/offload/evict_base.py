@@ -168,7 +168,9 @@ class EvictionPolicy(Named):
         return state
 
     def order(self, state: State) -> np.ndarray:
-        """All slots as `victim` would give them up one by one; NumPy only.
+        """All slots as the base's `victim` would give them up one by one; NumPy only.
+
+        Hosts ask this, unless a subclass has a `victim` of its own.
 
         It holds until the next `touch`, but for slots that got another block since: so
         a host that brings several blocks after one lookup sorts once.

@@ -135,10 +135,9 @@ class SlotCache:
         slot = self.rows[layer][expert]
         if slot >= 0:
             return slot
-        slot = self._victim(layer, kept or ())
+        slot, state = self._give_up(layer, kept or ())
         if slot is None:
             return None
-        state = self.policy.gave_up(self.state, slot)
         self._forget(int(state["key_S"][slot]))
         self.state = put(state, slot, layer * self.spec.num_experts + expert)
         self._note(layer, expert, slot)
@@ -147,6 +146,26 @@ class SlotCache:
         elif kept is None:
             self._order = None  # it may be the next to go
         return slot
+
+    def _give_up(self, layer: int, kept: Collection[int]) -> tuple[int | None, State]:
+        """The slot to give up, if there is one, and the state from then on."""
+        if type(self.policy).victim is EvictionPolicy.victim:  # the first of its order
+            slot = self._victim(layer, kept)
+            if slot is None:
+                return None, self.state
+            return slot, self.policy.gave_up(self.state, slot)
+        protected_S = np.ones(self.spec.num_slots, bool)
+        protected_S[self._slots_L[layer]] = False
+        protected_S[[*self._running_slots, *kept]] = True
+        if protected_S.all():
+            return None, self.state
+        slot, state = self.policy.victim(self.state, protected_S)
+        if protected_S[slot]:
+            raise ConfigError(
+                f"eviction policy {self.policy.name} gave up slot {int(slot)}, which "
+                "is protected; victim must choose among the others"
+            )
+        return int(slot), state
 
     def _victim(self, layer: int, kept: Collection[int]) -> int | None:
         """The slot to give up; it has left the order."""

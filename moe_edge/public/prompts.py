@@ -72,7 +72,8 @@ def read_prompts(given: Any, encode) -> tuple[list[Sequence[int]], bool]:
     Raises:
       RequestError: nothing, or something else. Ids are not compared with a vocabulary.
     """
-    if isinstance(given, np.ndarray):
+    if hasattr(given, "__array__"):  # of NumPy, JAX or torch
+        given = np.asarray(given)
         given = [*given] if given.ndim > 1 else given.tolist()
     if isinstance(given, str):
         return [_ids(0, given, encode)], True

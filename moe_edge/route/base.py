@@ -23,6 +23,7 @@ class RoutePolicy(Named):
 
     name: ClassVar[str]
     SOURCE: ClassVar[str]
+    required: ClassVar[tuple[str, ...]] = ("lossless", "route")
     host_only: ClassVar[bool] = False  # True: NumPy only, not inside jit
 
     @property
