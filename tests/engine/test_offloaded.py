@@ -230,7 +230,7 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
         ({"mode": "fused", "memory": "mmap"}, "mode fused has no memory"),
         (
             {"predictor": "oracle"},
-            "predictor oracle knows .*replay.py --predictors ora",
+            "predictor oracle knows .*replay --predictors ora",
         ),
         (
             {"predictor": "probe"},

@@ -63,7 +63,7 @@ def test_expert_without_tokens_has_no_rows(copy):
 def test_profile_of_another_checkpoint_is_refused(made):
     found = open_profile(made)
     found.check(found.info["content_sha256"])
-    with pytest.raises(CheckpointError, match="profile_model.py"):
+    with pytest.raises(CheckpointError, match="moe-edge profile_model"):
         found.check("0" * 64)
 
 
