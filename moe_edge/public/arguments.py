@@ -52,8 +52,8 @@ LOAD_HINTS = {
     "device_memory": "give it to model.offload",
     "offload": "call model.offload",
     "device_map": "call model.offload, or model.resident",
-    "torch_dtype": "weights run as stored; launch/convert.py --dtype changes them",
-    "dtype": "weights run as stored; launch/convert.py --dtype changes them",
+    "torch_dtype": "weights run as stored; moe-edge convert --dtype changes them",
+    "dtype": "weights run as stored; moe-edge convert --dtype changes them",
     "k": "give k to generate",
 }
 RECORDS = ("trace", "events")
