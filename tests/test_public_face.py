@@ -474,7 +474,7 @@ def test_load_refuses(tmp_path):
         me.load(tmp_path / "nothing")
     with pytest.raises(me.ConfigError, match="path is None, expected a folder"):
         me.load(None)
-    with pytest.raises(me.ConfigError, match="devices is 2.*launch/cluster.py"):
+    with pytest.raises(me.ConfigError, match="devices is 2.*moe-edge cluster"):
         me.load("default", devices=2)
     with pytest.raises(me.ConfigError, match="'device_map': call model.offload"):
         me.load("default", device_map="auto")
