@@ -278,11 +278,56 @@ def test_own_victim_is_asked_in_every_mode(mode):
     assert out[0].stats["bytes_moved"] != of_lru(mode).stats["bytes_moved"]
 
 
-def test_broken_contracts_are_refused_with_the_reason():
-    class Protected(me.Eviction):
-        def victim(self, state, protected_S):
-            return protected_S.argmax(), state
+class Protected(me.Eviction):
+    def victim(self, state, protected_S):
+        return protected_S.argmax(), state
 
+
+class Beyond(me.Eviction):
+    def victim(self, state, protected_S):
+        return len(protected_S), state
+
+
+class Below(me.Eviction):
+    def victim(self, state, protected_S):
+        return -1, state
+
+
+@dataclasses.dataclass(frozen=True)
+class NotANumber(me.Eviction):
+    """No order among such values: the base's victim may then be a protected one."""
+
+    def value(self, state):
+        xp = module_of(state["key_S"])
+        return xp.full(state["key_S"].shape, np.nan, np.float32)
+
+
+@pytest.mark.parametrize("mode", ["layered", "fused"])
+@pytest.mark.parametrize("policy", [Protected, Beyond, Below])
+def test_victim_that_may_not_go_is_refused(policy, mode):
+    engine = tiny_model().offload("30%", eviction=policy, mode=mode)
+    match = f"{policy.__name__} gave up slot.* protected or not there"
+    with pytest.raises(me.ConfigError, match=match):
+        engine.generate(TEXT, NEW)
+
+
+def test_our_policies_pay_nothing_for_that():
+    """The count is no part of their program."""
+    state = tiny_model().offload("30%", mode="fused").core._state
+    assert state.wrong is None
+
+
+def test_values_that_are_no_numbers_never_change_tokens():
+    engine = tiny_model().offload("30%", eviction=NotANumber, mode="fused")
+    try:
+        tokens = engine.generate(TEXT, NEW).tokens
+    except me.ConfigError as error:
+        assert "NotANumber gave up slots" in str(error)
+    else:
+        assert tokens == resident().generate(TEXT, NEW).tokens
+
+
+def test_broken_contracts_are_refused_with_the_reason():
     class OwnOrder(me.Eviction):
         def order(self, state):
             return np.arange(len(state["key_S"]))[::-1]
@@ -290,9 +335,6 @@ def test_broken_contracts_are_refused_with_the_reason():
     class NoRoute(me.Route):
         lossless = False
 
-    engine = tiny_model().offload("40%", eviction=Protected, mode="layered")
-    with pytest.raises(me.ConfigError, match="Protected gave up slot .* protected"):
-        engine.generate(TEXT, NEW)
     with pytest.raises(me.ConfigError, match="OwnOrder has an order of its own"):
         tiny_model().offload("40%", eviction=OwnOrder, mode="fused")
     with pytest.raises(me.ConfigError, match="NoRoute lacks route; help"):

@@ -273,6 +273,7 @@ class FusedEngine(Engine):
             if on_routing is not None and routing is not None:
                 on_routing(layer, routing)
         self._counting.end_prefill(self._state.counts_L3)
+        self._check_victims()
         return x
 
     def decode(self, session: Session, tokens_B, active_B, on_routing=None):
@@ -296,4 +297,19 @@ class FusedEngine(Engine):
         if on_routing is not None:
             for layer in self.config.moe_layers:
                 on_routing(layer, routings[layer])
+        self._check_victims()
         return logits
+
+    def _check_victims(self) -> None:
+        """Refuses a policy that gave up a slot it may not; ours are not asked.
+
+        The step is done, and right: another slot was taken instead.
+        """
+        if self._state.wrong is None or not (wrong := int(self._state.wrong)):
+            return
+        self._state = self._state._replace(wrong=self.put(jnp.int32(0)))
+        raise ConfigError(
+            f"eviction policy {self._cache_of.policy.name} gave up slots that are "
+            f"protected or not there, {wrong} times in a step; victim must choose "
+            "among the others"
+        )

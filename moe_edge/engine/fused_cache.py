@@ -21,7 +21,8 @@ from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.engine.expert_state import Moved
-from moe_edge.offload.policy import CacheSpec, EvictionPolicy, State, put
+from moe_edge.offload.evict_base import pick
+from moe_edge.offload.policy import POLICIES, CacheSpec, EvictionPolicy, State, put
 
 HITS, MISSES, EVICTIONS = range(3)  # columns of the counters
 _copy = jax.jit(jnp.copy)
@@ -38,6 +39,8 @@ class Cache(NamedTuple):
     counts_L3: jax.Array  # int32, distinct experts: hits, misses, evictions
     # int32: pairs that a route saw while decoding, and changed.
     choices_2: jax.Array
+    # int32: slots that a policy of another author gave up and may not; None: of ours.
+    wrong: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,7 @@ class DeviceCache:
             jnp.int32(0),
             jnp.zeros((spec.num_layers, 3), jnp.int32),
             jnp.zeros(2, jnp.int32),
+            None if type(self.policy) in POLICIES.values() else jnp.int32(0),
         )
 
     def slots_of(self, cache: Cache, layer) -> jax.Array:
@@ -128,14 +132,19 @@ class DeviceCache:
         foreign_S = (owner_S >= 0) & (owner_S != layer)
 
         def fetch(_, carry):
-            slots_SR, slot_N, state, missing_E, evictions = carry
+            slots_SR, slot_N, state, missing_E, evictions, wrong = carry
             expert = jnp.argmax(jnp.where(missing_E, urgency_E, -jnp.inf))
             expert = expert.astype(jnp.int32)
             held_S = state["key_S"] - layer * E
             mine_S = (held_S >= 0) & (held_S < E)
             kept_S = mine_S & wanted_E[jnp.clip(held_S, 0, E - 1)]
-            slot, state = self.policy.victim(state, kept_S | foreign_S)
+            protected_S = kept_S | foreign_S
+            slot, state = self.policy.victim(state, protected_S)
             slot = jnp.asarray(slot, jnp.int32)
+            if wrong is not None:  # another author's: tokens must be right all the same
+                bad = (slot < 0) | (slot >= self.spec.num_slots) | protected_S[slot]
+                slot = jnp.where(bad, pick(state, None, protected_S), slot)
+                slot, wrong = slot.astype(jnp.int32), wrong + bad.astype(jnp.int32)
             old, key = state["key_S"][slot], layer * E + expert
             gone = jnp.where(old < 0, slot_N.shape[0] - 1, old)
             slot_N = _set(_set(slot_N, gone, -1), key, slot)
@@ -156,19 +165,31 @@ class DeviceCache:
                 allow_negative_indices=False,
             )
             evictions = evictions + (old >= 0).astype(jnp.int32)
-            return slots_SR, slot_N, state, _set(missing_E, expert, False), evictions
+            missing_E = _set(missing_E, expert, False)
+            return slots_SR, slot_N, state, missing_E, evictions, wrong
 
         misses = jnp.sum(missing_E, dtype=jnp.int32)
-        carry = cache.slots_SR, cache.slot_N, state, missing_E, jnp.int32(0)
+        carry = (
+            cache.slots_SR,
+            cache.slot_N,
+            state,
+            missing_E,
+            jnp.int32(0),
+            cache.wrong,
+        )
         carry = lax.fori_loop(0, misses, fetch, carry)
-        slots_SR, slot_N, state, _, evictions = carry
+        slots_SR, slot_N, state, _, evictions, wrong = carry
         hits = jnp.sum(wanted_E, dtype=jnp.int32) - misses
         counts_13 = jnp.stack([hits, misses, evictions])[None]
         at = (jnp.asarray(layer, jnp.int32), jnp.int32(0))
         counts_13 = counts_13 + lax.dynamic_slice(cache.counts_L3, at, (1, 3))
         counts_L3 = lax.dynamic_update_slice(cache.counts_L3, counts_13, at)
         cache = cache._replace(
-            slots_SR=slots_SR, slot_N=slot_N, policy=state, counts_L3=counts_L3
+            slots_SR=slots_SR,
+            slot_N=slot_N,
+            policy=state,
+            counts_L3=counts_L3,
+            wrong=wrong,
         )
         return cache, missing_E
 

@@ -160,10 +160,10 @@ class SlotCache:
         if protected_S.all():
             return None, self.state
         slot, state = self.policy.victim(self.state, protected_S)
-        if protected_S[slot]:
+        if not 0 <= slot < self.spec.num_slots or protected_S[slot]:
             raise ConfigError(
                 f"eviction policy {self.policy.name} gave up slot {int(slot)}, which "
-                "is protected; victim must choose among the others"
+                "is protected or not there; victim must choose among the others"
             )
         return int(slot), state
 
