@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import doctest
 import functools
+import gc
 import importlib
 import io
 import re
@@ -507,6 +508,41 @@ def test_use_after_close_is_one_clear_error():
         with pytest.raises(me.ConfigError, match="is closed; make another one"):
             use()
     assert "closed" in repr(engine)
+
+
+@pytest.mark.parametrize("mode", ["layered", "fused", "resident"])
+def test_stream_that_has_not_begun_ends_with_its_engine(mode):
+    model = tiny_model()
+    is_resident = mode == "resident"
+    engine = model.resident() if is_resident else model.offload("50%", mode=mode)
+    stream = engine.stream(TEXT, NEW)
+    engine.close()
+    with pytest.raises(me.ConfigError, match="is closed; make another one"):
+        next(stream)
+
+
+@pytest.mark.parametrize("mode", ["layered", "fused"])
+def test_close_frees_the_slots(mode):
+    """At once, also where Python's cycle collector is off."""
+    import jax
+
+    def slots(shape):
+        return sum(array.shape == shape for array in jax.live_arrays())
+
+    gc.collect()
+    gc.disable()
+    try:
+        engine = me.load(tiny_folder()).offload("65%", mode=mode)
+        engine.generate(TEXT, 2)
+        core = engine.core
+        array = core._state.slots_SR if mode == "fused" else core._slots.array
+        shape = array.shape
+        assert slots(shape) > 0
+        del core, array
+        engine.close()
+        assert slots(shape) == 0
+    finally:
+        gc.enable()
 
 
 def test_load_refuses(tmp_path):

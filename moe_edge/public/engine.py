@@ -1,5 +1,6 @@
 """A model that runs: generation, streaming, logits, and what they took."""
 
+import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -80,6 +81,7 @@ class Engine:
         if not self._is_closed:
             self._core.close()
             self._is_closed, self._core = True, None
+            gc.collect()  # programs of an engine hold it, and it holds them
 
     def _open(self) -> Core:
         if self._is_closed:
@@ -243,6 +245,7 @@ class Engine:
 
     def _run(self, rows, max_new_tokens: int, call: Call):
         """Tokens of all rows, batch by batch, with the text that each makes certain."""
+        self._open()  # a generator begins with its first token, maybe after `close`
         batches = even_batches(len(rows), self.max_batch)
         for batch in batches:
             longest = max(len(rows[i]) for i in batch) + max_new_tokens
