@@ -189,7 +189,8 @@ def test_compilation_is_in_compile_s_alone():
     first = engine.generate(TEXT, 16, ignore_eos=True).stats
     second = engine.generate(TEXT, 16, ignore_eos=True).stats
     assert first["compile_s"] > 0.05 and second["compile_s"] == 0
-    assert first["tpot_s"] < first["compile_s"] / 4
+    # Compilation that is counted nowhere would stand in these seconds.
+    assert first["ttft_s"] + 15 * first["tpot_s"] < first["compile_s"] / 2
     total = engine.stats()
     assert total["compile_s"] == first["compile_s"]
     assert total["bytes_moved"] == first["bytes_moved"] + second["bytes_moved"]
@@ -445,6 +446,7 @@ def test_offload_refuses(name):
 REFUSALS = {
     "float_id": ([1, 1.5], {}, "prompt 0 holds 1.5, expected token ids"),
     "bool_id": ([True], {}, "prompt 0 holds"),
+    "bool_among_ids": ([1, True], {}, "prompt 0 holds True, expected token ids"),
     "id_above": ([1, 10**6], {}, "prompt 0 holds token id 1000000, expected 0.."),
     "id_below": ([-1], {}, "prompt 0 holds token id -1"),
     "huge_id": ([2**70], {}, "prompt 0 holds"),
@@ -554,6 +556,8 @@ def test_load_refuses(tmp_path):
         me.load(None)
     with pytest.raises(me.ConfigError, match="devices is 2.*moe-edge cluster"):
         me.load("default", devices=2)
+    with pytest.raises(me.ConfigError, match="devices is True"):
+        me.load("default", devices=True)
     with pytest.raises(me.ConfigError, match="'device_map': call model.offload"):
         me.load("default", device_map="auto")
 
@@ -631,6 +635,24 @@ def test_route_that_jit_refuses_is_refused_at_construction():
 def test_resident_engines_share_experts():
     first, second = tiny_model().resident(), tiny_model().resident()
     assert first._core.weights is second._core.weights
+
+
+def test_perplexity_reads_no_more_than_the_context_of_its_engine():
+    ids = list(range(3, 60)) * 2
+    size = tiny_model().offload("1MB", max_context=32)
+    plain = resident().perplexity(ids, window=32)
+    assert size.perplexity(ids) == pytest.approx(plain, rel=1e-6)
+
+
+def test_numbers_of_numpy_are_budgets():
+    whole = tiny_model().offload(np.float32(0.25)).core.report()["slots"]
+    assert whole == tiny_model().offload(0.25).core.report()["slots"]
+
+
+@pytest.mark.parametrize("budget", [2, ["25%"], b"25%", True])
+def test_load_engine_refuses_what_is_no_budget(budget):
+    with pytest.raises(me.ConfigError, match="device memory .* has no unit"):
+        load_engine("default", offload=budget)
 
 
 def test_natural_calls_of_inner_functions_do_not_fail_raw():

@@ -56,7 +56,7 @@ def load_engine(
       ConfigError: k out of range.
     """
     keep_heap()
-    if isinstance(offload, (str, float)):
+    if offload is not None and not isinstance(offload, OffloadOptions):
         offload = default_offload(offload)
     reader = _open(checkpoint, k)
     # Before the weights: a missing tokenizer shows at once.

@@ -71,18 +71,23 @@ def plan_chunks(longest: int, capacity: int) -> list[tuple[int, int]]:
     ]
 
 
+def _is_whole(item) -> bool:
+    return isinstance(item, (int, np.integer)) and not isinstance(item, bool)
+
+
 def _whole_numbers(row: int, prompt) -> np.ndarray:
     """The ids of a prompt as an array of whole numbers `[T]`, else RequestError."""
     try:
         ids = np.asarray(prompt)
     except (ValueError, TypeError, OverflowError):  # of unequal lengths, for example
         ids = np.asarray(None)
-    if ids.ndim == 1 and (ids.dtype.kind in "iu" or ids.size == 0):
+    wrong = []
+    if isinstance(prompt, (list, tuple, np.ndarray)) and ids.ndim == 1:
+        # One by one: NumPy takes True among numbers for 1.
+        wrong = [x for x in prompt if not _is_whole(x)]
+    if ids.ndim == 1 and (ids.size == 0 or ids.dtype.kind in "iu" and not wrong):
         return ids
-    shown = prompt
-    if isinstance(prompt, (list, tuple, np.ndarray)) and np.ndim(ids) == 1:
-        wrong = [x for x in prompt if not isinstance(x, (int, np.integer))]
-        shown = wrong[0] if wrong else prompt
+    shown = wrong[0] if wrong else prompt
     raise RequestError(
         f"prompt {row} holds {shown!r:.40}, expected token ids: a list of whole numbers"
     )

@@ -42,7 +42,7 @@ def parse_budget(text: str | float) -> Budget:
       ConfigError: not a number with % or a known unit, or out of range. A whole number
         could be bytes, GB, per cent or a share: it is refused.
     """
-    if isinstance(text, float):
+    if isinstance(text, (float, np.floating)):
         if not 0 < text <= 1:
             raise ConfigError(
                 f"device memory {text} is no share: expected above 0 to 1 (0.25), or a "

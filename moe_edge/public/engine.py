@@ -16,7 +16,7 @@ from moe_edge.engine.base import Engine as Core
 from moe_edge.engine.generate import even_batches
 from moe_edge.engine.inline import is_inline
 from moe_edge.engine.session import cache_bytes
-from moe_edge.evaluate.perplexity import measure_perplexity
+from moe_edge.evaluate.perplexity import default_window, measure_perplexity
 from moe_edge.evaluate.stepwise import Stepwise
 from moe_edge.public.arguments import (
     GENERATE_HINTS,
@@ -287,7 +287,8 @@ class Engine:
         True
 
         Args:
-          window: tokens that are read together; None: 512, or the model's context.
+          window: tokens that are read together; None: 512, or `max_context` or the
+            model's context where that is less.
           stride: tokens between windows; None: half a window.
         Raises:
           CapacityError: a window longer than the model's context.
@@ -297,6 +298,9 @@ class Engine:
             if value is not None:
                 check_count(name, value)
         scorer, ids = self._scorer(), self._reader.text(text)
+        if window is None:
+            limit = self._model.config.max_positions
+            window = default_window(min(self.max_context or limit, limit))
         sizes = {"window": window, "stride": stride, "batch_size": self.max_batch}
         return measure_perplexity(scorer, ids, **sizes).value
 

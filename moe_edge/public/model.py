@@ -63,7 +63,7 @@ def load(path: str | Path = "default", *, devices: int = 1, **unknown) -> "Model
         raise ConfigError(
             f"path is {path!r:.60}, expected a folder, a file or 'default'"
         )
-    if devices != 1:
+    if isinstance(devices, bool) or devices != 1:
         raise ConfigError(
             f"devices is {devices!r}, and a model runs on one device; for more run "
             "moe-edge cluster"
