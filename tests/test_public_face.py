@@ -23,7 +23,7 @@ from moe_edge.engine.offload_options import default_offload, resolve_offload
 from moe_edge.offload.evict_lru import Lru
 from moe_edge.offload.policy import EVICTION_KINDS
 from moe_edge.predict.history import PreviousToken
-from moe_edge.public.compare import label
+from moe_edge.public.compare import label, run_resident
 from moe_edge.route.policy import ROUTE_KINDS
 from moe_edge.route.substitute import Substitute
 from tests.support.public import resident, tiny_folder, tiny_model
@@ -680,6 +680,20 @@ def test_label_says_what_an_object_was_made_with():
     assert label(ROUTE_KINDS, Substitute(a=0.25)) == "substitute(a=0.25)"
     assert label(ROUTE_KINDS, "substitute") == label(ROUTE_KINDS, Substitute)
     assert label(EVICTION_KINDS, OwnLru([1])) == "OwnLru"
+
+
+def test_resident_child_runs_this_code_on_this_checkpoint(tmp_path, monkeypatch):
+    """Wherever the process has gone since: `python -m` takes what lies there first."""
+    monkeypatch.chdir(tiny_folder().parent)
+    model = me.load(tiny_folder().name)
+    (tmp_path / "moe_edge").mkdir()
+    (tmp_path / "moe_edge/__init__.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "")
+    found = run_resident(model, [[3, 4, 5]], 4, rounds=1)
+    out = resident().generate([3, 4, 5], 4, ignore_eos=True)
+    assert found["tokens"] == [out.tokens]
+    assert model.resident(max_batch=1).generate([3, 4, 5], 4).tokens, "read from there"
 
 
 @pytest.mark.slow

@@ -43,6 +43,10 @@ _KINDS = {
     "predictor": PREDICTOR_KINDS,
     "route": ROUTE_KINDS,
 }
+_CHILD = """import json, sys
+sys.path = json.loads(sys.argv[1])
+from moe_edge.public.resident_run import main
+main()"""
 _SPEEDS = ("tokens_per_s", "tpot_s")
 
 
@@ -93,7 +97,7 @@ def compare(
             named = dict(zip(_KINDS, given, strict=True))
             engines.append(model.offload(budget, **named, **options))
         rows = [engines[0].ids(prompt) for prompt in _listed("prompts", prompts)]
-        resident = _resident(model, rows, max_new_tokens, rounds)
+        resident = run_resident(model, rows, max_new_tokens, rounds)
         tokens = resident["tokens"]
         firsts = [_generate(engine, rows, max_new_tokens)[0] for engine in engines]
         found: list[list[dict]] = [[] for _ in engines]
@@ -217,19 +221,20 @@ def _summary(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _resident(model: Model, rows, max_new_tokens: int, rounds: int) -> dict[str, Any]:
+def run_resident(
+    model: Model, rows, max_new_tokens: int, rounds: int
+) -> dict[str, Any]:
     """The resident engine's tokens and rounds, from a process of its own.
 
     Not by `multiprocessing`, which would run a caller's script again.
     """
-    asked = {"checkpoint": model.name, "rows": [list(map(int, ids)) for ids in rows]}
+    asked = {"checkpoint": model.source, "rows": [list(map(int, ids)) for ids in rows]}
     asked |= {"max_new_tokens": max_new_tokens, "rounds": rounds}
-    root = str(Path(__file__).parents[2])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    # Modules come from where this process has them; not from the working directory.
+    paths = [str(Path(__file__).parents[2]), *filter(os.path.isabs, sys.path)]
     done = subprocess.run(
-        [sys.executable, "-m", "moe_edge.public.resident_run"],
+        [sys.executable, "-P", "-c", _CHILD, json.dumps(paths)],
         input=json.dumps(asked),
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.PIPE,
         text=True,
     )

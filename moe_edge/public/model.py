@@ -68,7 +68,10 @@ def load(path: str | Path = "default", *, devices: int = 1, **unknown) -> "Model
             f"devices is {devices!r}, and a model runs on one device; for more run "
             "moe-edge cluster"
         )
-    return Model(str(path), open_checkpoint(path))
+    # The working directory may change before weights are read.
+    is_file = str(path) != "default" and Path(path).exists()
+    source = Path(path).absolute() if is_file else path
+    return Model(str(path), open_checkpoint(source), str(source))
 
 
 def run_inline() -> None:
@@ -102,9 +105,11 @@ class Model:
     Attributes:
       name: what it was opened by.
       config: its sizes (`ModelConfig`).
+      source: what opens it again, wherever the process is.
     """
 
-    def __init__(self, name: str, reader):
+    def __init__(self, name: str, reader, source: str):
+        self.source = source
         self.name, self.config, self._reader = name, reader.config, reader
         self._stores: dict[str, HostStore] = {}
         self._resident: Callable[[], Weights | None] = lambda: None

@@ -22,7 +22,3 @@ def main() -> None:
         if turn:
             rounds.append(engine.stats())
     print(json.dumps({"tokens": tokens, "rounds": rounds}))
-
-
-if __name__ == "__main__":
-    main()
