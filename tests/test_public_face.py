@@ -200,6 +200,36 @@ def test_compilation_is_in_compile_s_alone():
     assert engine.stats()["bytes_moved"] == 0 and engine.stats()["ttft_s"] is None
 
 
+def test_interleaved_streams_count_their_own_traffic():
+    engine = tiny_model().offload("30%")
+    streams = [engine.stream(text, NEW, ignore_eos=True) for text in (TEXT, "A")]
+    for _ in zip(*streams, strict=True):
+        pass
+    counted = engine.core.moved()
+    assert engine.stats()["bytes_moved"] == sum(counted[:2])
+    hits, misses = engine.core.expert_state().lookups[True].sum(axis=0)
+    assert engine.stats()["hit_ratio"] == pytest.approx(hits / (hits + misses))
+
+
+def test_logits_within_a_stream_count_for_no_stream():
+    engine, alone = (tiny_model().offload("100%") for _ in range(2))
+    stream = engine.stream(TEXT, NEW, ignore_eos=True)
+    next(stream)
+    engine.logits([*range(3, 60)])
+    list(stream)
+    alone.generate(TEXT, NEW, ignore_eos=True)
+    assert engine.stats()["bytes_moved"] <= alone.stats()["bytes_moved"]
+
+
+def test_stream_begun_before_reset_counts_in_no_stats():
+    engine = tiny_model().offload("50%")
+    stream = engine.stream(TEXT, NEW, ignore_eos=True)
+    next(stream)
+    engine.reset()
+    list(stream)
+    assert engine.stats()["bytes_moved"] == 0 and engine.stats()["ttft_s"] is None
+
+
 def test_slots_stay_warm_until_reset():
     engine = tiny_model().offload("100%")
     cold = engine.generate(TEXT, NEW).stats["bytes_moved"]

@@ -73,8 +73,15 @@ class Call:
       measured: what it took; complete once `run` has ended.
     """
 
-    def __init__(self, core: Engine, sampling: Sampling, ends: Sequence[RowText]):
+    def __init__(
+        self,
+        core: Engine,
+        sampling: Sampling,
+        ends: Sequence[RowText],
+        traffic: "Traffic",
+    ):
         self.core, self._sampling, self._ends = core, sampling, ends
+        self._traffic = traffic
         self.measured = Measured()
         self._clock = CompileClock()
 
@@ -90,7 +97,7 @@ class Call:
         max_new_tokens: int,
     ) -> Iterator[tuple[int, int, str]]:
         """Yields (row, token, text that is certain by now); may be abandoned."""
-        before, began_s = _counted(self.core), time.perf_counter()
+        began_s = time.perf_counter()
         try:
             for batch in batches:
                 yield from self._run_batch(rows, batch, max_new_tokens)
@@ -100,11 +107,8 @@ class Call:
             self.core.recover()
             raise
         finally:
-            compile_s = self._clock.between(began_s, time.perf_counter())
-            counted = zip(_counted(self.core), before, strict=True)
-            hits, misses, moved = (max(0, now - then) for now, then in counted)
-            counts = {"hits": hits, "misses": misses, "bytes_moved": moved}
-            self.measured.add(Measured(compile_s=compile_s, **counts))
+            self._traffic.give(self.measured)
+            self.measured.compile_s = self._clock.between(began_s, time.perf_counter())
 
     def _run_batch(self, rows, batch: range, max_new_tokens: int):
         ends = [self._ends[i] for i in batch]
@@ -126,6 +130,7 @@ class Call:
         measured, clock, step = self.measured, self._clock, None
         measured.batches += 1
         while True:
+            self._traffic.begin(self.core, measured)
             resumed_s = time.perf_counter()
             with held_interrupts(), clock:
                 last, step = step, next(steps, None)
@@ -141,6 +146,34 @@ class Call:
                 measured.steps += 1
                 measured.decoded += len(step.new)
             yield step
+
+
+class Traffic:
+    """Gives what an engine counts to the call that caused it: streams may take turns.
+
+    The engine is read only where another call goes on, and at the end of one.
+    """
+
+    def __init__(self):
+        self._measured: Measured | None = None  # of the call whose steps run
+
+    def begin(self, core: Engine, measured: Measured) -> None:
+        """Steps of this call are about to run."""
+        if self._measured is not measured:
+            self.give()
+            self._core, self._before = core, _counted(core)
+            self._measured = measured
+
+    def give(self, measured: Measured | None = None) -> None:
+        """No call's steps run; only if this one's do, where one is named."""
+        running = self._measured
+        if running is None or (measured is not None and running is not measured):
+            return
+        self._measured = None
+        counted = zip(_counted(self._core), self._before, strict=True)
+        hits, misses, moved = (max(0, now - then) for now, then in counted)
+        running.add(Measured(hits=hits, misses=misses, bytes_moved=moved))
+        self._core = None
 
 
 def _counted(core: Engine) -> tuple[int, int, int]:

@@ -24,7 +24,7 @@ from moe_edge.public.arguments import (
     read_stop,
     refuse_unknown,
 )
-from moe_edge.public.call import Call, RowText
+from moe_edge.public.call import Call, RowText, Traffic
 from moe_edge.public.chat import chat_ids
 from moe_edge.public.output import Measured, Output
 from moe_edge.public.prompts import PromptReader
@@ -61,6 +61,7 @@ class Engine:
         self._core, self._model, self._recorder = core, model, recorder
         self._reader = PromptReader(model, max_context)
         self._is_closed, self._cache_bytes, self._total = False, 0, Measured()
+        self._traffic = Traffic()
 
     def __enter__(self) -> "Engine":
         self._open()
@@ -79,6 +80,7 @@ class Engine:
         Other engines of the model go on.
         """
         if not self._is_closed:
+            self._traffic.give()
             self._core.close()
             self._is_closed, self._core = True, None
             gc.collect()  # programs of an engine hold it, and it holds them
@@ -241,12 +243,12 @@ class Engine:
             tokenizer = self._model.tokenizer
         eos_ids = () if ignore_eos else core.config.eos_ids
         ends = [RowText(tokenizer, ids, stop, eos_ids, max_new_tokens) for ids in rows]
-        return rows, is_one, Call(core, sampling, ends)
+        return rows, is_one, Call(core, sampling, ends, self._traffic)
 
     def _run(self, rows, max_new_tokens: int, call: Call):
         """Tokens of all rows, batch by batch, with the text that each makes certain."""
         self._open()  # a generator begins with its first token, maybe after `close`
-        batches = even_batches(len(rows), self.max_batch)
+        batches, total = even_batches(len(rows), self.max_batch), self._total
         for batch in batches:
             longest = max(len(rows[i]) for i in batch) + max_new_tokens
             cache = cache_bytes(call.core.config, len(batch), longest)
@@ -256,7 +258,7 @@ class Engine:
                 yield found
                 self._open()
         finally:
-            self._total.add(call.measured)
+            total.add(call.measured)
 
     def logits(self, prompt: str | Sequence[int]) -> np.ndarray:
         """Logits after each token of a prompt, float32 `[T, V]`: row i predicts token
@@ -306,11 +308,17 @@ class Engine:
 
     def _scorer(self):
         core = self._open()
+        self._traffic.give()  # what scoring moves is no open stream's
         return core if core.lossless else Stepwise(core)
 
     def reset(self) -> None:
-        """Empties the slots, and forgets what was counted and recorded so far."""
-        self._open().restart()
+        """Empties the slots, and forgets what was counted and recorded so far.
+
+        A stream under way goes on, and is in no statistics.
+        """
+        core = self._open()
+        self._traffic.give()
+        core.restart()
         self._total = Measured()
 
     def stats(self) -> dict[str, Any]:
