@@ -43,6 +43,11 @@ class OwnLru(me.Eviction):
         return super().touch(state, layer, ids_TK, scores_TE, step)
 
 
+@dataclasses.dataclass(frozen=True)
+class Weighted(me.Eviction):
+    of: dict = dataclasses.field(default_factory=dict)
+
+
 class Newest(Lru):
     """Gives up what was used last: a subclass without a name of its own."""
 
@@ -198,6 +203,18 @@ def test_compilation_is_in_compile_s_alone():
     assert 0 < total["device_bytes"] < resident().stats()["device_bytes"] * 2
     engine.reset()
     assert engine.stats()["bytes_moved"] == 0 and engine.stats()["ttft_s"] is None
+
+
+def test_stream_that_is_open_at_the_end_of_a_script_says_nothing():
+    code = (
+        "import moe_edge as me\n"
+        f"engine = me.load({str(tiny_folder())!r}).offload('50%')\n"
+        "stream = engine.stream('A', 12, ignore_eos=True)\n"
+        "next(stream)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True)
+    assert done.stderr == b""
 
 
 def test_interleaved_streams_count_their_own_traffic():
@@ -709,7 +726,11 @@ def test_compare_refuses_before_it_runs():
 def test_label_says_what_an_object_was_made_with():
     assert label(ROUTE_KINDS, Substitute(a=0.25)) == "substitute(a=0.25)"
     assert label(ROUTE_KINDS, "substitute") == label(ROUTE_KINDS, Substitute)
-    assert label(EVICTION_KINDS, OwnLru([1])) == "OwnLru"
+    assert label(EVICTION_KINDS, OwnLru()) == "OwnLru"
+    assert label(EVICTION_KINDS, OwnLru([1])) == "OwnLru", "no part of what it is"
+    assert label(EVICTION_KINDS, Weighted()) == "Weighted"
+    assert label(EVICTION_KINDS, Weighted({"b": 9})) == "Weighted(of={'b': 9})"
+    assert label(ROUTE_KINDS, "substitute", {"a": 0.5}) == "substitute(a=0.5)"
 
 
 def test_resident_child_runs_this_code_on_this_checkpoint(tmp_path, monkeypatch):

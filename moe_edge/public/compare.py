@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,7 @@ def compare(
       **options: more of `Model.offload`, the same for all cases.
     Returns:
       a row a case, and first the resident engine: `budget`, `eviction`, `predictor`,
-      `route` (with the options of an object), `tokens_equal` (whether all tokens are
+      `route` (with their options), `tokens_equal` (whether all tokens are
       the resident engine's), `agreement` (share of the resident engine's tokens that
       are the likeliest, each after the resident engine's own text), `tokens_per_s` and
       `tpot_s` (medians of the rounds; with `_low` and `_high` the least and most),
@@ -116,8 +116,8 @@ def compare(
             cases, engines, firsts, found, strict=True
         ):
             labels = [
-                label(registry, given)
-                for registry, given in zip(_KINDS.values(), case[1:], strict=True)
+                label(_KINDS[name], given, options.get(f"{name}_options"))
+                for name, given in zip(_KINDS, case[1:], strict=True)
             ]
             table.append(
                 {"budget": str(case[0]), **dict(zip(_KINDS, labels, strict=True))}
@@ -155,24 +155,31 @@ def plot(table: "pandas.DataFrame", path: str | Path = "compare.png") -> Path:
     return path
 
 
-def label(registry: Registry, given: Any) -> str:
-    """A policy's name, and of an object the options that are not its class's own."""
-    kind = registry.class_of(given)
-    if not is_object(given) or not dataclasses.is_dataclass(given):
-        return kind.name
-    said = [
-        f"{field.name}={getattr(given, field.name)!r:.20}"
-        for field in dataclasses.fields(given)
-        if field.init and field.repr and not _is_default(field, given)
-    ]
+def label(
+    registry: Registry, given: Any, options: Mapping[str, Any] | None = None
+) -> str:
+    """A policy's name with its options; an object's that are not its class's own.
+
+    Args:
+      options: of a name or a class (`eviction_options`, ...).
+    """
+    kind, values = registry.class_of(given), dict(options or {})
+    if is_object(given) and dataclasses.is_dataclass(given):
+        values = {
+            field.name: getattr(given, field.name)
+            for field in dataclasses.fields(given)
+            if field.init and field.repr and field.compare
+            if not _is_default(field, given)
+        }
+    said = [f"{name}={value!r:.20}" for name, value in values.items()]
     return f"{kind.name}({', '.join(said)})" if said else kind.name
 
 
 def _is_default(field: dataclasses.Field, given: Any) -> bool:
+    value, default = getattr(given, field.name), field.default
     if field.default_factory is not dataclasses.MISSING:
-        return True
-    value = getattr(given, field.name)
-    return value is field.default or repr(value) == repr(field.default)
+        default = field.default_factory()
+    return value is default or repr(value) == repr(default)
 
 
 def _labels(table) -> list[str]:
