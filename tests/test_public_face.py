@@ -747,6 +747,22 @@ def test_resident_child_runs_this_code_on_this_checkpoint(tmp_path, monkeypatch)
     assert model.resident(max_batch=1).generate([3, 4, 5], 4).tokens, "read from there"
 
 
+def test_compare_goes_on_where_the_resident_engine_fails(tmp_path, capfd):
+    """Its process finds no checkpoint here; too little memory ends it as well."""
+    model = me.load(tiny_folder())
+    model.source = str(tmp_path / "nothing")
+    routes = [Substitute(a=0.9), "topk"]
+    given = {"routes": routes, "budgets": ["30%"], "prompts": [TEXT], "rounds": 1}
+    table = me.compare(model, **given, max_new_tokens=12)
+    assert table["tokens_equal"].tolist()[0] is None
+    assert table["tokens_equal"].tolist()[2] is True
+    assert np.isnan(table["tokens_per_s"][0]) and table["tokens_per_s"][1] > 0
+    assert "row resident stays empty" in capfd.readouterr().err
+    assert me.plot(table, tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(me.ConfigError, match="no case is lossless"):
+        me.compare(model, **given | {"routes": routes[:1]}, max_new_tokens=12)
+
+
 @pytest.mark.slow
 def test_compare_gives_a_row_a_case_and_a_picture(tmp_path):
     given = {"evictions": ["lru", OwnLru()], "budgets": ["40%", 0.8]}

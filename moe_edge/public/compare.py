@@ -64,6 +64,12 @@ def compare(
 ) -> "pandas.DataFrame":
     """A table of every eviction with every predictor, route and budget.
 
+    The engines of all cases are alive together, since rounds turn: their budgets must
+    fit the device in sum. Where the resident engine's process fails, mostly for want of
+    memory (on a GPU this process may have taken most: set
+    XLA_PYTHON_CLIENT_PREALLOCATE=false), its row has no numbers, stderr says why, and
+    the first lossless case is the reference.
+
     Args:
       model: of `load`, or what `load` takes.
       evictions, predictors, routes: names, classes or objects.
@@ -97,9 +103,12 @@ def compare(
             named = dict(zip(_KINDS, given, strict=True))
             engines.append(model.offload(budget, **named, **options))
         rows = [engines[0].ids(prompt) for prompt in _listed("prompts", prompts)]
-        resident = run_resident(model, rows, max_new_tokens, rounds)
-        tokens = resident["tokens"]
+        resident = _try_resident(model, rows, max_new_tokens, rounds, engines)
         firsts = [_generate(engine, rows, max_new_tokens)[0] for engine in engines]
+        tokens = resident["tokens"]
+        if tokens is None:
+            pairs = zip(engines, firsts, strict=True)
+            tokens = next(first for engine, first in pairs if engine.lossless)
         found: list[list[dict]] = [[] for _ in engines]
         for turn in progress(range(rounds), "rounds compared"):
             for i in range(len(engines)):
@@ -108,7 +117,7 @@ def compare(
                 found[at].append(_generate(engines[at], rows, max_new_tokens)[1])
         table = [
             {"budget": "resident", **dict.fromkeys(_KINDS, "")}
-            | {"tokens_equal": True, "agreement": 1.0}
+            | resident["same"]
             | _summary(resident["rounds"])
             | {"link": ""}
         ]
@@ -226,6 +235,30 @@ def _summary(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
         values = [each[name] for each in stats if each[name] is not None]
         found[name] = float(np.median(values)) if values else None
     return found
+
+
+def _try_resident(model: Model, rows, max_new_tokens: int, rounds: int, engines):
+    """As `run_resident`, and `same`; with nothing in it where that process fails.
+
+    Raises:
+      ConfigError: it fails, and no engine here gives the same tokens.
+    """
+    try:
+        found = run_resident(model, rows, max_new_tokens, rounds)
+    except ConfigError as error:
+        if not any(engine.lossless for engine in engines):
+            raise ConfigError(
+                f"{error}; no case is lossless, so there is nothing to compare with: "
+                "add the route topk"
+            ) from error
+        print(
+            f"{error}; row resident stays empty, and the tokens of the first lossless "
+            "case take the place of its own",
+            file=sys.stderr,
+        )
+        same = {"tokens_equal": None, "agreement": None}
+        return {"tokens": None, "rounds": [], "same": same}
+    return found | {"same": {"tokens_equal": True, "agreement": 1.0}}
 
 
 def run_resident(
