@@ -366,6 +366,18 @@ def test_our_policies_pay_nothing_for_that():
     assert state.wrong is None
 
 
+@pytest.mark.parametrize("wrong", [None, 1.5, [0]])
+def test_victim_that_is_no_slot_is_refused_on_the_host(wrong):
+    class Other(me.Eviction):
+        def victim(self, state, protected_S):
+            return wrong, state
+
+    model = me.load(tiny_folder())
+    engine = model.offload("30%", eviction=Other, mode="layered")
+    with pytest.raises(me.ConfigError, match="Other gave up slot .* not there"):
+        engine.generate(TEXT, NEW)
+
+
 def test_values_that_are_no_numbers_never_change_tokens():
     engine = tiny_model().offload("30%", eviction=NotANumber, mode="fused")
     try:
