@@ -43,6 +43,11 @@ class OwnLru(me.Eviction):
         return super().touch(state, layer, ids_TK, scores_TE, step)
 
 
+@dataclasses.dataclass(frozen=True)
+class Weighted(me.Eviction):
+    of: dict = dataclasses.field(default_factory=dict)
+
+
 class Newest(Lru):
     """Gives up what was used last: a subclass without a name of its own."""
 
@@ -200,6 +205,18 @@ def test_compilation_is_in_compile_s_alone():
     assert engine.stats()["bytes_moved"] == 0 and engine.stats()["ttft_s"] is None
 
 
+def test_stream_that_is_open_at_the_end_of_a_script_says_nothing():
+    code = (
+        "import moe_edge as me\n"
+        f"engine = me.load({str(tiny_folder())!r}).offload('50%')\n"
+        "stream = engine.stream('A', 12, ignore_eos=True)\n"
+        "next(stream)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, timeout=60, capture_output=True)
+    assert done.stderr == b""
+
+
 def test_interleaved_streams_count_their_own_traffic():
     engine = tiny_model().offload("30%")
     streams = [engine.stream(text, NEW, ignore_eos=True) for text in (TEXT, "A")]
@@ -347,6 +364,18 @@ def test_our_policies_pay_nothing_for_that():
     """The count is no part of their program."""
     state = tiny_model().offload("30%", mode="fused").core._state
     assert state.wrong is None
+
+
+@pytest.mark.parametrize("wrong", [None, 1.5, [0]])
+def test_victim_that_is_no_slot_is_refused_on_the_host(wrong):
+    class Other(me.Eviction):
+        def victim(self, state, protected_S):
+            return wrong, state
+
+    model = me.load(tiny_folder())
+    engine = model.offload("30%", eviction=Other, mode="layered")
+    with pytest.raises(me.ConfigError, match="Other gave up slot .* not there"):
+        engine.generate(TEXT, NEW)
 
 
 def test_values_that_are_no_numbers_never_change_tokens():
@@ -709,7 +738,11 @@ def test_compare_refuses_before_it_runs():
 def test_label_says_what_an_object_was_made_with():
     assert label(ROUTE_KINDS, Substitute(a=0.25)) == "substitute(a=0.25)"
     assert label(ROUTE_KINDS, "substitute") == label(ROUTE_KINDS, Substitute)
-    assert label(EVICTION_KINDS, OwnLru([1])) == "OwnLru"
+    assert label(EVICTION_KINDS, OwnLru()) == "OwnLru"
+    assert label(EVICTION_KINDS, OwnLru([1])) == "OwnLru", "no part of what it is"
+    assert label(EVICTION_KINDS, Weighted()) == "Weighted"
+    assert label(EVICTION_KINDS, Weighted({"b": 9})) == "Weighted(of={'b': 9})"
+    assert label(ROUTE_KINDS, "substitute", {"a": 0.5}) == "substitute(a=0.5)"
 
 
 def test_resident_child_runs_this_code_on_this_checkpoint(tmp_path, monkeypatch):
@@ -724,6 +757,22 @@ def test_resident_child_runs_this_code_on_this_checkpoint(tmp_path, monkeypatch)
     out = resident().generate([3, 4, 5], 4, ignore_eos=True)
     assert found["tokens"] == [out.tokens]
     assert model.resident(max_batch=1).generate([3, 4, 5], 4).tokens, "read from there"
+
+
+def test_compare_goes_on_where_the_resident_engine_fails(tmp_path, capfd):
+    """Its process finds no checkpoint here; too little memory ends it as well."""
+    model = me.load(tiny_folder())
+    model.source = str(tmp_path / "nothing")
+    routes = [Substitute(a=0.9), "topk"]
+    given = {"routes": routes, "budgets": ["30%"], "prompts": [TEXT], "rounds": 1}
+    table = me.compare(model, **given, max_new_tokens=12)
+    assert table["tokens_equal"].tolist()[0] is None
+    assert table["tokens_equal"].tolist()[2] is True
+    assert np.isnan(table["tokens_per_s"][0]) and table["tokens_per_s"][1] > 0
+    assert "row resident stays empty" in capfd.readouterr().err
+    assert me.plot(table, tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(me.ConfigError, match="no case is lossless"):
+        me.compare(model, **given | {"routes": routes[:1]}, max_new_tokens=12)
 
 
 @pytest.mark.slow

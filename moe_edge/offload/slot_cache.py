@@ -160,10 +160,13 @@ class SlotCache:
         if protected_S.all():
             return None, self.state
         slot, state = self.policy.victim(self.state, protected_S)
-        if not 0 <= slot < self.spec.num_slots or protected_S[slot]:
+        number = np.asarray(slot)
+        is_slot = number.ndim == 0 and number.dtype.kind in "iu"
+        is_slot = is_slot and 0 <= number < self.spec.num_slots
+        if not is_slot or protected_S[number]:
             raise ConfigError(
-                f"eviction policy {self.policy.name} gave up slot {int(slot)}, which "
-                "is protected or not there; victim must choose among the others"
+                f"eviction policy {self.policy.name} gave up slot {slot}, which is "
+                "protected or not there; victim must choose among the others"
             )
         return int(slot), state
 

@@ -1,8 +1,10 @@
 """A call of `Engine.generate` under way: its rows, their text, and what it took."""
 
+import atexit
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+import weakref
+from collections.abc import Collection, Generator, Iterator, Sequence
 
 import jax
 
@@ -16,6 +18,21 @@ from moe_edge.engine.slot_rows import NewToken
 from moe_edge.model.sampling import Sampling
 from moe_edge.public.output import Measured
 from moe_edge.serve.text_ends import StopText, TextEnds
+
+_streams: weakref.WeakSet[Generator] = weakref.WeakSet()
+
+
+def closed_at_exit(stream: Generator) -> Generator:
+    """The stream itself; it ends with the process while there still are modules."""
+    _streams.add(stream)
+    return stream
+
+
+@atexit.register
+def _close_streams() -> None:
+    for stream in [*_streams]:
+        with contextlib.suppress(ValueError):  # another thread is in it
+            stream.close()
 
 
 class RowText:

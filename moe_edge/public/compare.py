@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,12 @@ def compare(
 ) -> "pandas.DataFrame":
     """A table of every eviction with every predictor, route and budget.
 
+    The engines of all cases are alive together, since rounds turn: their budgets must
+    fit the device in sum. Where the resident engine's process fails, mostly for want of
+    memory (on a GPU this process may have taken most: set
+    XLA_PYTHON_CLIENT_PREALLOCATE=false), its row has no numbers, stderr says why, and
+    the first lossless case is the reference.
+
     Args:
       model: of `load`, or what `load` takes.
       evictions, predictors, routes: names, classes or objects.
@@ -74,7 +80,7 @@ def compare(
       **options: more of `Model.offload`, the same for all cases.
     Returns:
       a row a case, and first the resident engine: `budget`, `eviction`, `predictor`,
-      `route` (with the options of an object), `tokens_equal` (whether all tokens are
+      `route` (with their options), `tokens_equal` (whether all tokens are
       the resident engine's), `agreement` (share of the resident engine's tokens that
       are the likeliest, each after the resident engine's own text), `tokens_per_s` and
       `tpot_s` (medians of the rounds; with `_low` and `_high` the least and most),
@@ -97,9 +103,12 @@ def compare(
             named = dict(zip(_KINDS, given, strict=True))
             engines.append(model.offload(budget, **named, **options))
         rows = [engines[0].ids(prompt) for prompt in _listed("prompts", prompts)]
-        resident = run_resident(model, rows, max_new_tokens, rounds)
-        tokens = resident["tokens"]
+        resident = _try_resident(model, rows, max_new_tokens, rounds, engines)
         firsts = [_generate(engine, rows, max_new_tokens)[0] for engine in engines]
+        tokens = resident["tokens"]
+        if tokens is None:
+            pairs = zip(engines, firsts, strict=True)
+            tokens = next(first for engine, first in pairs if engine.lossless)
         found: list[list[dict]] = [[] for _ in engines]
         for turn in progress(range(rounds), "rounds compared"):
             for i in range(len(engines)):
@@ -108,7 +117,7 @@ def compare(
                 found[at].append(_generate(engines[at], rows, max_new_tokens)[1])
         table = [
             {"budget": "resident", **dict.fromkeys(_KINDS, "")}
-            | {"tokens_equal": True, "agreement": 1.0}
+            | resident["same"]
             | _summary(resident["rounds"])
             | {"link": ""}
         ]
@@ -116,8 +125,8 @@ def compare(
             cases, engines, firsts, found, strict=True
         ):
             labels = [
-                label(registry, given)
-                for registry, given in zip(_KINDS.values(), case[1:], strict=True)
+                label(_KINDS[name], given, options.get(f"{name}_options"))
+                for name, given in zip(_KINDS, case[1:], strict=True)
             ]
             table.append(
                 {"budget": str(case[0]), **dict(zip(_KINDS, labels, strict=True))}
@@ -155,24 +164,31 @@ def plot(table: "pandas.DataFrame", path: str | Path = "compare.png") -> Path:
     return path
 
 
-def label(registry: Registry, given: Any) -> str:
-    """A policy's name, and of an object the options that are not its class's own."""
-    kind = registry.class_of(given)
-    if not is_object(given) or not dataclasses.is_dataclass(given):
-        return kind.name
-    said = [
-        f"{field.name}={getattr(given, field.name)!r:.20}"
-        for field in dataclasses.fields(given)
-        if field.init and field.repr and not _is_default(field, given)
-    ]
+def label(
+    registry: Registry, given: Any, options: Mapping[str, Any] | None = None
+) -> str:
+    """A policy's name with its options; an object's that are not its class's own.
+
+    Args:
+      options: of a name or a class (`eviction_options`, ...).
+    """
+    kind, values = registry.class_of(given), dict(options or {})
+    if is_object(given) and dataclasses.is_dataclass(given):
+        values = {
+            field.name: getattr(given, field.name)
+            for field in dataclasses.fields(given)
+            if field.init and field.repr and field.compare
+            if not _is_default(field, given)
+        }
+    said = [f"{name}={value!r:.20}" for name, value in values.items()]
     return f"{kind.name}({', '.join(said)})" if said else kind.name
 
 
 def _is_default(field: dataclasses.Field, given: Any) -> bool:
+    value, default = getattr(given, field.name), field.default
     if field.default_factory is not dataclasses.MISSING:
-        return True
-    value = getattr(given, field.name)
-    return value is field.default or repr(value) == repr(field.default)
+        default = field.default_factory()
+    return value is default or repr(value) == repr(default)
 
 
 def _labels(table) -> list[str]:
@@ -219,6 +235,30 @@ def _summary(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
         values = [each[name] for each in stats if each[name] is not None]
         found[name] = float(np.median(values)) if values else None
     return found
+
+
+def _try_resident(model: Model, rows, max_new_tokens: int, rounds: int, engines):
+    """As `run_resident`, and `same`; with nothing in it where that process fails.
+
+    Raises:
+      ConfigError: it fails, and no engine here gives the same tokens.
+    """
+    try:
+        found = run_resident(model, rows, max_new_tokens, rounds)
+    except ConfigError as error:
+        if not any(engine.lossless for engine in engines):
+            raise ConfigError(
+                f"{error}; no case is lossless, so there is nothing to compare with: "
+                "add the route topk"
+            ) from error
+        print(
+            f"{error}; row resident stays empty, and the tokens of the first lossless "
+            "case take the place of its own",
+            file=sys.stderr,
+        )
+        same = {"tokens_equal": None, "agreement": None}
+        return {"tokens": None, "rounds": [], "same": same}
+    return found | {"same": {"tokens_equal": True, "agreement": 1.0}}
 
 
 def run_resident(

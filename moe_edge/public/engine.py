@@ -24,7 +24,7 @@ from moe_edge.public.arguments import (
     read_stop,
     refuse_unknown,
 )
-from moe_edge.public.call import Call, RowText, Traffic
+from moe_edge.public.call import Call, RowText, Traffic, closed_at_exit
 from moe_edge.public.chat import chat_ids
 from moe_edge.public.output import Measured, Output
 from moe_edge.public.prompts import PromptReader
@@ -223,7 +223,7 @@ class Engine:
         asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         asked |= {"seed": seed, "stop": stop, "k": k, "ignore_eos": ignore_eos}
         rows, _, told = self._begin(prompts, max_new_tokens, asked, unknown)
-        return self._run(rows, max_new_tokens, told)
+        return closed_at_exit(self._run(rows, max_new_tokens, told))
 
     def _begin(self, prompts, max_new_tokens, asked, unknown) -> tuple:
         """The rows of a call, whether there is one, and how it runs; all checked."""
