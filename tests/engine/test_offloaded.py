@@ -142,7 +142,7 @@ def test_amount_holds_slots_weights_and_cache():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"device_memory": "5%"}, r"holds 1 slots .* minimum is 2 .* 8.333% of the"),
+        ({"device_memory": "5%"}, r"holds 1 slots .* minimum is 2 .* 8.334% of the"),
         ({"device_memory": "9000GiB"}, r"9663676416000 bytes, the machine has \d+"),
         (
             {"device_memory": "15%", "slot_plan": "equal"},

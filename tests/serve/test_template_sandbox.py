@@ -186,7 +186,7 @@ def test_time_of_a_rendering_is_bounded(monkeypatch, source):
     start = time.thread_time()
     with pytest.raises(TooMuch, match=r"more than 0\.05 s of computing"):
         render(source)
-    assert time.thread_time() - start < 1
+    assert time.thread_time() - start < 3
 
 
 @pytest.mark.parametrize(
