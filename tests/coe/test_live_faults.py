@@ -216,7 +216,7 @@ class Passing(ExpertEngine):
 def test_overdue_request_is_next_on_real_executors_under_overload(board, folder):
     """Though nobody's wait is bounded where more comes than can be served."""
     graph, _ = board
-    requests = drawn_requests(graph, 300, 0.0001)
+    requests = drawn_requests(graph, 900, 0.0001)
     machine = machine_of(graph, {"gpu": 1, "cpu": 1}, 2)
     live, found = live_of(folder, graph, requests, machine), []
     for bound_s in (Passing.bound_s, None):
@@ -226,8 +226,8 @@ def test_overdue_request_is_next_on_real_executors_under_overload(board, folder)
         )
         engine = Passing(graph, setup, live.executors(setup), live.images)
         run = engine.run(requests)
-        assert len(run.latency_s) == 300
+        assert len(run.latency_s) == 900
         found.append((engine.overdue, engine.passed, max(run.wait_s)))
     (overdue, passed, longest_s), (_, unbounded, _) = found
-    assert overdue > 0 and passed == 0 and unbounded > 0
+    assert overdue > 3 and passed == 0 and unbounded > 0
     assert longest_s > Passing.bound_s
