@@ -23,20 +23,6 @@ from tests.support.tiny_checkpoints import hf_folder
 RECORD = 2880 * 4  # bytes of one
 
 
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checksums")
-    hf = hf_folder(folder / "hf", "qwen2_moe", tie_word_embeddings=False)
-    convert_checkpoint(hf, folder / "ours", progress=False)
-    return folder / "ours"
-
-
-@pytest.fixture
-def ours(converted, tmp_path):
-    """A copy that a test may damage."""
-    return shutil.copytree(converted, tmp_path / "ours")
-
-
 def expert_file(folder, layer):
     return folder / "experts" / f"layer_{layer:03d}.bin"
 

@@ -16,21 +16,6 @@ from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
 from tests.support.old_checkpoints import as_version_1
-from tests.support.tiny_checkpoints import hf_folder
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reader")
-    hf = hf_folder(folder / "hf", "qwen2_moe", tie_word_embeddings=False)
-    convert_checkpoint(hf, folder / "ours", progress=False)
-    return folder / "ours"
-
-
-@pytest.fixture
-def ours(converted, tmp_path):
-    """A copy that a test may damage."""
-    return shutil.copytree(converted, tmp_path / "ours")
 
 
 def edit_manifest(folder, **changes):
