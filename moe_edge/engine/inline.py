@@ -17,7 +17,7 @@ SPIN_US = 1000
 _is_inline = False
 
 
-def run_inline(offload: OffloadOptions | None = None) -> None:
+def run_inline(offload: OffloadOptions | None = None) -> bool:
     """From here on, unless JAX has started in this process: then nothing changes.
 
     A resident engine of the same process then begins no step ahead: decoding the
@@ -26,13 +26,17 @@ def run_inline(offload: OffloadOptions | None = None) -> None:
     Args:
       offload: of the engine to come, if that decides: a fused one reads no routing,
         and a shadow gets slower.
+    Returns:
+      whether it has taken effect now.
     """
     global _is_inline
     if offload is not None and (offload.mode == "fused" or offload.has_shadow):
-        return
-    if not backends_are_initialized():  # later JAX would not notice
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
-        _is_inline = True
+        return False
+    if backends_are_initialized():  # JAX would not notice
+        return False
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    _is_inline = True
+    return True
 
 
 def is_inline() -> bool:

@@ -84,16 +84,13 @@ def run_inline() -> None:
     Raises:
       ConfigError: JAX has started.
     """
-    from jax._src.xla_bridge import backends_are_initialized
-
     from moe_edge.engine.inline import run_inline as begin
 
-    if backends_are_initialized():
+    if not begin():
         raise ConfigError(
             "JAX has started in this process and keeps how programs run; call "
             "run_inline before any engine is made"
         )
-    begin()
 
 
 class Model:
