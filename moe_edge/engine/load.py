@@ -100,11 +100,11 @@ def prepare_process(reader, offload: OffloadOptions | None) -> None:
     if offload is not None:
         from moe_edge.engine.inline import run_inline
 
-        _allow_pinned(reader, offload)
+        allow_pinned(reader, offload)
         run_inline(offload)
 
 
-def _allow_pinned(reader, offload: OffloadOptions) -> None:
+def allow_pinned(reader, offload: OffloadOptions) -> None:
     """Sets how much memory JAX, if it has not started, lets the engine pin."""
     from moe_edge.offload.pinned import pinned_gib, raise_limit
 
@@ -129,5 +129,5 @@ def check_checkpoint(
     if offload is not None:
         from moe_edge.engine.offloaded import check_offload
 
-        _allow_pinned(reader, offload)  # `check_offload` starts JAX
+        allow_pinned(reader, offload)  # `check_offload` starts JAX
         check_offload(reader, offload, **room)

@@ -15,6 +15,7 @@ from moe_edge.core.checks import ConfigError, check_options
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.plug_in import Registry
+from moe_edge.engine.load import allow_pinned
 from moe_edge.engine.offload_options import OffloadOptions, default_offload
 from moe_edge.engine.sizes import check_context
 from moe_edge.offload.policy import EVICTION_KINDS
@@ -255,10 +256,8 @@ class Model:
 
     def _auto_memory(self) -> str:
         """Nine tenths of what the device has free; on a CPU records live there, too."""
-        from moe_edge.offload.pinned import pinned_gib, raise_limit
-
         # Before JAX says what is free; what mode fused would pin is the most.
-        raise_limit(pinned_gib(self._reader, OffloadOptions(mode="fused"), "fused"))
+        allow_pinned(self._reader, OffloadOptions(mode="fused"))
         import jax
 
         from moe_edge.engine.offloaded import free_device_bytes
@@ -278,9 +277,7 @@ class Model:
 
     def _assemble(self, options, max_batch, max_context, with_trace, recorder):
         """The engine below the public one, on shared parts."""
-        from moe_edge.offload.pinned import pinned_gib, raise_limit
-
-        raise_limit(pinned_gib(self._reader, options, options.choose_mode("gpu")))
+        allow_pinned(self._reader, options)
         from moe_edge.engine.layered import LayeredEngine
         from moe_edge.engine.offloaded import (
             CAPACITY,
