@@ -15,6 +15,7 @@ the link, and is written into its slot in passing (`host_ER`). Some programs tak
 those in turn while the others compute what the slots hold.
 """
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,16 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from moe_edge.model.record import RecordLayout
-
-
-class Blocks(NamedTuple):
-    """The rows of each expert, int32 `[B]` each; absent experts first."""
-
-    record_B: jax.Array  # its slot
-    row_B: jax.Array  # its first row among the sorted ones
-    count_B: jax.Array  # its rows; 0 leaves it out
-    host_B: jax.Array  # its record in the host's memory; -1: the slot holds it
+from moe_edge.core.checks import check_known
 
 
 class Tile(NamedTuple):
@@ -43,8 +35,72 @@ class Tile(NamedTuple):
     warps: int
 
 
+VARIABLE, CHOICES = "MOE_EDGE_FEW_ROWS", ("0", "1")
 WEIGHTS = 64  # held by a thread, of one or two matrices
 MISS_PROGRAMS = 64  # that share what comes over the link
+
+
+def is_wanted(act: Callable) -> bool:
+    """Whether few rows are to meet experts by this kernel: MOE_EDGE_FEW_ROWS=1.
+
+    Raises:
+      ConfigError: another value than 0 or 1.
+    """
+    asked = os.environ.get(VARIABLE, "0")
+    check_known(VARIABLE, asked, CHOICES)
+    is_exact_gelu = act.keywords.get("kind") == "gelu"  # Triton has no `erf`
+    return asked == "1" and not is_exact_gelu
+
+
+class Rows(NamedTuple):
+    """The rows of each record, int32 `[B]` each; `plan` makes them."""
+
+    record_B: jax.Array  # slot that holds the weights, or takes them from the host
+    row_B: jax.Array  # its first row among those in order of record
+    count_B: jax.Array  # its rows; 0 leaves it out
+    host_B: jax.Array  # its record in the host's memory; -1: the slot holds it
+
+
+def plan(
+    record_P: jax.Array, records: int, host_P: jax.Array | None = None
+) -> tuple[Rows, jax.Array]:
+    """The rows of each record together, however many.
+
+    Args:
+      record_P: int32 of each (token, expert) pair; `records` and above means none.
+      host_P: int32, the record in the host's memory that the pair's slot is to get; -1:
+        the slot holds it. None: all do.
+    Returns:
+      (Rows, a block for each pair that is the first of its record, absent ones first,
+      the others empty; int32 `[P]`, the pairs in order of record).
+    """
+    P = record_P.size
+    numbers_P = jnp.arange(P, dtype=jnp.int32)
+    same_PP = record_P[:, None] == record_P[None]
+    is_before_PP = record_P[None] < record_P[:, None]
+    is_earlier_PP = same_PP & (numbers_P[None] < numbers_P[:, None])
+    is_first_P = ~jnp.any(is_earlier_PP, axis=1) & (record_P < records)
+    count_P = jnp.where(is_first_P, jnp.sum(same_PP, axis=1, dtype=jnp.int32), 0)
+    before_P = jnp.sum(is_before_PP, axis=1, dtype=jnp.int32)
+    place_P = before_P + jnp.sum(is_earlier_PP, axis=1, dtype=jnp.int32)
+    slot_P = jnp.where(is_first_P, record_P, 0)
+    rows = Rows(slot_P, before_P, count_P, jnp.full(P, -1, jnp.int32))
+    if host_P is not None:
+        is_absent_P = is_first_P & (host_P >= 0)
+        rows = rows._replace(host_B=jnp.where(is_absent_P, host_P, -1))
+        # A pair's key: absent ones before the others, else in this order.
+        key_P = numbers_P + jnp.where(is_absent_P, 0, P)
+        new_P = jnp.sum(key_P[None] < key_P[:, None], axis=1, dtype=jnp.int32)
+        rows = Rows(*(_placed(array_P, new_P) for array_P in rows))
+    return rows, _placed(numbers_P, place_P)
+
+
+def _placed(array_P, place_P):
+    """Each element at its place, by comparing: a scatter is a kernel of its own."""
+    numbers_P = jnp.arange(place_P.size, dtype=jnp.int32)
+    is_here_PP = place_P[None] == numbers_P[:, None]
+    found_P = jnp.sum(jnp.where(is_here_PP, array_P[None], 0), axis=1)
+    return found_P.astype(jnp.int32)
 
 
 def tile_of(width: int, matrices: int, itemsize: int) -> Tile:
@@ -57,74 +113,70 @@ def tile_of(width: int, matrices: int, itemsize: int) -> Tile:
 def ffn(
     x_TD: jax.Array,
     slots_SR: jax.Array,
-    blocks: Blocks,
-    layout: RecordLayout,
+    rows: Rows,
+    pair_P: jax.Array,
+    layout,
     act: Callable[[jax.Array, jax.Array], jax.Array],
     *,
-    source_P: jax.Array,
     scale_P: jax.Array | None = None,
     host_ER: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Outputs of sorted (token, expert) pairs, a row each.
+    """Outputs of (token, expert) pairs, token by token in order of rank.
 
     Args:
       x_TD: float32.
       slots_SR: records, float32 or bfloat16; donated where there is `host_ER`.
-      blocks: of the sorted rows.
+      rows, pair_P: of `plan`, those of absent experts (`host_B`) first.
+      layout: of the records, a `RecordLayout`.
       act: combines gate and up, element by element; what Triton has.
-      source_P: int32, the row of x of each sorted row.
-      scale_P: float32, a factor of each sorted row; None: 1.
+      scale_P: float32, a factor of each pair; None: 1.
       host_ER: records in pinned host memory.
     Returns:
-      (float32 `[P, D]`, of which rows in no block are arbitrary; the slots).
+      (float32 `[P, D]`, arbitrary for pairs that were left out; the slots).
     """
-    P, parts = source_P.size, layout.offsets
-    # The experts of one token are all different: a row each.
-    common = {"single": x_TD.shape[0] == 1, "host_ER": host_ER}
+    P, parts = pair_P.size, layout.offsets
+    given = slots_SR, rows, pair_P, P // x_TD.shape[0]
     mid_PF, slots_SR = _product(
         x_TD,
-        slots_SR,
-        blocks,
+        *given,
         (parts["gate"], parts["up"]),
         (parts.get("gate_bias"), parts.get("up_bias")),
         (P, layout.expert_dim),
         combine=act,
-        source_P=source_P,
-        **common,
+        host_ER=host_ER,
     )
     return _product(
         mid_PF,
-        slots_SR,
-        blocks,
+        *(slots_SR, rows, pair_P, given[-1]),
         (parts["down"],),
         (parts.get("down_bias"),),
         (P, layout.d_model),
         scale_P=scale_P,
-        **common,
+        host_ER=host_ER,
     )
 
 
 def _product(
-    x_TI,
+    x_NI,
     slots_SR,
-    blocks,
+    rows,
+    pair_P,
+    top_k,
     firsts,
     biases,
     shape,
     *,
-    single,
     combine=None,
-    source_P=None,
     scale_P=None,
     host_ER=None,
     tile=None,
 ):
     """One launch: rows times one matrix, or two that `combine` makes one of."""
-    width, outputs = x_TI.shape[1], shape[1]
+    width, outputs = x_NI.shape[1], shape[1]
     tile = tile or tile_of(width, len(firsts), slots_SR.dtype.itemsize)
-    tiles, B = pl.cdiv(outputs, tile.outputs), blocks.row_B.size
-    given = {"blocks": jnp.stack(blocks), "x": x_TI, "slots": slots_SR}
-    given |= {"source": source_P, "scale": scale_P, "host": host_ER}
+    tiles, B = pl.cdiv(outputs, tile.outputs), rows.row_B.size
+    given = {"rows": jnp.stack(rows), "x": x_NI, "slots": slots_SR}
+    given |= {"pairs": pair_P, "scale": scale_P, "host": host_ER}
     given = {name: array for name, array in given.items() if array is not None}
     out_shape = [jax.ShapeDtypeStruct(shape, jnp.float32)]
     aliases, misses, names = {}, 0, [*given, "out"]
@@ -137,7 +189,7 @@ def _product(
 
     def kernel(*refs):
         refs = dict(zip(names, refs, strict=True))
-        part = _Part(refs, firsts, biases, combine, tile, width, single)
+        part = _Part(refs, firsts, biases, combine, tile, width, top_k)
         number = pl.program_id(0)
         if not misses:
             part.run(number // tiles, number % tiles, from_host=False)
@@ -147,7 +199,7 @@ def _product(
         def _():
             ids_C = jnp.arange(pl.next_power_of_2(B), dtype=jnp.int32)
             at_3 = jnp.full(ids_C.shape, 3, jnp.int32), jnp.minimum(ids_C, B - 1)
-            host_C = triton.load(refs["blocks"].at[at_3])
+            host_C = triton.load(refs["rows"].at[at_3])
             absent = jnp.sum(((host_C >= 0) & (ids_C < B)).astype(jnp.int32))
             rounds = (absent * tiles - number + misses - 1) // misses
 
@@ -184,16 +236,16 @@ class _Part(NamedTuple):
     combine: Callable | None
     tile: Tile
     width: int
-    single: bool  # each block has one row
+    top_k: int
 
     def run(self, block, number, from_host: bool) -> None:
         """Some outputs of a block's rows."""
-        refs, zero = self.refs, jnp.int32(0)
-        slot, row, count, host = (refs["blocks"][part, block] for part in range(4))
+        refs = self.refs
+        slot, row, count, host = (refs["rows"][part, block] for part in range(4))
         wanted = count > 0
         if "host" in refs and not from_host:
             wanted &= host < 0
-        outputs, T = refs["out"].shape[1], refs["x"].shape[0]
+        (P, outputs), sources = refs["out"].shape, refs["x"].shape[0]
 
         @pl.when(wanted)
         def _():
@@ -217,12 +269,9 @@ class _Part(NamedTuple):
                     extra.append(bias_N.astype(jnp.float32))
 
             def add_row(index, carry):
-                at = row + index
-                source = refs["source"][at] if "source" in refs else at
-                source = zero if T == 1 else source
-                x_ref = refs["x"].at[
-                    jnp.broadcast_to(source, columns_W.shape), columns_W
-                ]
+                pair = refs["pairs"][row + index]
+                source = pair if sources == P else pair // self.top_k
+                x_ref = refs["x"].at[jnp.full_like(columns_W, source), columns_W]
                 x_W = triton.load(x_ref, mask=is_in_W, other=0.0)
                 sums = [
                     jnp.sum(weight_NW.astype(jnp.float32) * x_W[None], axis=1)
@@ -233,23 +282,23 @@ class _Part(NamedTuple):
                 )
                 out_N = self.combine(*sums) if self.combine is not None else sums[0]
                 if "scale" in refs:
-                    out_N *= refs["scale"][at]
-                where_N = jnp.broadcast_to(at, outs_N.shape), outs_N
+                    out_N *= refs["scale"][pair]
+                where_N = jnp.full_like(outs_N, pair), outs_N
                 triton.store(refs["out"].at[where_N], out_N, mask=is_out_N)
                 return carry
 
-            if self.single:
-                add_row(zero, zero)
+            if P == self.top_k:  # one token, whose experts are all different
+                add_row(0, 0)
             else:
-                lax.fori_loop(zero, count, add_row, zero)
+                lax.fori_loop(0, count, add_row, 0)
 
     def _load(self, slot, host, at, mask, from_host: bool):
         """Weights of the record; those from the host stay in its slot."""
         refs = self.refs
-        full = jnp.broadcast_to(slot, at.shape)
+        full = jnp.full_like(at, slot)
         if not from_host:
             return triton.load(refs["slots"].at[full, at], mask=mask, other=0.0)
-        there = refs["host"].at[jnp.broadcast_to(host, at.shape), at]
+        there = refs["host"].at[jnp.full_like(at, host), at]
         found = triton.load(there, mask=mask, other=0.0)
         triton.store(refs["slots"].at[full, at], found, mask=mask)
         return found

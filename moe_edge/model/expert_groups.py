@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moe_edge.kernels import grouped
+from moe_edge.kernels import few, grouped
 from moe_edge.model.record import RecordLayout
 
 FEW_ROWS = 16  # of an expert on average, up to which its weights' bytes take the time
@@ -57,6 +57,9 @@ def pair_rows(
     tiles, slot_P = grouped.FEW, slot_TK.reshape(-1)
     slot_P = jnp.where(slot_P < 0, S, slot_P)
     shape = T * K, layout.d_model
+    if few.is_wanted(act):
+        given = *few.plan(slot_P, S), layout, act
+        return few.ffn(x_TD, records_SR, *given, scale_P=scale_P)[0]
     if T == 1:  # whose experts are all different: a block each
         rows_P, here_P = jnp.arange(K, dtype=jnp.int32), slot_P < S
         record_P = jnp.where(here_P, slot_P, 0)
