@@ -111,7 +111,9 @@ def test_absent_experts_are_computed_from_the_host_and_kept(layout, dtype, token
     whole = functools.partial(pair_rows, layout=layout, act=ACT)
     want_PD = step(whole)(x_TD, slot_TK, jnp.asarray(all_there))
     is_real = (ids_TK < E).reshape(-1)
-    np.testing.assert_array_equal(np.asarray(got_PD)[is_real], want_PD[is_real])
+    got_PD, want_PD = np.asarray(got_PD)[is_real], np.asarray(want_PD)[is_real]
+    # XLA:CPU may join roundings of one program and not of the other.
+    np.testing.assert_allclose(got_PD, want_PD, atol=1e-6 * np.abs(want_PD).max())
     parts = sum(np.prod(shape) for shape in layout.shapes.values())
     for slot in range(S):
         expert = slot - 1
