@@ -52,6 +52,11 @@ def is_wanted(act: Callable) -> bool:
     return asked == "1" and not is_exact_gelu
 
 
+def is_interpreted() -> bool:
+    """Whether NumPy stands in for a GPU: in tests."""
+    return jax.default_backend() != "gpu"
+
+
 class Rows(NamedTuple):
     """The rows of each record, int32 `[B]` each; `plan` makes them.
 
@@ -178,9 +183,6 @@ def _product(
     width, outputs = x_NI.shape[1], shape[1]
     tile = tile or tile_of(width, len(firsts), slots_SR.dtype.itemsize)
     tiles, B = pl.cdiv(outputs, tile.outputs), rows.record_B.size
-    interpret = jax.default_backend() != "gpu"  # tests
-    if interpret and host_ER is not None:
-        host_ER = jax.device_put(host_ER, jax.memory.Space.Device)
     given = {"x": x_NI, "slots": slots_SR, "scale": scale_P, "host": host_ER}
     given |= rows._asdict()
     given = {name: array for name, array in given.items() if array is not None}
@@ -226,7 +228,7 @@ def _product(
         grid=(misses + tiles * B,),
         input_output_aliases=aliases,
         compiler_params=triton.CompilerParams(num_warps=tile.warps, num_stages=1),
-        interpret=interpret,
+        interpret=is_interpreted(),
         name="moe_edge_few",
     )(*given.values())
     return found[0], found[1] if host_ER is not None else slots_SR
@@ -312,5 +314,7 @@ class _Part(NamedTuple):
             return triton.load(refs["slots"].at[full, at], mask=mask, other=0.0)
         there = refs["host"].at[jnp.full_like(at, host), at]
         found = triton.load(there, mask=mask, other=0.0)
+        if is_interpreted():  # masked lanes write what was there: not over the others
+            at = jnp.where(mask, at, refs["slots"].shape[1])
         triton.store(refs["slots"].at[full, at], found, mask=mask)
         return found
