@@ -186,19 +186,18 @@ class FusedEngine(Engine):
     def _layer_step(self, state, x, chunk, layer, weights, host_ER, window, kv):
         """One layer; `layer` is an int or, so that one program serves all, an array."""
         block = self.programs.bind(host_ER is not None, weights)
-        is_decode = x.shape[1] == 1
         if host_ER is None:
             x, kv, _ = block(x, chunk, window, None, None, kv)
             return state, x, kv, None
         x, kv = block.attend(x, chunk, window, kv)
         hidden_TD, routing = seam(block.route(x, chunk))
         shared_TD = seam(block.run_shared(hidden_TD))
-        if type(self._route) is not TopK and is_decode:
+        if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
             state, routing = self._reroute(state, layer, routing)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)
         wanted, zero_copy = routing._replace(scores_TE=shares_TE), self._zero_copy
         given = state, layer, hidden_TD, wanted, host_ER
-        if is_decode and zero_copy is not None and zero_copy.suits(wanted.ids_TK):
+        if zero_copy is not None and zero_copy.suits(layer, wanted.ids_TK):
             state, y_TD = zero_copy.run(*given)
         else:
             waves = self.programs.waves_of(hidden_TD.shape[0], host_ER.dtype)

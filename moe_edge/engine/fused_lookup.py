@@ -7,20 +7,12 @@ So the miss of urgency rank m takes the unprotected slot of rank m, with the res
 the loop, and what is to be computed is known before any record has moved.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
 from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.kernels import few, lookup
 from moe_edge.offload.evict_base import EvictionPolicy
-
-
-class Found(NamedTuple):
-    """Where the experts of a layer's (token, expert) pairs are, int32 `[P]` each."""
-
-    slot_P: jax.Array  # S: no expert
-    host_P: jax.Array  # the expert that the slot is to be filled with; -1: it holds it
 
 
 def own_choice(policy: EvictionPolicy) -> str | None:
@@ -32,15 +24,49 @@ def own_choice(policy: EvictionPolicy) -> str | None:
 
 
 def look_up(
-    device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE
-) -> tuple[Cache, Found]:
+    device: DeviceCache, cache: Cache, layer: int, ids_TK, scores_TE
+) -> tuple[Cache, few.Rows, jax.Array]:
     """As `DeviceCache.acquire`, but for the records, which are still to be moved.
 
     Args:
       device: whose policy has no `own_choice`.
       cache: see `acquire`; so are all others.
     Returns:
-      (cache, whose slots are as they were; what is to be moved and computed).
+      (cache, whose slots are as they were; rows of each slot, pairs in their order, as
+      of `few.plan`).
+    """
+    policy, state, slot_N = device.policy, cache.policy, cache.slot_N
+    if is_own := type(policy).touch is not EvictionPolicy.touch:
+        state, slot_N = device.touch(cache, layer, ids_TK, scores_TE)
+    value_S = policy.value(state)
+    is_float = value_S is None or value_S.dtype == jnp.float32
+    if ids_TK.size > lookup.MOST_PAIRS or not is_float:
+        cache, slot_P, host_P = look_up_by_xla(device, cache, layer, ids_TK, scores_TE)
+        return cache, *few.plan(slot_P, device.spec.num_slots, host_P)
+    tables = lookup.Tables(state["key_S"], state["last_B"], slot_N, cache.counts_L3)
+    tables, rows, pair_P = lookup.look_up(
+        tables,
+        layer,
+        cache.step,
+        ids_TK,
+        jnp.asarray(device.spec.layer_S, jnp.int32),
+        scores_TE=scores_TE,
+        value_S=value_S,
+        is_touched=is_own,
+    )
+    state = state | {"key_S": tables.key_S, "last_B": tables.last_B}
+    if not is_own:
+        state["clock"] = 2 * (cache.step * device.spec.num_layers + layer)
+    state = {"policy": state, "slot_N": tables.slot_B, "counts_L3": tables.counts_L3}
+    return cache._replace(**state), rows, pair_P
+
+
+def look_up_by_xla(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
+    """The same of any number of pairs.
+
+    Returns:
+      (cache; int32 `[P]`, the slot of each pair's expert, S for none; int32 `[P]`, the
+      expert that the slot is to be filled with, -1: it holds it).
     """
     (T, K), E, S = ids_TK.shape, device.spec.num_experts, device.spec.num_slots
     state, slot_N = device.touch(cache, layer, ids_TK, scores_TE)
@@ -89,7 +115,7 @@ def look_up(
         counts_L3=cache.counts_L3.at[layer].add(counts_3),
     )
     host_P = jnp.where(is_miss_P, ids_P, -1)
-    return cache, Found(jnp.where(is_miss_P, new_P, slot_P), host_P)
+    return cache, jnp.where(is_miss_P, new_P, slot_P), host_P
 
 
 def _order(policy: EvictionPolicy, state, free_S) -> jax.Array:

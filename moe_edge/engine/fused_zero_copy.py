@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.engine.fused_lookup import look_up, own_choice
-from moe_edge.kernels import few, rows
+from moe_edge.kernels import few
+from moe_edge.kernels.rows import are_possible
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_groups import add_ranks
 from moe_edge.model.layers import activate
@@ -26,7 +27,7 @@ MOST_ROWS = 16  # of a step, as of the form `pairs`
 
 def check_zero_copy(config: ModelConfig) -> None:
     """Raises ConfigError where kernels cannot read this model's records in place."""
-    if not rows.are_possible():
+    if not are_possible():
         raise ConfigError(
             "zero_copy is True, and only a GPU's kernels read the host's memory (here "
             f"is {jax.default_backend()}, or MOE_EDGE_KERNELS says xla); leave it out"
@@ -76,8 +77,11 @@ class ZeroCopy:
             )
         return None
 
-    def suits(self, ids_TK: jax.Array) -> bool:
-        """Whether a step with so many choices runs here."""
+    def suits(self, layer, ids_TK: jax.Array) -> bool:
+        """Whether a step with so many choices runs here: a layer of a decode step,
+        whose number is none of the program's arguments."""
+        if not isinstance(layer, int):
+            return False
         T, K = ids_TK.shape
         return T <= MOST_ROWS and self._fits(T * K) and self.hindrance is None
 
@@ -87,14 +91,14 @@ class ZeroCopy:
         return min(pairs, device.spec.num_experts) <= device.least_capacity
 
     def run(
-        self, cache: Cache, layer, hidden_TD: jax.Array, routing: Routing, host_ER
+        self, cache: Cache, layer: int, hidden_TD: jax.Array, routing: Routing, host_ER
     ) -> tuple[Cache, jax.Array]:
         """As `fused_waves.run_through_slots`."""
         ids_TK, weights_TK, scores_TE = routing
-        cache, found = look_up(self._device, cache, layer, ids_TK, scores_TE)
+        given = ids_TK, scores_TE
+        cache, rows, pair_P = look_up(self._device, cache, layer, *given)
         rows_PD, slots_SR = few.ffn(
-            *(hidden_TD, cache.slots_SR),
-            *few.plan(found.slot_P, self._device.spec.num_slots, found.host_P),
+            *(hidden_TD, cache.slots_SR, rows, pair_P),
             *(self._layout, self._act),
             scale_P=weights_TK.reshape(-1),
             host_ER=host_ER,

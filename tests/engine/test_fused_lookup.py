@@ -7,6 +7,7 @@ import pytest
 
 from moe_edge.engine.fused_cache import DeviceCache
 from moe_edge.engine.fused_lookup import look_up, own_choice
+from moe_edge.kernels import lookup
 from moe_edge.offload.policy import POLICIES, CacheSpec, get_policy
 
 L, E, K, R = 3, 11, 3, 32
@@ -51,47 +52,56 @@ def check_equal(device, tokens, chosen=K, steps=30, seed=0):
     spec, experts = device.spec, device.spec.num_experts
     numbers_E1 = jnp.arange(L * experts, dtype=jnp.float32)[:, None]
     records_LER = jnp.tile(numbers_E1, (1, R)).reshape(L, experts, R)
-    acquire, at_once = jax.jit(device.acquire), jax.jit(look_up_of(device))
-    cache = device.empty(jnp.full((spec.num_slots, R), -1.0))
-    seen = np.zeros(2, int)
+    acquire = jax.jit(device.acquire)
+    at_once = jax.jit(lambda *given: look_up(device, *given), static_argnums=1)
+    cache, seen = device.empty(jnp.full((spec.num_slots, R), -1.0)), np.zeros(2, int)
     for step, layer, ids_TK, scores_TE in look_ups(
         tokens, experts, chosen, steps, seed
     ):
         cache = cache._replace(step=jnp.int32(step))
-        given = cache, jnp.int32(layer), ids_TK, scores_TE
-        want, fetched_E = acquire(*given, records_LER[layer])
-        got, found = jax.tree.map(np.asarray, at_once(*given))
+        given = ids_TK, scores_TE
+        want, fetched_E = acquire(cache, jnp.int32(layer), *given, records_LER[layer])
+        got, rows, pair_P = jax.tree.map(np.asarray, at_once(cache, layer, *given))
         for name, array in want.policy.items():
             np.testing.assert_array_equal(got.policy[name], array, err_msg=name)
         np.testing.assert_array_equal(got.slot_N[:-1], want.slot_N[:-1])
         np.testing.assert_array_equal(got.counts_L3, want.counts_L3)
-        # Each pair finds its expert, which its slot holds or is to be filled with.
-        slots_SR, moved = np.asarray(cache.slots_SR).copy(), set()
-        for slot, expert in zip(*found, strict=True):
-            if expert >= 0:
-                slots_SR[slot] = records_LER[layer][expert]
-                moved.add((int(slot), int(expert)))
+        comes_B = rows.host_B >= 0
+        assert (np.diff(comes_B.astype(int)) <= 0).all(), "absent ones come first"
+        moved_E = np.sort(rows.host_B[comes_B])
+        np.testing.assert_array_equal(moved_E, np.flatnonzero(fetched_E))
+        slots_SR = np.asarray(cache.slots_SR).copy()
+        slots_SR[rows.record_B[comes_B]] = records_LER[layer][rows.host_B[comes_B]]
         np.testing.assert_array_equal(slots_SR, want.slots_SR)
-        assert len(moved) == fetched_E.sum(), "rows of one expert share its slot"
-        for slot, expert in zip(found.slot_P, ids_TK.reshape(-1), strict=True):
-            assert (
-                slot == spec.num_slots
-                if expert == experts
-                else (slots_SR[slot, 0] == layer * experts + expert)
-            )
-        seen += len(moved), len(moved) > 1
+        expert_S = np.append(slots_SR[:, 0] - layer * experts, experts)
+        check_rows(rows, pair_P, ids_TK.reshape(-1), expert_S, experts)
+        seen += len(moved_E), len(moved_E) > 1
         cache = want
     assert seen[0] > steps // 2 and seen[1] > 3
     return seen
 
 
-def look_up_of(device):
-    return lambda *given: look_up(device, *given)
+def check_rows(rows, pair_P, ids_P, expert_S, experts):
+    """Each pair is computed once, from the slot of its expert; padding is not."""
+    np.testing.assert_array_equal(np.sort(pair_P), np.arange(ids_P.size))
+    found_P, slots = np.full(ids_P.size, experts), []
+    for slot, row, count, _ in zip(*rows, strict=True):
+        here = pair_P[row : row + count]
+        assert (found_P[here] == experts).all() and len(here) == count
+        found_P[here] = expert_S[slot]
+        slots += [slot] if count else []
+    np.testing.assert_array_equal(found_P, ids_P)
+    assert len(set(slots)) == len(slots), "rows of an expert stand in one block"
 
 
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_several_rows_find_what_the_loop_finds(name):
     check_equal(device_of(name, POOL), 4)
+
+
+def test_more_pairs_than_the_kernel_takes(monkeypatch):
+    monkeypatch.setattr(lookup, "MOST_PAIRS", 11)
+    check_equal(device_of("hybrimoe", POOL), 4)
 
 
 @pytest.mark.parametrize("name", ["lru", "smoe_score"])

@@ -1,17 +1,13 @@
 """Experts that are computed while they arrive: bits, tables and refusals."""
 
-import functools
-
-import jax
 import numpy as np
 import pytest
 
-from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import check_offload, make_offloaded
+from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import few
-from tests.support.gpu_kernels import as_on_a_gpu, interpreted_kernels
+from tests.support.gpu_kernels import interpreted_kernels
 from tests.support.layered import BLOCKS, StoreReader, forced_logits
 from tests.support.tiny_models import ALL, BF16, random_prompts, random_weights
 
