@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ TRITON = "__gpu$xla.gpu.triton"
 EXPERTS = "moe_edge_grouped/pallas_call"
 # Kernels of a layer at batch 1 in the shape of OLMoE-1B-7B. Each costs some 5 us there.
 MOST_LAUNCHES = 18
+LOOK_UP, FEW = "moe_edge_look_up/pallas_call", "moe_edge_few/pallas_call"
 TOKENS = (1, 5, 40, 400)
 
 
@@ -62,6 +64,32 @@ def test_offloaded(name, mode):
     texts = compile_all(programs_of(run))
     in_host_memory = "S(5)"
     assert any(in_host_memory in text for text in texts) == (mode == "fused")
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (20,)])
+@pytest.mark.parametrize("name", ["gqa", "gpt_oss"])
+def test_steps_without_copies_have_no_loop(name, lengths):
+    slots = 2 * len(lengths) * ALL[name].moe.top_k
+    share = {"device_memory": f"{100 * slots / BLOCKS}%", "slot_plan": "equal"}
+    options = OffloadOptions(mode="fused", zero_copy=True, **share)
+
+    def run():
+        reader = StoreReader(ALL[name], dtype=ml_dtypes.bfloat16)
+        with make_offloaded(reader, options) as engine:
+            forced_logits(engine, random_prompts(ALL[name], lengths), 2)
+
+    calls = programs_of(run)
+    (text,) = compile_all([call for call in calls if "_decode_step" in f"{call}"])
+    check_zero_copy(text, slots // 2, RecordLayout.of(ALL[name]).size)
+
+
+def check_zero_copy(text, slots, size):
+    """A step that reads the host where it is and waits for nothing."""
+    assert "S(5)" in text and LOOK_UP in text and FEW in text
+    for loop in ("while", "conditional", "custom-call-start"):
+        assert f" {loop}(" not in text
+    moved = re.findall(rf"\[\d+,{size}\]\S* (copy\S*|fusion)\(", text)
+    assert not moved
 
 
 @pytest.mark.parametrize(
