@@ -175,6 +175,9 @@ def _product(
     width, outputs = x_NI.shape[1], shape[1]
     tile = tile or tile_of(width, len(firsts), slots_SR.dtype.itemsize)
     tiles, B = pl.cdiv(outputs, tile.outputs), rows.row_B.size
+    interpret = jax.default_backend() != "gpu"  # tests
+    if interpret and host_ER is not None:
+        host_ER = jax.device_put(host_ER, jax.memory.Space.Device)
     given = {"rows": jnp.stack(rows), "x": x_NI, "slots": slots_SR}
     given |= {"pairs": pair_P, "scale": scale_P, "host": host_ER}
     given = {name: array for name, array in given.items() if array is not None}
@@ -221,7 +224,7 @@ def _product(
         grid=(misses + tiles * B,),
         input_output_aliases=aliases,
         compiler_params=triton.CompilerParams(num_warps=tile.warps, num_stages=1),
-        interpret=jax.default_backend() != "gpu",  # tests
+        interpret=interpret,
         name="moe_edge_few",
     )(*given.values())
     return found[0], found[1] if host_ER is not None else slots_SR
