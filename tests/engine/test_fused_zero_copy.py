@@ -1,13 +1,21 @@
 """Experts that are computed while they arrive: bits, tables and refusals."""
 
+import dataclasses
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine import fused_zero_copy
+from moe_edge.engine.fused_cache import DeviceCache
+from moe_edge.engine.fused_zero_copy import ZeroCopy, check_zero_copy
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import few
-from tests.support.gpu_kernels import interpreted_kernels
+from moe_edge.offload.policy import CacheSpec, get_policy
+from tests.support.gpu_kernels import as_on_a_gpu, interpreted_kernels
 from tests.support.layered import BLOCKS, StoreReader, forced_logits
 from tests.support.tiny_models import ALL, BF16, random_prompts, random_weights
 
@@ -54,3 +62,70 @@ def test_rows_that_share_absent_experts(rows, slots):
     # Eight rows choose 24 of 12 experts, which one layer's look-up drives out again.
     counts = check_bits("gqa", BF16, rows * (9,), slots)
     assert (counts.evictions_L[1:] > STEPS).all()
+
+
+def test_mode_layered_is_refused():
+    with pytest.raises(ConfigError, match="zero_copy is True and the mode layered"):
+        OffloadOptions(zero_copy=True)
+
+
+def test_mode_auto_that_is_layered_is_refused():
+    options = options_of(8, mode="auto", predictor="previous")
+    with as_on_a_gpu(), pytest.raises(ConfigError, match="mode auto is layered here"):
+        check_offload(StoreReader(ALL["gqa"]), options)
+
+
+def test_cpu_is_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="here is cpu"):
+        check_offload(StoreReader(ALL["gqa"]), options_of(8))
+    monkeypatch.setenv("MOE_EDGE_KERNELS", "xla")
+    with as_on_a_gpu(), pytest.raises(ConfigError, match="MOE_EDGE_KERNELS says xla"):
+        check_offload(StoreReader(ALL["gqa"]), options_of(8))
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"expert_dim": 32, "expert_kind": "q8_0"}, "the experts are q8_0"),
+        ({"activation": "gelu"}, "the experts' activation gelu"),
+    ],
+)
+def test_experts_that_the_kernel_lacks_are_refused(change, reason):
+    moe = dataclasses.replace(ALL["gqa"].moe, **change)
+    config = dataclasses.replace(ALL["gqa"], d_model=64, moe=moe)
+    with as_on_a_gpu(), pytest.raises(ConfigError, match=reason):
+        check_zero_copy(config)
+
+
+@pytest.mark.parametrize(
+    "policy, slots, reason",
+    [
+        ("moe_infinity", 9, "policy moe_infinity has a gave_up of its own"),
+        ("lru", 2, "a token chooses 3 experts and a layer has 2 slots"),
+        ("lru", 3, None),
+    ],
+)
+def test_what_runs_by_the_loop_says_why(policy, slots, reason):
+    spec = CacheSpec(3, 12, 3, (-1,) * slots)
+    device = DeviceCache(spec, get_policy(policy), (1, 2))
+    with as_on_a_gpu():
+        zero_copy = ZeroCopy(device, ALL["gqa"])
+    ids_TK = np.zeros((1, 3), np.int32)
+    if reason is None:
+        assert zero_copy.hindrance is None and zero_copy.suits(1, ids_TK)
+        assert not zero_copy.suits(1, np.zeros((2, 3), np.int32)), "too few slots"
+        assert not zero_copy.suits(jnp.int32(1), ids_TK), "prefill"
+    else:
+        assert reason in zero_copy.hindrance and not zero_copy.suits(1, ids_TK)
+
+
+def test_policy_that_chooses_one_by_one_runs_by_the_loop():
+    prompts = random_prompts(ALL["gqa"], (9,))
+    with interpreted_kernels(None) as patch:
+        patch.setattr(fused_zero_copy, "look_up", None)
+        options = options_of(8, eviction="moe_infinity")
+        with make_offloaded(StoreReader(ALL["gqa"], dtype=BF16), options) as engine:
+            (remark,) = engine.remarks()
+            assert remark.startswith("zero_copy is off, experts are fetched by a loop")
+            assert engine.report()["zero_copy"] is False
+            forced_logits(engine, prompts, 1)
