@@ -70,30 +70,47 @@ class ZeroCopy:
                 f"eviction policy {policy.name} has a {method} of its own, which is "
                 "asked expert by expert"
             )
-        if not self._fits(spec.top_k):
-            return (
-                f"a token chooses {spec.top_k} experts and a layer has "
-                f"{self._device.least_capacity} slots"
-            )
+        least = self._device.least_capacity
+        if min(spec.top_k, spec.num_experts) > least:
+            return f"a token chooses {spec.top_k} experts and a layer has {least} slots"
         return None
 
     def suits(self, layer, ids_TK: jax.Array) -> bool:
         """Whether a step with so many choices runs here: a layer of a decode step,
         whose number is none of the program's arguments."""
-        if not isinstance(layer, int):
+        if not isinstance(layer, int) or self.hindrance is not None:
             return False
-        T, K = ids_TK.shape
-        return T <= MOST_ROWS and self._fits(T * K) and self.hindrance is None
+        return len(ids_TK) <= MOST_ROWS and self._wave_rows(layer, ids_TK) > 0
 
-    def _fits(self, pairs: int) -> bool:
-        """Whether the experts of so many pairs surely fit a layer's slots."""
-        device = self._device
-        return min(pairs, device.spec.num_experts) <= device.least_capacity
+    def _wave_rows(self, layer: int, ids_TK: jax.Array) -> int:
+        """How many rows at once surely find room for their experts."""
+        (T, K), slots = ids_TK.shape, self._device.capacity_L[layer]
+        fits = min(T * K, self._device.spec.num_experts) <= slots
+        return T if fits else slots // K
 
     def run(
         self, cache: Cache, layer: int, hidden_TD: jax.Array, routing: Routing, host_ER
     ) -> tuple[Cache, jax.Array]:
-        """As `fused_waves.run_through_slots`."""
+        """As `fused_waves.run_through_slots`; waves of rows, known from shapes."""
+        before, ids_TK, y_TD = cache, routing.ids_TK, []
+        experts_1E = jnp.arange(self._device.spec.num_experts, dtype=jnp.int32)[None]
+        missed_E = jnp.zeros(experts_1E.shape[1:], bool)
+        rows = self._wave_rows(layer, ids_TK)
+        for first in range(0, len(ids_TK), rows):
+            wave = jax.tree.map(
+                lambda x, first=first: x[first : first + rows], (hidden_TD, routing)
+            )
+            cache, wave_TD, moved_B = self._run_wave(cache, layer, *wave, host_ER)
+            missed_E |= jnp.any(moved_B[:, None] == experts_1E, axis=0)
+            y_TD.append(wave_TD)
+        if len(y_TD) == 1:
+            return cache, y_TD[0]
+        chosen_E = jnp.any(ids_TK.reshape(-1, 1) == experts_1E, axis=0)
+        hit_E = chosen_E & ~missed_E
+        cache = self._device.settle_hits(before, cache, layer, hit_E)
+        return cache, jnp.concatenate(y_TD)
+
+    def _run_wave(self, cache: Cache, layer: int, hidden_TD, routing, host_ER):
         ids_TK, weights_TK, scores_TE = routing
         given = ids_TK, scores_TE
         cache, rows, pair_P = look_up(self._device, cache, layer, *given)
@@ -105,4 +122,4 @@ class ZeroCopy:
         )
         is_real_TK = ids_TK < self._device.spec.num_experts
         y_TD = add_ranks(jnp.zeros_like(hidden_TD), rows_PD, is_real_TK)
-        return cache._replace(slots_SR=slots_SR), y_TD
+        return cache._replace(slots_SR=slots_SR), y_TD, rows.host_B

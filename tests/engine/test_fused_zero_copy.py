@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import few
 from moe_edge.offload.policy import CacheSpec, get_policy
+from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.route.base import gate_scores
 from tests.support.gpu_kernels import as_on_a_gpu, interpreted_kernels
-from tests.support.layered import BLOCKS, StoreReader, forced_logits
+from tests.support.layered import BLOCKS, CAPACITY, StoreReader, forced_logits
 from tests.support.tiny_models import ALL, BF16, random_prompts, random_weights
 
 STEPS = 6
@@ -48,20 +51,68 @@ def check_bits(name, dtype, lengths, slots, steps=STEPS, **options):
     return moved[0][0]
 
 
+@pytest.mark.slow
 def test_one_row():
     counts = check_bits("gqa", BF16, (9,), 8)
     assert (counts.misses_L[1:] > STEPS).all() and (counts.evictions_L[1:] > 4).all()
 
 
+@pytest.mark.slow
 def test_biases():
     check_bits("gpt_oss", np.float32, (9,), 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows, slots", [(2, 7), (8, 14)])
 def test_rows_that_share_absent_experts(rows, slots):
     # Eight rows choose 24 of 12 experts, which one layer's look-up drives out again.
     counts = check_bits("gqa", BF16, rows * (9,), slots)
     assert (counts.evictions_L[1:] > STEPS).all()
+
+
+def decoded(engine, prompts, after_prefill=None, on_routing=None):
+    """Logits `[STEPS, B, V]` of given tokens."""
+    session = engine.new_session(len(prompts), CAPACITY)
+    engine.prefill(session, prompts)
+    if after_prefill is not None:
+        after_prefill()
+    active_B, out = jax.device_put(np.ones(len(prompts), bool)), []
+    for tokens_B in np.array(random_prompts(engine.config, STEPS * (len(prompts),))):
+        tokens_B = jax.device_put(tokens_B.astype(np.int32))
+        out.append(engine.decode(session, tokens_B, active_B, on_routing))
+    return np.stack(jax.device_get(out))
+
+
+@pytest.mark.slow
+def test_waves_of_rows_where_slots_are_few():
+    config, seen = ALL["gqa"], []
+    prompts, rows = random_prompts(config, 5 * (9,)), 2
+    given = options_of(14, slot_plan="equal")  # seven a layer: two rows a wave
+    with interpreted_kernels(None) as patch:
+        patch.setenv(few.VARIABLE, "1")
+        patch.setattr(few, "MISS_PROGRAMS", 3)
+        want = decoded(ResidentEngine(random_weights(config, dtype=BF16)), prompts)
+        with make_offloaded(StoreReader(config, dtype=BF16), given) as engine:
+            note = lambda *choice: seen.append(choice)  # noqa: E731
+            got, counts = decoded(engine, prompts, engine.clear, note), engine.counts()
+    np.testing.assert_array_equal(got, want)
+
+    # The same on the host: a hit is an expert that no wave of its layer fetched.
+    cache = SlotCache(CacheSpec(3, 12, 3, 7 * (1,) + 7 * (2,)), get_policy("lru"))
+    counted_L2 = np.zeros((3, 2), int)
+    for place, (layer, routing) in enumerate(seen):
+        ids_TK, fetched = np.asarray(routing.ids_TK), []
+        scores_TE = np.asarray(gate_scores(routing.scores_TE, config.moe))
+        for first in range(0, len(ids_TK), rows):
+            wave = (each[first : first + rows] for each in (ids_TK, scores_TE))
+            for expert in cache.look_up(layer, *wave, 1 + place // 2).misses:
+                cache.admit(layer, expert)
+                fetched.append(expert)
+        hits = set(ids_TK.reshape(-1).tolist()) - set(fetched)
+        counted_L2[layer] += len(hits), len(fetched)
+    np.testing.assert_array_equal(counts.hits_L, counted_L2[:, 0])
+    np.testing.assert_array_equal(counts.misses_L, counted_L2[:, 1])
+    assert (counts.evictions_L[1:] > STEPS).all() and (counts.hits_L[1:] > 0).all()
 
 
 def test_mode_layered_is_refused():
@@ -113,7 +164,8 @@ def test_what_runs_by_the_loop_says_why(policy, slots, reason):
     ids_TK = np.zeros((1, 3), np.int32)
     if reason is None:
         assert zero_copy.hindrance is None and zero_copy.suits(1, ids_TK)
-        assert not zero_copy.suits(1, np.zeros((2, 3), np.int32)), "too few slots"
+        assert zero_copy.suits(1, np.zeros((16, 3), np.int32)), "in waves"
+        assert not zero_copy.suits(1, np.zeros((17, 3), np.int32))
         assert not zero_copy.suits(jnp.int32(1), ids_TK), "prefill"
     else:
         assert reason in zero_copy.hindrance and not zero_copy.suits(1, ids_TK)
