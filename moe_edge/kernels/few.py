@@ -53,28 +53,34 @@ def is_wanted(act: Callable) -> bool:
 
 
 class Rows(NamedTuple):
-    """The rows of each record, int32 `[B]` each; `plan` makes them."""
+    """The rows of each record, int32 `[B]` each; `plan` makes them.
+
+    A None field says what one token needs, whose experts are all different: block b is
+    row b, and `record_B` with what is no record leaves it out.
+    """
 
     record_B: jax.Array  # slot that holds the weights, or takes them from the host
-    row_B: jax.Array  # its first row among those in order of record
-    count_B: jax.Array  # its rows; 0 leaves it out
-    host_B: jax.Array  # its record in the host's memory; -1: the slot holds it
+    row_B: jax.Array | None = None  # its first row among those in order of record
+    count_B: jax.Array | None = None  # its rows; 0 leaves it out
+    # Its record in the host's memory, -1: the slot holds it; None: slots hold all.
+    host_B: jax.Array | None = None
+    pair_P: jax.Array | None = None  # the (token, expert) pair of each row
 
 
-def plan(
-    record_P: jax.Array, records: int, host_P: jax.Array | None = None
-) -> tuple[Rows, jax.Array]:
+def plan(record_TK: jax.Array, records: int, host_TK: jax.Array | None = None) -> Rows:
     """The rows of each record together, however many.
 
     Args:
-      record_P: int32 of each (token, expert) pair; `records` and above means none.
-      host_P: int32, the record in the host's memory that the pair's slot is to get; -1:
-        the slot holds it. None: all do.
+      record_TK: int32, what each token's experts are; `records` and above means none.
+      host_TK: int32, the record in the host's memory that the pair's slot is to get;
+        -1: the slot holds it. None: all do.
     Returns:
-      (Rows, a block for each pair that is the first of its record, absent ones first,
-      the others empty; int32 `[P]`, the pairs in order of record).
+      a block for each pair that is the first of its record, absent ones first, the
+      others empty.
     """
-    P = record_P.size
+    record_P, P = record_TK.reshape(-1), record_TK.size
+    if record_TK.shape[0] == 1 and host_TK is None:
+        return Rows(record_P)
     numbers_P = jnp.arange(P, dtype=jnp.int32)
     same_PP = record_P[:, None] == record_P[None]
     is_before_PP = record_P[None] < record_P[:, None]
@@ -84,15 +90,15 @@ def plan(
     before_P = jnp.sum(is_before_PP, axis=1, dtype=jnp.int32)
     place_P = before_P + jnp.sum(is_earlier_PP, axis=1, dtype=jnp.int32)
     slot_P = jnp.where(is_first_P, record_P, 0)
-    rows = Rows(slot_P, before_P, count_P, jnp.full(P, -1, jnp.int32))
-    if host_P is not None:
-        is_absent_P = is_first_P & (host_P >= 0)
-        rows = rows._replace(host_B=jnp.where(is_absent_P, host_P, -1))
+    blocks = [slot_P, before_P, count_P]
+    if host_TK is not None:
+        is_absent_P = is_first_P & (host_TK.reshape(-1) >= 0)
+        blocks.append(jnp.where(is_absent_P, host_TK.reshape(-1), -1))
         # A pair's key: absent ones before the others, else in this order.
         key_P = numbers_P + jnp.where(is_absent_P, 0, P)
         new_P = jnp.sum(key_P[None] < key_P[:, None], axis=1, dtype=jnp.int32)
-        rows = Rows(*(_placed(array_P, new_P) for array_P in rows))
-    return rows, _placed(numbers_P, place_P)
+        blocks = [_placed(array_P, new_P) for array_P in blocks]
+    return Rows(*blocks, pair_P=_placed(numbers_P, place_P))
 
 
 def _placed(array_P, place_P):
@@ -114,7 +120,7 @@ def ffn(
     x_TD: jax.Array,
     slots_SR: jax.Array,
     rows: Rows,
-    pair_P: jax.Array,
+    top_k: int,
     layout,
     act: Callable[[jax.Array, jax.Array], jax.Array],
     *,
@@ -126,7 +132,8 @@ def ffn(
     Args:
       x_TD: float32.
       slots_SR: records, float32 or bfloat16; donated where there is `host_ER`.
-      rows, pair_P: of `plan`, those of absent experts (`host_B`) first.
+      rows: of `plan`, those of absent experts (`host_B`) first.
+      top_k: K, pairs of a token.
       layout: of the records, a `RecordLayout`.
       act: combines gate and up, element by element; what Triton has.
       scale_P: float32, a factor of each pair; None: 1.
@@ -134,11 +141,9 @@ def ffn(
     Returns:
       (float32 `[P, D]`, arbitrary for pairs that were left out; the slots).
     """
-    P, parts = pair_P.size, layout.offsets
-    given = slots_SR, rows, pair_P, P // x_TD.shape[0]
+    P, parts = x_TD.shape[0] * top_k, layout.offsets
     mid_PF, slots_SR = _product(
-        x_TD,
-        *given,
+        *(x_TD, slots_SR, rows, top_k),
         (parts["gate"], parts["up"]),
         (parts.get("gate_bias"), parts.get("up_bias")),
         (P, layout.expert_dim),
@@ -146,8 +151,7 @@ def ffn(
         host_ER=host_ER,
     )
     return _product(
-        mid_PF,
-        *(slots_SR, rows, pair_P, given[-1]),
+        *(mid_PF, slots_SR, rows, top_k),
         (parts["down"],),
         (parts.get("down_bias"),),
         (P, layout.d_model),
@@ -160,7 +164,6 @@ def _product(
     x_NI,
     slots_SR,
     rows,
-    pair_P,
     top_k,
     firsts,
     biases,
@@ -174,12 +177,12 @@ def _product(
     """One launch: rows times one matrix, or two that `combine` makes one of."""
     width, outputs = x_NI.shape[1], shape[1]
     tile = tile or tile_of(width, len(firsts), slots_SR.dtype.itemsize)
-    tiles, B = pl.cdiv(outputs, tile.outputs), rows.row_B.size
+    tiles, B = pl.cdiv(outputs, tile.outputs), rows.record_B.size
     interpret = jax.default_backend() != "gpu"  # tests
     if interpret and host_ER is not None:
         host_ER = jax.device_put(host_ER, jax.memory.Space.Device)
-    given = {"rows": jnp.stack(rows), "x": x_NI, "slots": slots_SR}
-    given |= {"pairs": pair_P, "scale": scale_P, "host": host_ER}
+    given = {"x": x_NI, "slots": slots_SR, "scale": scale_P, "host": host_ER}
+    given |= rows._asdict()
     given = {name: array for name, array in given.items() if array is not None}
     out_shape = [jax.ShapeDtypeStruct(shape, jnp.float32)]
     aliases, misses, names = {}, 0, [*given, "out"]
@@ -201,8 +204,7 @@ def _product(
         @pl.when(number < misses)
         def _():
             ids_C = jnp.arange(pl.next_power_of_2(B), dtype=jnp.int32)
-            at_3 = jnp.full(ids_C.shape, 3, jnp.int32), jnp.minimum(ids_C, B - 1)
-            host_C = triton.load(refs["rows"].at[at_3])
+            host_C = triton.load(refs["host_B"].at[jnp.minimum(ids_C, B - 1)])
             absent = jnp.sum(((host_C >= 0) & (ids_C < B)).astype(jnp.int32))
             rounds = (absent * tiles - number + misses - 1) // misses
 
@@ -244,10 +246,15 @@ class _Part(NamedTuple):
     def run(self, block, number, from_host: bool) -> None:
         """Some outputs of a block's rows."""
         refs = self.refs
-        slot, row, count, host = (refs["rows"][part, block] for part in range(4))
-        wanted = count > 0
-        if "host" in refs and not from_host:
-            wanted &= host < 0
+        slot, row, host = refs["record_B"][block], block, None
+        if "row_B" in refs:
+            row, count = refs["row_B"][block], refs["count_B"][block]
+            wanted = count > 0
+        else:
+            wanted = (slot >= 0) & (slot < refs["slots"].shape[0])
+        if "host" in refs:
+            host = refs["host_B"][block]
+            wanted &= True if from_host else host < 0
         (P, outputs), sources = refs["out"].shape, refs["x"].shape[0]
 
         @pl.when(wanted)
@@ -272,7 +279,9 @@ class _Part(NamedTuple):
                     extra.append(bias_N.astype(jnp.float32))
 
             def add_row(index, carry):
-                pair = refs["pairs"][row + index]
+                pair = row + index
+                if "pair_P" in refs:
+                    pair = refs["pair_P"][pair]
                 source = pair if sources == P else pair // self.top_k
                 x_ref = refs["x"].at[jnp.full_like(columns_W, source), columns_W]
                 x_W = triton.load(x_ref, mask=is_in_W, other=0.0)
@@ -290,7 +299,7 @@ class _Part(NamedTuple):
                 triton.store(refs["out"].at[where_N], out_N, mask=is_out_N)
                 return carry
 
-            if P == self.top_k:  # one token, whose experts are all different
+            if P == self.top_k:  # one token
                 add_row(0, 0)
             else:
                 lax.fori_loop(0, count, add_row, 0)

@@ -61,7 +61,8 @@ def pair_rows(
     slot_P = jnp.where(slot_P < 0, S, slot_P)
     shape = T * K, layout.d_model
     if few.is_wanted(act):
-        given = *few.plan(slot_P, S), layout, act
+        slot_TK = jnp.where(slot_TK < 0, S, slot_TK)
+        given = few.plan(slot_TK, S), K, layout, act
         return few.ffn(x_TD, records_SR, *given, scale_P=scale_P)[0]
     if T == 1:  # whose experts are all different: a block each
         rows_P, here_P = jnp.arange(K, dtype=jnp.int32), slot_P < S

@@ -1,0 +1,140 @@
+"""The experts' kernel for few rows, interpreted: sums, places, absent experts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.kernels import few, grouped, native
+from moe_edge.model.experts import pair_rows, run_experts
+from moe_edge.model.layers import activate
+from moe_edge.model.record import RecordLayout
+from tests.support.expert_sums import numpy_sum
+
+E, K = 9, 3
+# The second fills no tile; the third has biases.
+LAYOUTS = [RecordLayout(64, 128), RecordLayout(20, 12), RecordLayout(48, 16, True)]
+TYPES = [np.float32, ml_dtypes.bfloat16]
+ACT = functools.partial(activate, kind="silu", limit=None)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(grouped, "suits", lambda weights: native.is_wanted())
+    monkeypatch.setattr(native, "suits", lambda rows, weights: False)
+    monkeypatch.setenv("MOE_EDGE_FEW_ROWS", "1")
+
+
+def make_case(layout, tokens, dtype, seed=0):
+    random = np.random.default_rng(seed)
+    x_TD = random.normal(size=(tokens, layout.d_model)).astype(np.float32)
+    # E means "no expert"; E - 1 is chosen by nobody.
+    ids_TK = [random.permutation([*range(E - 1), E])[:K] for _ in range(tokens)]
+    weights_TK = random.random((tokens, K)).astype(np.float32)
+    experts_ER = 0.2 * random.normal(size=(E, layout.size))
+    return x_TD, np.array(ids_TK, np.int32), weights_TK, experts_ER.astype(dtype)
+
+
+def expected(case, layout):
+    x_TD, ids_TK, weights_TK, experts_ER = case
+    weights_TK = np.where(ids_TK < E, weights_TK, 0)
+    ids_TK = np.minimum(ids_TK, E - 1)
+    return numpy_sum((x_TD, ids_TK, weights_TK, experts_ER.astype(np.float32)), layout)
+
+
+def step(function):
+    return jax.jit(native.within(function))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tokens", [1, 2, 7, 16])
+def test_sums_equal_numpy_without_rounding_rows(tokens, layout, dtype):
+    case = make_case(layout, tokens, dtype)
+    run = step(functools.partial(run_experts, layout=layout, method="pairs"))
+    want = expected(case, layout)
+    np.testing.assert_allclose(run(*case), want, atol=1e-6 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "clamped_swiglu"])
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_activations_equal_the_dense_form(tokens, activation):
+    case = make_case(LAYOUTS[2], tokens, np.float32)
+    limit = 0.3 if activation == "clamped_swiglu" else None
+    options = {"layout": LAYOUTS[2], "activation": activation, "swiglu_limit": limit}
+    want_TD = run_experts(*case, **options, method="dense")
+    found_TD = step(functools.partial(run_experts, **options, method="pairs"))(*case)
+    atol = 1e-6 * np.abs(want_TD).max()
+    np.testing.assert_allclose(found_TD, want_TD, rtol=0, atol=atol)
+
+
+def test_rows_of_one_expert_stand_in_one_block():
+    record_TK = jnp.asarray([[5, 2], [9, 2], [5, 1]], jnp.int32)
+    host_TK = jnp.asarray([[-1, 7], [-1, 7], [-1, 3]], jnp.int32)
+    rows = few.plan(record_TK, 9, host_TK)
+    count_B = np.asarray(rows.count_B)
+    blocks = {
+        int(slot): (sorted(np.asarray(rows.pair_P)[row : row + count].tolist()), host)
+        for slot, row, count, host in zip(
+            *(np.asarray(each).tolist() for each in rows[:4]), strict=True
+        )
+        if count
+    }
+    assert blocks == {2: ([1, 3], 7), 1: ([5], 3), 5: ([0, 4], -1)}
+    assert (np.asarray(rows.host_B)[:2] >= 0).all() and (count_B[:3] > 0).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_absent_experts_are_computed_from_the_host_and_kept(layout, dtype, tokens):
+    x_TD, ids_TK, weights_TK, host_ER = make_case(layout, tokens, dtype)
+    S = E + 2
+    # Expert e belongs into slot e + 1; the odd ones are there.
+    slots_SR = np.full((S, layout.size), np.nan, np.float32).astype(dtype)
+    slots_SR[2 : E + 1 : 2] = host_ER[1:E:2]
+    slot_TK = np.where(ids_TK < E, ids_TK + 1, S).astype(np.int32)
+    absent_TK = (ids_TK % 2 == 0) & (ids_TK < E)
+    host_TK = np.where(absent_TK, ids_TK, -1).astype(np.int32)
+
+    @step
+    def run(x_TD, slots_SR, slot_TK, host_TK, host_ER):
+        rows = few.plan(slot_TK, S, host_TK)
+        return few.ffn(x_TD, slots_SR, rows, K, layout, ACT, host_ER=host_ER)
+
+    got_PD, after_SR = run(x_TD, slots_SR, slot_TK, host_TK, host_ER)
+    all_there = np.concatenate([host_ER[:1], host_ER, host_ER[:1]])
+    whole = functools.partial(pair_rows, layout=layout, act=ACT)
+    want_PD = step(whole)(x_TD, slot_TK, jnp.asarray(all_there))
+    is_real = (ids_TK < E).reshape(-1)
+    np.testing.assert_array_equal(np.asarray(got_PD)[is_real], want_PD[is_real])
+    parts = sum(np.prod(shape) for shape in layout.shapes.values())
+    for slot in range(S):
+        expert = slot - 1
+        arrived = expert in ids_TK[absent_TK]
+        want_R = host_ER[expert] if arrived else slots_SR[slot]
+        found_R = np.asarray(after_SR[slot])
+        same = np.float32(found_R[:parts]), np.float32(want_R[:parts])
+        np.testing.assert_array_equal(*same)
+
+
+def test_other_values_of_the_variable_are_refused(monkeypatch):
+    monkeypatch.setenv("MOE_EDGE_FEW_ROWS", "yes")
+    case = make_case(LAYOUTS[0], 1, np.float32)
+    run = functools.partial(run_experts, layout=LAYOUTS[0], method="pairs")
+    with pytest.raises(ConfigError, match="MOE_EDGE_FEW_ROWS 'yes'; known: 0, 1"):
+        step(run)(*case)
+
+
+@pytest.mark.parametrize("width", [20, 1024, 1408, 2048, 2880, 7168])
+def test_a_thread_holds_no_more_weights_than_fit(width):
+    for matrices in (1, 2):
+        for itemsize in (2, 4):
+            tile = few.tile_of(width, matrices, itemsize)
+            assert tile.outputs & (tile.outputs - 1) == 0
+            held = tile.outputs * matrices * width * itemsize / 2 / (32 * tile.warps)
+            assert held <= 2 * few.WEIGHTS or tile.outputs == 1
