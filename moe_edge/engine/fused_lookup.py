@@ -25,15 +25,14 @@ def own_choice(policy: EvictionPolicy) -> str | None:
 
 def look_up(
     device: DeviceCache, cache: Cache, layer: int, ids_TK, scores_TE
-) -> tuple[Cache, few.Rows, jax.Array]:
+) -> tuple[Cache, few.Rows]:
     """As `DeviceCache.acquire`, but for the records, which are still to be moved.
 
     Args:
       device: whose policy has no `own_choice`.
       cache: see `acquire`; so are all others.
     Returns:
-      (cache, whose slots are as they were; rows of each slot, pairs in their order, as
-      of `few.plan`).
+      (cache, whose slots are as they were; the rows of each slot, as of `few.plan`).
     """
     policy, state, slot_N = device.policy, cache.policy, cache.slot_N
     if is_own := type(policy).touch is not EvictionPolicy.touch:
@@ -41,10 +40,12 @@ def look_up(
     value_S = policy.value(state)
     is_float = value_S is None or value_S.dtype == jnp.float32
     if ids_TK.size > lookup.MOST_PAIRS or not is_float:
+        T, K = ids_TK.shape
         cache, slot_P, host_P = look_up_by_xla(device, cache, layer, ids_TK, scores_TE)
-        return cache, *few.plan(slot_P, device.spec.num_slots, host_P)
+        where = slot_P.reshape(T, K), device.spec.num_slots, host_P.reshape(T, K)
+        return cache, few.plan(*where)
     tables = lookup.Tables(state["key_S"], state["last_B"], slot_N, cache.counts_L3)
-    tables, rows, pair_P = lookup.look_up(
+    tables, rows = lookup.look_up(
         tables,
         layer,
         cache.step,
@@ -58,7 +59,7 @@ def look_up(
     if not is_own:
         state["clock"] = 2 * (cache.step * device.spec.num_layers + layer)
     state = {"policy": state, "slot_N": tables.slot_B, "counts_L3": tables.counts_L3}
-    return cache._replace(**state), rows, pair_P
+    return cache._replace(**state), rows
 
 
 def look_up_by_xla(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):

@@ -113,9 +113,9 @@ class ZeroCopy:
     def _run_wave(self, cache: Cache, layer: int, hidden_TD, routing, host_ER):
         ids_TK, weights_TK, scores_TE = routing
         given = ids_TK, scores_TE
-        cache, rows, pair_P = look_up(self._device, cache, layer, *given)
+        cache, rows = look_up(self._device, cache, layer, *given)
         rows_PD, slots_SR = few.ffn(
-            *(hidden_TD, cache.slots_SR, rows, pair_P),
+            *(hidden_TD, cache.slots_SR, rows, ids_TK.shape[1]),
             *(self._layout, self._act),
             scale_P=weights_TK.reshape(-1),
             host_ER=host_ER,

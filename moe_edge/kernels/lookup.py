@@ -18,7 +18,6 @@ from moe_edge.kernels.few import Rows
 
 MOST_PAIRS = 128  # which are compared with each other in registers
 NEVER = jnp.iinfo(jnp.int32).max
-FIELDS = len(Rows._fields)
 
 
 class Tables(NamedTuple):
@@ -40,7 +39,7 @@ def look_up(
     scores_TE: jax.Array,
     value_S: jax.Array | None,
     is_touched: bool,
-) -> tuple[Tables, Rows, jax.Array]:
+) -> tuple[Tables, Rows]:
     """Finds the slots of chosen experts, and a victim's slot for each absent one.
 
     Args:
@@ -53,7 +52,7 @@ def look_up(
       value_S: float32, what slots hold is given up in this order; None: by last use.
       is_touched: `last_B` knows of this use already.
     Returns:
-      (tables; rows of each slot and pairs in their order, as of `few.plan`).
+      (tables; the rows of each slot, as of `few.plan`).
     """
     (T, K), E, L = ids_TK.shape, scores_TE.shape[1], tables.counts_L3.shape[0]
     P, S, B = T * K, tables.key_S.size, tables.last_B.size
@@ -64,11 +63,13 @@ def look_up(
     first = len(given)
     given |= tables._asdict()
     outs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in tables]
-    outs += [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((FIELDS, P), (P,))]
+    outs += [jax.ShapeDtypeStruct((P,), jnp.int32)] * len(Rows._fields)
 
     def kernel(*refs):
         before = dict(zip(given, refs, strict=False))
-        key_ref, last_ref, slot_ref, counts_ref, rows_ref, pair_ref = refs[len(given) :]
+        refs = refs[len(given) :]
+        key_ref, last_ref, slot_ref, counts_ref = refs[: len(tables)]
+        rows = Rows(*refs[len(tables) :])
         clock = 2 * (before["step"][0] * L + layer)
 
         # The pairs: of each expert the first one stands for it.
@@ -160,17 +161,15 @@ def look_up(
         earlier_P = _count(comes_1P & is_before_PP)
         block_P = jnp.where(comes_P, earlier_P, misses + pairs_P - earlier_P)
         row_P = _count(ids_P[None] < ids_P[:, None])
-        rows_P = Rows(
-            jnp.where(is_first_P, slot_P, 0),
-            row_P,
-            jnp.where(is_first_P, _count(is_same_PP), 0),
-            jnp.where(comes_P, ids_P, -1),
-        )
-        for field, array_P in enumerate(rows_P):
-            at_P = rows_ref.at[jnp.full_like(block_P, field), block_P]
-            triton.store(at_P, array_P, mask=is_pair_P)
+        for ref, array_P in (
+            (rows.record_B, jnp.where(is_first_P, slot_P, 0)),
+            (rows.row_B, row_P),
+            (rows.count_B, jnp.where(is_first_P, _count(is_same_PP), 0)),
+            (rows.host_B, jnp.where(comes_P, ids_P, -1)),
+        ):
+            triton.store(ref.at[block_P], array_P, mask=is_pair_P)
         place_P = row_P + _count(is_same_PP & is_before_PP)
-        triton.store(pair_ref.at[place_P], pairs_P, mask=is_pair_P)
+        triton.store(rows.pair_P.at[place_P], pairs_P, mask=is_pair_P)
 
     warps = 4 if max(width, lanes**2 // 16) <= 512 else 8 if width <= 4096 else 16
     found = pl.pallas_call(
@@ -182,8 +181,7 @@ def look_up(
         interpret=jax.default_backend() != "gpu",  # tests
         name="moe_edge_look_up",
     )(*given.values())
-    tables, rows_4P, pair_P = Tables(*found[:4]), found[4], found[5]
-    return tables, Rows(*(rows_4P[field] for field in range(FIELDS))), pair_P
+    return Tables(*found[: len(tables)]), Rows(*found[len(tables) :])
 
 
 def _count(is_it_PP) -> jax.Array:

@@ -61,7 +61,7 @@ def check_equal(device, tokens, chosen=K, steps=30, seed=0):
         cache = cache._replace(step=jnp.int32(step))
         given = ids_TK, scores_TE
         want, fetched_E = acquire(cache, jnp.int32(layer), *given, records_LER[layer])
-        got, rows, pair_P = jax.tree.map(np.asarray, at_once(cache, layer, *given))
+        got, rows = jax.tree.map(np.asarray, at_once(cache, layer, *given))
         for name, array in want.policy.items():
             np.testing.assert_array_equal(got.policy[name], array, err_msg=name)
         np.testing.assert_array_equal(got.slot_N[:-1], want.slot_N[:-1])
@@ -74,18 +74,19 @@ def check_equal(device, tokens, chosen=K, steps=30, seed=0):
         slots_SR[rows.record_B[comes_B]] = records_LER[layer][rows.host_B[comes_B]]
         np.testing.assert_array_equal(slots_SR, want.slots_SR)
         expert_S = np.append(slots_SR[:, 0] - layer * experts, experts)
-        check_rows(rows, pair_P, ids_TK.reshape(-1), expert_S, experts)
+        check_rows(rows, ids_TK.reshape(-1), expert_S, experts)
         seen += len(moved_E), len(moved_E) > 1
         cache = want
     assert seen[0] > steps // 2 and seen[1] > 3
     return seen
 
 
-def check_rows(rows, pair_P, ids_P, expert_S, experts):
+def check_rows(rows, ids_P, expert_S, experts):
     """Each pair is computed once, from the slot of its expert; padding is not."""
+    pair_P = rows.pair_P
     np.testing.assert_array_equal(np.sort(pair_P), np.arange(ids_P.size))
     found_P, slots = np.full(ids_P.size, experts), []
-    for slot, row, count, _ in zip(*rows, strict=True):
+    for slot, row, count in zip(*rows[:3], strict=True):
         here = pair_P[row : row + count]
         assert (found_P[here] == experts).all() and len(here) == count
         found_P[here] = expert_S[slot]

@@ -144,8 +144,9 @@ def programs_of(run: Callable[[], Any]) -> list[Call]:
     def product(x_TI, records_SR, first, blocks, tiles, outputs, **_):
         return jnp.zeros(outputs) if isinstance(outputs, tuple) else outputs
 
-    def few_ffn(x_TD, slots_SR, rows, pair_P, *_, **options):
-        return jnp.zeros((pair_P.size, x_TD.shape[1]), jnp.float32), slots_SR
+    def few_ffn(x_TD, slots_SR, rows, top_k, *_, **options):
+        pairs = x_TD.shape[0] * top_k
+        return jnp.zeros((pairs, x_TD.shape[1]), jnp.float32), slots_SR
 
     def interpreted(function):
         def run(*given, **options):
