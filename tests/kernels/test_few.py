@@ -111,7 +111,9 @@ def test_absent_experts_are_computed_from_the_host_and_kept(layout, dtype, token
     whole = functools.partial(pair_rows, layout=layout, act=ACT)
     want_PD = step(whole)(x_TD, slot_TK, jnp.asarray(all_there))
     is_real = (ids_TK < E).reshape(-1)
-    np.testing.assert_array_equal(np.asarray(got_PD)[is_real], want_PD[is_real])
+    got_PD, want_PD = np.asarray(got_PD)[is_real], np.asarray(want_PD)[is_real]
+    # XLA:CPU may join roundings of one program and not of the other.
+    np.testing.assert_allclose(got_PD, want_PD, atol=1e-6 * np.abs(want_PD).max())
     parts = sum(np.prod(shape) for shape in layout.shapes.values())
     for slot in range(S):
         expert = slot - 1
@@ -130,11 +132,17 @@ def test_other_values_of_the_variable_are_refused(monkeypatch):
         step(run)(*case)
 
 
-@pytest.mark.parametrize("width", [20, 1024, 1408, 2048, 2880, 7168])
-def test_a_thread_holds_no_more_weights_than_fit(width):
-    for matrices in (1, 2):
-        for itemsize in (2, 4):
-            tile = few.tile_of(width, matrices, itemsize)
-            assert tile.outputs & (tile.outputs - 1) == 0
-            held = tile.outputs * matrices * width * itemsize / 2 / (32 * tile.warps)
-            assert held <= 2 * few.WEIGHTS or tile.outputs == 1
+@pytest.mark.parametrize(
+    "width, matrices, itemsize, want",
+    [
+        (2048, 2, 2, (1, 1)),
+        (1024, 1, 2, (4, 1)),
+        (1408, 1, 2, (2, 1)),
+        (2880, 2, 2, (1, 2)),
+        (7168, 2, 2, (1, 4)),
+        (2048, 2, 4, (1, 2)),
+        (20, 1, 2, (16, 1)),
+    ],
+)
+def test_a_thread_holds_as_many_weights_as_fit(width, matrices, itemsize, want):
+    assert few.tile_of(width, matrices, itemsize) == want
