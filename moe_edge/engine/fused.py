@@ -23,6 +23,7 @@ from moe_edge.engine.base import Engine, refuse_deterministic, refuse_rows
 from moe_edge.engine.expert_state import ExpertState, Moved
 from moe_edge.engine.fused_cache import Cache, Counting, Counts, DeviceCache
 from moe_edge.engine.fused_waves import run_through_slots
+from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.programs import Programs, count_compiled, jit_step
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
@@ -43,8 +44,10 @@ class FusedEngine(Engine):
       spec: layers, experts and slots of the cache.
       policy: who leaves a full cache; must run inside jit.
       route: chooses what is computed in decoding (None: the model's own choice).
+      zero_copy: decode steps run by `fused_zero_copy` where they can.
     Raises:
-      ConfigError: a spec that does not fit the model, or a policy for the host.
+      ConfigError: a spec that does not fit the model, a policy for the host, or
+        zero_copy where no kernel can.
       CapacityError: a MoE layer without a slot.
     """
 
@@ -56,6 +59,7 @@ class FusedEngine(Engine):
         policy: EvictionPolicy,
         *,
         route: RoutePolicy | None = None,
+        zero_copy: bool = False,
     ):
         config = weights.config
         moe, layout = config.moe, RecordLayout.of(config)
@@ -79,6 +83,7 @@ class FusedEngine(Engine):
             Programs(config),
         )
         self._cache_of = DeviceCache(spec, policy, config.moe_layers)
+        self._zero_copy = ZeroCopy(self._cache_of, config) if zero_copy else None
         self._route = route or TopK()
         self._windows = self.put(self._windows)
         self._layer_ids = self.put([*np.arange(config.num_layers, dtype=np.int32)])
@@ -159,8 +164,14 @@ class FusedEngine(Engine):
         return mode | {
             "slots": spec.num_slots,
             "eviction": policy.name,
+            "zero_copy": self._zero_copy is not None and not self.remarks(),
             **self.movement(),
         }
+
+    def remarks(self) -> list[str]:
+        if self._zero_copy is None or (why := self._zero_copy.hindrance) is None:
+            return []
+        return [f"zero_copy is off, experts are fetched by a loop: {why}"]
 
     def put(self, tree):
         """Says where arrays are, without a copy.
@@ -184,15 +195,13 @@ class FusedEngine(Engine):
         if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
             state, routing = self._reroute(state, layer, routing)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)
-        state, y_TD = run_through_slots(
-            self._cache_of,
-            self.programs.waves_of(hidden_TD.shape[0], host_ER.dtype),
-            state,
-            layer,
-            hidden_TD,
-            routing._replace(scores_TE=shares_TE),
-            host_ER,
-        )
+        wanted, zero_copy = routing._replace(scores_TE=shares_TE), self._zero_copy
+        given = state, layer, hidden_TD, wanted, host_ER
+        if zero_copy is not None and zero_copy.suits(layer, wanted.ids_TK):
+            state, y_TD = zero_copy.run(*given)
+        else:
+            waves = self.programs.waves_of(hidden_TD.shape[0], host_ER.dtype)
+            state, y_TD = run_through_slots(self._cache_of, waves, *given)
         return state, add_experts(x, seam(y_TD), shared_TD), kv, routing
 
     def _reroute(self, state: Cache, layer, routing):

@@ -99,6 +99,13 @@ class DeviceCache:
         E = self.spec.num_experts
         return lax.dynamic_slice(cache.slot_N, (layer * E,), (E,))
 
+    def touch(self, cache: Cache, layer, ids_TK, scores_TE) -> tuple[State, jax.Array]:
+        """The policy's state and the table once it has seen a look-up."""
+        state = self.policy.touch(cache.policy, layer, ids_TK, scores_TE, cache.step)
+        if not self.policy.forgets:
+            return state, cache.slot_N
+        return state, _read_back(cache.slot_N, state["key_S"])
+
     def acquire(
         self, cache: Cache, layer, ids_TK, scores_TE, host_ER
     ) -> tuple[Cache, jax.Array]:
@@ -123,9 +130,8 @@ class DeviceCache:
             urgency_E = -rank_E.astype(jnp.float32)
         else:
             urgency_E = jnp.max(jnp.where(chosen_TE, scores_TE, -jnp.inf), axis=0)
-        state = self.policy.touch(cache.policy, layer, ids_TK, scores_TE, cache.step)
-        if self.policy.forgets:
-            cache = cache._replace(slot_N=_read_back(cache.slot_N, state["key_S"]))
+        state, slot_N = self.touch(cache, layer, ids_TK, scores_TE)
+        cache = cache._replace(slot_N=slot_N)
         missing_E = wanted_E & (self.slots_of(cache, layer) < 0)
 
         owner_S = jnp.asarray(self.spec.layer_S, jnp.int32)

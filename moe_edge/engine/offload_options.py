@@ -68,6 +68,9 @@ class OffloadOptions:
     link_bytes_per_s: float | None = None  # of an emulated link; None: the real one
     link_latency_s: float = 0.0
     asynchronous: bool = True  # False: each transfer at once (the serial reference)
+    # Of mode fused on a GPU: decode steps compute absent experts while they arrive
+    # (engine/fused_zero_copy.py) instead of fetching them by a loop.
+    zero_copy: bool = False
 
     def __post_init__(self):
         """Refuses what no model could run with.
@@ -101,6 +104,11 @@ class OffloadOptions:
         if self.mode == "fused" and self.layered_only:
             wrong = ", ".join(self.layered_only)
             raise ConfigError(f"mode fused has no {wrong}; use mode layered")
+        if self.zero_copy and self.mode == "layered":
+            raise ConfigError(
+                "zero_copy is True and the mode layered, whose experts are transferred "
+                "before they are computed; use mode fused"
+            )
 
     @property
     def has_shadow(self) -> bool:

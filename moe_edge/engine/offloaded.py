@@ -14,6 +14,7 @@ from moe_edge.engine.backends import HostBackend
 from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.follower import LocalShadow
 from moe_edge.engine.fused import FusedEngine
+from moe_edge.engine.fused_zero_copy import check_zero_copy
 from moe_edge.engine.inline import stay_awake
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
@@ -159,6 +160,13 @@ def check_offload(
     backend = jax.default_backend()
     mode = options.choose_mode(backend, recorded)
     check_limit(pinned_gib(reader, options, mode), backend)
+    if options.zero_copy:
+        if mode != "fused":
+            raise ConfigError(
+                f"zero_copy is True and mode {options.mode} is {mode} here; it is of "
+                "mode fused: use that, or leave it out"
+            )
+        check_zero_copy(config)
     return context
 
 
@@ -289,7 +297,8 @@ def assemble(
             )
         check_traceable(config, spec, policy, route)
         hosts = hosts or store.pin_layers(config.num_layers)
-        engine = FusedEngine(weights, hosts, spec, policy, route=route)
+        given = {"route": route, "zero_copy": options.zero_copy}
+        engine = FusedEngine(weights, hosts, spec, policy, **given)
     else:
         cache = SlotCache(spec, policy)
         stay_awake()

@@ -17,10 +17,15 @@ from jax.experimental.pallas import triton
 from moe_edge.kernels import native
 
 
-def are_wanted() -> bool:
-    """Whether programs are to use Triton kernels here."""
+def are_possible() -> bool:
+    """Whether there may be Triton kernels: a GPU, and not asked to leave them out."""
     chosen = os.environ.get("MOE_EDGE_KERNELS")
-    return native.is_wanted() and jax.default_backend() == "gpu" and chosen != "xla"
+    return jax.default_backend() == "gpu" and chosen != "xla"
+
+
+def are_wanted() -> bool:
+    """Whether the program that is traced is to use Triton kernels."""
+    return native.is_wanted() and are_possible()
 
 
 def per_row(

@@ -34,12 +34,15 @@ def run_pairs(x_TD, slot_TK, weights_TK, records_SR, layout, act, start_TD):
     """`start_TD` plus the weighted outputs of pairs, in order of rank."""
     given = x_TD, slot_TK, records_SR, layout, act
     rows_PD = pair_rows(*given, weights_TK.reshape(-1))
-    rows_TKD = rows_PD.reshape(*slot_TK.shape, -1)
-    y_TD = start_TD
-    for rank in range(slot_TK.shape[1]):
-        slot_T1 = slot_TK[:, rank, None]
-        here_T1 = (slot_T1 >= 0) & (slot_T1 < records_SR.shape[0])
-        y_TD = y_TD + jnp.where(here_T1, rows_TKD[:, rank], 0.0)
+    is_here_TK = (slot_TK >= 0) & (slot_TK < records_SR.shape[0])
+    return add_ranks(start_TD, rows_PD, is_here_TK)
+
+
+def add_ranks(start_TD, rows_PD, is_here_TK) -> jax.Array:
+    """`start_TD` plus the rows of pairs that are here, in order of rank."""
+    rows_TKD, y_TD = rows_PD.reshape(*is_here_TK.shape, -1), start_TD
+    for rank in range(is_here_TK.shape[1]):
+        y_TD = y_TD + jnp.where(is_here_TK[:, rank, None], rows_TKD[:, rank], 0.0)
     return y_TD
 
 

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ import ml_dtypes
 import pytest
 
 from moe_edge.convert.families import config_from_hf
+from moe_edge.engine.fused_cache import DeviceCache
+from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
@@ -18,9 +21,12 @@ from moe_edge.model.config import ACTIVATIONS
 from moe_edge.model.experts import run_experts
 from moe_edge.model.kv_cache import empty_caches
 from moe_edge.model.record import RecordLayout
+from moe_edge.model.router import Routing
 from moe_edge.model.shapes import layer_shapes
 from moe_edge.model.transformer import make_chunk
+from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.studies.speed.models import olmoe_config
+from tests.support.gpu_kernels import as_on_a_gpu
 from tests.support.layered import BLOCKS, StoreReader, forced_logits
 from tests.support.tiny_models import ALL, random_prompts, random_weights
 
@@ -35,6 +41,7 @@ TRITON = "__gpu$xla.gpu.triton"
 EXPERTS = "moe_edge_grouped/pallas_call"
 # Kernels of a layer at batch 1 in the shape of OLMoE-1B-7B. Each costs some 5 us there.
 MOST_LAUNCHES = 18
+LOOK_UP, FEW = "moe_edge_look_up/pallas_call", "moe_edge_few/pallas_call"
 TOKENS = (1, 5, 40, 400)
 
 
@@ -62,6 +69,66 @@ def test_offloaded(name, mode):
     texts = compile_all(programs_of(run))
     in_host_memory = "S(5)"
     assert any(in_host_memory in text for text in texts) == (mode == "fused")
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (20,)])
+@pytest.mark.parametrize("name", ["gqa", "gpt_oss"])
+def test_steps_without_copies_have_no_loop(name, lengths):
+    slots = 2 * len(lengths) * ALL[name].moe.top_k
+    share = {"device_memory": f"{100 * slots / BLOCKS}%", "slot_plan": "equal"}
+    options = OffloadOptions(mode="fused", zero_copy=True, **share)
+
+    def run():
+        reader = StoreReader(ALL[name], dtype=ml_dtypes.bfloat16)
+        with make_offloaded(reader, options) as engine:
+            forced_logits(engine, random_prompts(ALL[name], lengths), 2)
+
+    calls = programs_of(run)
+    (text,) = compile_all([call for call in calls if "_decode_step" in f"{call}"])
+    check_zero_copy(text, RecordLayout.of(ALL[name]).size)
+
+
+def check_zero_copy(text, size):
+    """A step that reads the host where it is and waits for nothing."""
+    assert "S(5)" in text and LOOK_UP in text and FEW in text
+    for loop in ("while", "conditional", "custom-call-start"):
+        assert f" {loop}(" not in text
+    moved = re.findall(rf"\[\d+,{size}\]\S* (copy\S*|fusion)\(", text)
+    assert not moved
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_launches_of_a_layer_without_copies(tokens):
+    """The look-up, two products and the sum, at any number of rows."""
+    layers, sizes = 2, {"hidden": 2048, "heads": 16}
+    config = config_from_hf(olmoe_config(16, "bfloat16", **sizes))
+    E, K, size = config.moe.num_experts, config.moe.top_k, RecordLayout.of(config).size
+    device = DeviceCache(CacheSpec(16, E, K, 512 * (-1,)), get_policy("lru"), (0, 1))
+    shape, pinned = jax.ShapeDtypeStruct, jax.devices("cpu")[0]
+    pinned = jax.sharding.SingleDeviceSharding(pinned, memory_kind="pinned_host")
+    host_ER = shape((E, size), jnp.bfloat16, sharding=pinned)
+    with as_on_a_gpu():
+        zero_copy = ZeroCopy(device, config)
+
+    def step(cache, x_TD, routings, hosts):
+        cache = cache._replace(step=cache.step + 1)
+        for layer in range(layers):
+            given = routings[layer], hosts[layer]
+            cache, y_TD = zero_copy.run(cache, layer, x_TD, *given)
+            x_TD = x_TD + y_TD
+        return cache, x_TD
+
+    cache = jax.eval_shape(device.empty, shape((512, size), jnp.bfloat16))
+    ids, weights = (shape((tokens, K), each) for each in (jnp.int32, jnp.float32))
+    routing = Routing(ids, weights, shape((tokens, E), jnp.float32))
+    x_TD = shape((tokens, config.d_model), jnp.float32)
+    args = cache, x_TD, layers * [routing], layers * [host_ER]
+    (text,) = compile_all([Call(native.within(step), {"donate_argnums": 0}, args, {})])
+    check_zero_copy(text, size)
+    found = launches(text)
+    assert sum(TRITON in launch for launch in found) == 3 * layers
+    # Two more: what slots each layer may use, and the time.
+    assert len(found) <= 4 * layers + 2, found
 
 
 @pytest.mark.parametrize(

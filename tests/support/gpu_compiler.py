@@ -16,7 +16,7 @@ import pytest
 from jax._src import compiler
 from jax.experimental import topologies
 
-from moe_edge.kernels import grouped, rows
+from moe_edge.kernels import few, grouped, lookup, rows
 from tests.support.gpu_kernels import as_on_a_gpu
 from tests.support.some_gpu import on_some_gpu
 
@@ -144,15 +144,24 @@ def programs_of(run: Callable[[], Any]) -> list[Call]:
     def product(x_TI, records_SR, first, blocks, tiles, outputs, **_):
         return jnp.zeros(outputs) if isinstance(outputs, tuple) else outputs
 
-    def interpreted(*given, per_row=rows.per_row):
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(jax, "default_backend", lambda: "cpu")
-            return per_row(*given)
+    def few_ffn(x_TD, slots_SR, rows, top_k, *_, **options):
+        pairs = x_TD.shape[0] * top_k
+        return jnp.zeros((pairs, x_TD.shape[1]), jnp.float32), slots_SR
+
+    def interpreted(function):
+        def run(*given, **options):
+            with pytest.MonkeyPatch.context() as inner:
+                inner.setattr(jax, "default_backend", lambda: "cpu")
+                return function(*given, **options)
+
+        return run
 
     with as_on_a_gpu() as patch:
         patch.setattr(jax, "jit", jit)
-        patch.setattr(rows, "per_row", interpreted)
+        for module, name in ((rows, "per_row"), (lookup, "look_up")):
+            patch.setattr(module, name, interpreted(getattr(module, name)))
         patch.setattr(grouped, "product", product)
+        patch.setattr(few, "ffn", few_ffn)
         run()
     return list(calls.values())
 

@@ -27,7 +27,8 @@ def interpreted_kernels(parts: str | None) -> Iterator[pytest.MonkeyPatch]:
     """As on a GPU, with rows that meet bfloat16 in so many parts; None: the default."""
 
     def interpreted(*args, call=pl.pallas_call, **options):
-        return call(*args, **options | {"interpret": True})
+        function = call(*args, **options | {"interpret": True})
+        return lambda *operands: function(*map(_on_device, operands))
 
     with as_on_a_gpu() as patch:
         patch.setattr(pl, "pallas_call", interpreted)
@@ -37,6 +38,12 @@ def interpreted_kernels(parts: str | None) -> Iterator[pytest.MonkeyPatch]:
         else:
             patch.setenv("MOE_EDGE_PARTS", parts)
         yield patch
+
+
+def _on_device(operand):
+    """A kernel reads the host's memory where it lies; JAX's interpreter does not."""
+    is_on_host = jax.typeof(operand).memory_space == jax.memory.Space.Host
+    return jax.device_put(operand, jax.memory.Space.Device) if is_on_host else operand
 
 
 def default_models_perplexity(text: str, tokens: int, parts: str | None) -> Perplexity:

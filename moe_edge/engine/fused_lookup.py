@@ -1,0 +1,138 @@
+"""A layer's look-up without a loop: all misses get their victims together.
+
+The loop of `fused_cache.acquire` asks the policy for a victim a miss. Where a policy
+has neither a `victim` nor a `gave_up` of its own, the slots have one order for a whole
+look-up: what has come in meanwhile is wanted, so protected, and nothing else changes.
+So the miss of urgency rank m takes the unprotected slot of rank m, with the results of
+the loop, and what is to be computed is known before any record has moved.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.kernels import few, lookup
+from moe_edge.offload.evict_base import EvictionPolicy
+
+
+def own_choice(policy: EvictionPolicy) -> str | None:
+    """The method by which a policy chooses victims one by one; None: it has none."""
+    for name in ("victim", "gave_up"):
+        if getattr(type(policy), name) is not getattr(EvictionPolicy, name):
+            return name
+    return None
+
+
+def look_up(
+    device: DeviceCache, cache: Cache, layer: int, ids_TK, scores_TE
+) -> tuple[Cache, few.Rows]:
+    """As `DeviceCache.acquire`, but for the records, which are still to be moved.
+
+    Args:
+      device: whose policy has no `own_choice`.
+      cache: see `acquire`; so are all others.
+    Returns:
+      (cache, whose slots are as they were; the rows of each slot, as of `few.plan`).
+    """
+    policy, state, slot_N = device.policy, cache.policy, cache.slot_N
+    if is_own := type(policy).touch is not EvictionPolicy.touch:
+        state, slot_N = device.touch(cache, layer, ids_TK, scores_TE)
+    value_S = policy.value(state)
+    is_float = value_S is None or value_S.dtype == jnp.float32
+    if ids_TK.size > lookup.MOST_PAIRS or not is_float:
+        T, K = ids_TK.shape
+        cache, slot_P, host_P = look_up_by_xla(device, cache, layer, ids_TK, scores_TE)
+        where = slot_P.reshape(T, K), device.spec.num_slots, host_P.reshape(T, K)
+        return cache, few.plan(*where)
+    tables = lookup.Tables(state["key_S"], state["last_B"], slot_N, cache.counts_L3)
+    tables, rows = lookup.look_up(
+        tables,
+        layer,
+        cache.step,
+        ids_TK,
+        jnp.asarray(device.spec.layer_S, jnp.int32),
+        scores_TE=scores_TE,
+        value_S=value_S,
+        is_touched=is_own,
+    )
+    state = state | {"key_S": tables.key_S, "last_B": tables.last_B}
+    if not is_own:
+        state["clock"] = 2 * (cache.step * device.spec.num_layers + layer)
+    state = {"policy": state, "slot_N": tables.slot_B, "counts_L3": tables.counts_L3}
+    return cache._replace(**state), rows
+
+
+def look_up_by_xla(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
+    """The same of any number of pairs.
+
+    Returns:
+      (cache; int32 `[P]`, the slot of each pair's expert, S for none; int32 `[P]`, the
+      expert that the slot is to be filled with, -1: it holds it).
+    """
+    (T, K), E, S = ids_TK.shape, device.spec.num_experts, device.spec.num_slots
+    state, slot_N = device.touch(cache, layer, ids_TK, scores_TE)
+    ids_P, pairs_P = ids_TK.reshape(-1), jnp.arange(T * K, dtype=jnp.int32)
+    is_real_P = ids_P < E
+    key_P = jnp.where(is_real_P, layer * E + ids_P, -2)
+    slot_P = jnp.where(is_real_P, slot_N[key_P], S)
+    is_same_PP = ids_P[:, None] == ids_P[None]
+    is_earlier_PP = is_same_PP & (pairs_P[None] < pairs_P[:, None])
+    is_first_P = is_real_P & ~jnp.any(is_earlier_PP, axis=1)
+    is_miss_P = slot_P < 0
+    comes_P = is_first_P & is_miss_P
+    misses, chosen = _count(comes_P), _count(is_first_P)
+    if T == 1:  # the order of its choice
+        urgency_P = -pairs_P.astype(jnp.float32)
+    else:
+        score_P = scores_TE[pairs_P // K, jnp.minimum(ids_P, E - 1)]
+        urgency_P = jnp.max(jnp.where(is_same_PP, score_P[None], -jnp.inf), axis=1)
+    is_sooner_PP = urgency_P[None] > urgency_P[:, None]
+    is_tie_PP = urgency_P[None] == urgency_P[:, None]
+    is_sooner_PP |= is_tie_PP & (ids_P[None] < ids_P[:, None])
+    miss_P = _count(comes_P[None] & is_sooner_PP, 1)
+
+    key_S, owner_S = state["key_S"], jnp.asarray(device.spec.layer_S, jnp.int32)
+    kept_S = jnp.any(key_S[:, None] == key_P[None], axis=1)
+    free_S = ~(kept_S | (owner_S >= 0) & (owner_S != layer))
+    victim_S = _order(device.policy, state, free_S)
+    taken_S = free_S & (victim_S < misses)
+    gone_S = jnp.where(taken_S, key_S, -1)
+
+    # Who enters where, by comparing all with all: a scatter may be a loop.
+    slots_S = jnp.arange(S, dtype=jnp.int32)
+    enters_PS = is_miss_P[:, None] & taken_S[None] & (victim_S[None] == miss_P[:, None])
+    new_P = jnp.sum(jnp.where(enters_PS, slots_S[None], 0), axis=1)
+    new_S = jnp.max(jnp.where(enters_PS, key_P[:, None], -1), axis=0)
+    numbers_N = jnp.arange(slot_N.size, dtype=jnp.int32)
+    leaves_N = jnp.any(gone_S[None] == numbers_N[:, None], axis=1)
+    enters_NP = is_miss_P[None] & (key_P[None] == numbers_N[:, None])
+    new_N = jnp.max(jnp.where(enters_NP, new_P[None], -1), axis=1)
+    slot_N = jnp.where(leaves_N, -1, jnp.where(new_N >= 0, new_N, slot_N))
+    last_B = jnp.where(new_N >= 0, state["clock"] + 1, state["last_B"])
+    counts_3 = jnp.stack([chosen - misses, misses, _count(gone_S >= 0)])
+    cache = cache._replace(
+        slot_N=slot_N,
+        policy=state | {"key_S": jnp.where(taken_S, new_S, key_S), "last_B": last_B},
+        counts_L3=cache.counts_L3.at[layer].add(counts_3),
+    )
+    host_P = jnp.where(is_miss_P, ids_P, -1)
+    return cache, jnp.where(is_miss_P, new_P, slot_P), host_P
+
+
+def _order(policy: EvictionPolicy, state, free_S) -> jax.Array:
+    """How many of these slots are given up before each slot, int32 `[S]`."""
+    key_S = state["key_S"]
+    last_S = jnp.where(key_S < 0, -2, state["last_B"][key_S])
+    at_S = jnp.arange(key_S.size, dtype=jnp.int32)
+    is_before_SS = at_S[None] < at_S[:, None]
+    for now_S in (last_S, policy.value(state)):
+        if now_S is None:
+            continue
+        now_S = jnp.where(key_S < 0, -jnp.inf, now_S) if now_S is not last_S else now_S
+        is_tie_SS = now_S[None] == now_S[:, None]
+        is_before_SS = (now_S[None] < now_S[:, None]) | (is_tie_SS & is_before_SS)
+    return _count(is_before_SS & free_S[None], 1)
+
+
+def _count(is_it, axis=None) -> jax.Array:
+    return jnp.sum(is_it, axis=axis, dtype=jnp.int32)

@@ -1,0 +1,125 @@
+"""A layer of a decode step whose absent experts are computed while they arrive.
+
+Where a loop would copy each absent record into its slot and the products would read it
+there again, one kernel takes all chosen experts (`kernels/few.py`): those in slots from
+there, the others from the host's pinned memory, writing each into its victim's slot as
+it goes. So the step has no loop, no flag that the host reads, and no copy.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.engine.fused_lookup import look_up, own_choice
+from moe_edge.kernels import few
+from moe_edge.kernels.rows import are_possible
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.expert_groups import add_ranks
+from moe_edge.model.layers import activate
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.router import Routing
+
+MOST_ROWS = 16  # of a step, as of the form `pairs`
+
+
+def check_zero_copy(config: ModelConfig) -> None:
+    """Raises ConfigError where kernels cannot read this model's records in place."""
+    if not are_possible():
+        raise ConfigError(
+            "zero_copy is True, and only a GPU's kernels read the host's memory (here "
+            f"is {jax.default_backend()}, or MOE_EDGE_KERNELS says xla); leave it out"
+        )
+    if (kind := config.moe.expert_kind) is not None:
+        raise ConfigError(
+            f"zero_copy is True and the experts are {kind}; its kernel reads bfloat16 "
+            "and float32: leave it out"
+        )
+    if (name := config.moe.activation) == "gelu":  # Triton has no `erf`
+        raise ConfigError(
+            f"zero_copy is True and the experts' activation {name}, which its kernel "
+            "lacks; leave it out"
+        )
+
+
+class ZeroCopy:
+    """Runs a layer's experts without a loop, where that can be done.
+
+    Args:
+      device: whose slots and policy they are.
+      config: the model.
+    Raises:
+      ConfigError: see `check_zero_copy`.
+    """
+
+    def __init__(self, device: DeviceCache, config: ModelConfig):
+        check_zero_copy(config)
+        self._device, moe = device, config.moe
+        self._layout = RecordLayout.of(config)
+        limits = {"kind": moe.activation, "limit": moe.swiglu_limit}
+        self._act = functools.partial(activate, **limits)
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why all steps run by the loop; None: those do that `suits` refuses."""
+        spec, policy = self._device.spec, self._device.policy
+        if (method := own_choice(policy)) is not None:
+            return (
+                f"eviction policy {policy.name} has a {method} of its own, which is "
+                "asked expert by expert"
+            )
+        least = self._device.least_capacity
+        if min(spec.top_k, spec.num_experts) > least:
+            return f"a token chooses {spec.top_k} experts and a layer has {least} slots"
+        return None
+
+    def suits(self, layer, ids_TK: jax.Array) -> bool:
+        """Whether a step with so many choices runs here: a layer of a decode step,
+        whose number is none of the program's arguments."""
+        if not isinstance(layer, int) or self.hindrance is not None:
+            return False
+        return len(ids_TK) <= MOST_ROWS and self._wave_rows(layer, ids_TK) > 0
+
+    def _wave_rows(self, layer: int, ids_TK: jax.Array) -> int:
+        """How many rows at once surely find room for their experts."""
+        (T, K), slots = ids_TK.shape, self._device.capacity_L[layer]
+        fits = min(T * K, self._device.spec.num_experts) <= slots
+        return T if fits else slots // K
+
+    def run(
+        self, cache: Cache, layer: int, hidden_TD: jax.Array, routing: Routing, host_ER
+    ) -> tuple[Cache, jax.Array]:
+        """As `fused_waves.run_through_slots`; waves of rows, known from shapes."""
+        before, ids_TK, y_TD = cache, routing.ids_TK, []
+        experts_1E = jnp.arange(self._device.spec.num_experts, dtype=jnp.int32)[None]
+        missed_E = jnp.zeros(experts_1E.shape[1:], bool)
+        rows = self._wave_rows(layer, ids_TK)
+        for first in range(0, len(ids_TK), rows):
+            wave = jax.tree.map(
+                lambda x, first=first: x[first : first + rows], (hidden_TD, routing)
+            )
+            cache, wave_TD, moved_B = self._run_wave(cache, layer, *wave, host_ER)
+            missed_E |= jnp.any(moved_B[:, None] == experts_1E, axis=0)
+            y_TD.append(wave_TD)
+        if len(y_TD) == 1:
+            return cache, y_TD[0]
+        chosen_E = jnp.any(ids_TK.reshape(-1, 1) == experts_1E, axis=0)
+        hit_E = chosen_E & ~missed_E
+        cache = self._device.settle_hits(before, cache, layer, hit_E)
+        return cache, jnp.concatenate(y_TD)
+
+    def _run_wave(self, cache: Cache, layer: int, hidden_TD, routing, host_ER):
+        ids_TK, weights_TK, scores_TE = routing
+        given = ids_TK, scores_TE
+        cache, rows = look_up(self._device, cache, layer, *given)
+        rows_PD, slots_SR = few.ffn(
+            *(hidden_TD, cache.slots_SR, rows, ids_TK.shape[1]),
+            *(self._layout, self._act),
+            scale_P=weights_TK.reshape(-1),
+            host_ER=host_ER,
+        )
+        is_real_TK = ids_TK < self._device.spec.num_experts
+        y_TD = add_ranks(jnp.zeros_like(hidden_TD), rows_PD, is_real_TK)
+        return cache._replace(slots_SR=slots_SR), y_TD, rows.host_B

@@ -1,0 +1,183 @@
+"""Experts that are computed while they arrive: bits, tables and refusals."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine import fused_zero_copy
+from moe_edge.engine.fused_cache import DeviceCache
+from moe_edge.engine.fused_zero_copy import ZeroCopy, check_zero_copy
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import check_offload, make_offloaded
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.kernels import few
+from moe_edge.offload.policy import CacheSpec, get_policy
+from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.route.base import gate_scores
+from tests.support.gpu_kernels import as_on_a_gpu, interpreted_kernels
+from tests.support.layered import BLOCKS, CAPACITY, StoreReader, forced_logits
+from tests.support.tiny_models import ALL, BF16, random_prompts, random_weights
+
+STEPS = 6
+
+
+def options_of(slots, **options):
+    mode = {"mode": "fused", "zero_copy": True}
+    return OffloadOptions(device_memory=f"{100 * slots / BLOCKS}%", **mode | options)
+
+
+def check_bits(name, dtype, lengths, slots, steps=STEPS, **options):
+    """Logits of the resident engine by the same kernel, and what the loop moves."""
+    prompts = random_prompts(ALL[name], lengths)
+    with interpreted_kernels(None) as patch:
+        patch.setenv(few.VARIABLE, "1")
+        patch.setattr(few, "MISS_PROGRAMS", 3)
+        resident = ResidentEngine(random_weights(ALL[name], dtype=dtype))
+        want = forced_logits(resident, prompts, steps)
+        moved = []
+        for zero_copy in (True, False):
+            given = options_of(slots, zero_copy=zero_copy, **options)
+            with make_offloaded(StoreReader(ALL[name], dtype=dtype), given) as engine:
+                got = forced_logits(engine, prompts, steps)
+                assert engine.report()["zero_copy"] == zero_copy
+                moved.append((engine.counts(), engine.moved()))
+            np.testing.assert_array_equal(got, want)
+    for one, other in zip(*moved, strict=True):
+        np.testing.assert_array_equal(one, other)
+    return moved[0][0]
+
+
+@pytest.mark.slow
+def test_one_row():
+    counts = check_bits("gqa", BF16, (9,), 8)
+    assert (counts.misses_L[1:] > STEPS).all() and (counts.evictions_L[1:] > 4).all()
+
+
+@pytest.mark.slow
+def test_biases():
+    check_bits("gpt_oss", np.float32, (9,), 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows, slots", [(2, 7), (8, 14)])
+def test_rows_that_share_absent_experts(rows, slots):
+    # Eight rows choose 24 of 12 experts, which one layer's look-up drives out again.
+    counts = check_bits("gqa", BF16, rows * (9,), slots)
+    assert (counts.evictions_L[1:] > STEPS).all()
+
+
+def decoded(engine, prompts, after_prefill=None, on_routing=None):
+    """Logits `[STEPS, B, V]` of given tokens."""
+    session = engine.new_session(len(prompts), CAPACITY)
+    engine.prefill(session, prompts)
+    if after_prefill is not None:
+        after_prefill()
+    active_B, out = jax.device_put(np.ones(len(prompts), bool)), []
+    for tokens_B in np.array(random_prompts(engine.config, STEPS * (len(prompts),))):
+        tokens_B = jax.device_put(tokens_B.astype(np.int32))
+        out.append(engine.decode(session, tokens_B, active_B, on_routing))
+    return np.stack(jax.device_get(out))
+
+
+@pytest.mark.slow
+def test_waves_of_rows_where_slots_are_few():
+    config, seen = ALL["gqa"], []
+    prompts, rows = random_prompts(config, 5 * (9,)), 2
+    given = options_of(14, slot_plan="equal")  # seven a layer: two rows a wave
+    with interpreted_kernels(None) as patch:
+        patch.setenv(few.VARIABLE, "1")
+        patch.setattr(few, "MISS_PROGRAMS", 3)
+        want = decoded(ResidentEngine(random_weights(config, dtype=BF16)), prompts)
+        with make_offloaded(StoreReader(config, dtype=BF16), given) as engine:
+            note = lambda *choice: seen.append(choice)  # noqa: E731
+            got, counts = decoded(engine, prompts, engine.clear, note), engine.counts()
+    np.testing.assert_array_equal(got, want)
+
+    # The same on the host: a hit is an expert that no wave of its layer fetched.
+    cache = SlotCache(CacheSpec(3, 12, 3, 7 * (1,) + 7 * (2,)), get_policy("lru"))
+    counted_L2 = np.zeros((3, 2), int)
+    for place, (layer, routing) in enumerate(seen):
+        ids_TK, fetched = np.asarray(routing.ids_TK), []
+        scores_TE = np.asarray(gate_scores(routing.scores_TE, config.moe))
+        for first in range(0, len(ids_TK), rows):
+            wave = (each[first : first + rows] for each in (ids_TK, scores_TE))
+            for expert in cache.look_up(layer, *wave, 1 + place // 2).misses:
+                cache.admit(layer, expert)
+                fetched.append(expert)
+        hits = set(ids_TK.reshape(-1).tolist()) - set(fetched)
+        counted_L2[layer] += len(hits), len(fetched)
+    np.testing.assert_array_equal(counts.hits_L, counted_L2[:, 0])
+    np.testing.assert_array_equal(counts.misses_L, counted_L2[:, 1])
+    assert (counts.evictions_L[1:] > STEPS).all() and (counts.hits_L[1:] > 0).all()
+
+
+def test_mode_layered_is_refused():
+    with pytest.raises(ConfigError, match="zero_copy is True and the mode layered"):
+        OffloadOptions(zero_copy=True)
+
+
+def test_mode_auto_that_is_layered_is_refused():
+    options = options_of(8, mode="auto", predictor="previous")
+    with as_on_a_gpu(), pytest.raises(ConfigError, match="mode auto is layered here"):
+        check_offload(StoreReader(ALL["gqa"]), options)
+
+
+def test_cpu_is_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="here is cpu"):
+        check_offload(StoreReader(ALL["gqa"]), options_of(8))
+    monkeypatch.setenv("MOE_EDGE_KERNELS", "xla")
+    with as_on_a_gpu(), pytest.raises(ConfigError, match="MOE_EDGE_KERNELS says xla"):
+        check_offload(StoreReader(ALL["gqa"]), options_of(8))
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"expert_dim": 32, "expert_kind": "q8_0"}, "the experts are q8_0"),
+        ({"activation": "gelu"}, "the experts' activation gelu"),
+    ],
+)
+def test_experts_that_the_kernel_lacks_are_refused(change, reason):
+    moe = dataclasses.replace(ALL["gqa"].moe, **change)
+    config = dataclasses.replace(ALL["gqa"], d_model=64, moe=moe)
+    with as_on_a_gpu(), pytest.raises(ConfigError, match=reason):
+        check_zero_copy(config)
+
+
+@pytest.mark.parametrize(
+    "policy, slots, reason",
+    [
+        ("moe_infinity", 9, "policy moe_infinity has a gave_up of its own"),
+        ("lru", 2, "a token chooses 3 experts and a layer has 2 slots"),
+        ("lru", 3, None),
+    ],
+)
+def test_what_runs_by_the_loop_says_why(policy, slots, reason):
+    spec = CacheSpec(3, 12, 3, (-1,) * slots)
+    device = DeviceCache(spec, get_policy(policy), (1, 2))
+    with as_on_a_gpu():
+        zero_copy = ZeroCopy(device, ALL["gqa"])
+    ids_TK = np.zeros((1, 3), np.int32)
+    if reason is None:
+        assert zero_copy.hindrance is None and zero_copy.suits(1, ids_TK)
+        assert zero_copy.suits(1, np.zeros((16, 3), np.int32)), "in waves"
+        assert not zero_copy.suits(1, np.zeros((17, 3), np.int32))
+        assert not zero_copy.suits(jnp.int32(1), ids_TK), "prefill"
+    else:
+        assert reason in zero_copy.hindrance and not zero_copy.suits(1, ids_TK)
+
+
+def test_policy_that_chooses_one_by_one_runs_by_the_loop():
+    prompts = random_prompts(ALL["gqa"], (9,))
+    with interpreted_kernels(None) as patch:
+        patch.setattr(fused_zero_copy, "look_up", None)
+        options = options_of(8, eviction="moe_infinity")
+        with make_offloaded(StoreReader(ALL["gqa"], dtype=BF16), options) as engine:
+            (remark,) = engine.remarks()
+            assert remark.startswith("zero_copy is off, experts are fetched by a loop")
+            assert engine.report()["zero_copy"] is False
+            forced_logits(engine, prompts, 1)
