@@ -25,9 +25,12 @@ from moe_edge.engine.follower import Choices, LocalShadow
 from moe_edge.engine.inline import is_inline
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
+from moe_edge.engine.layer_words import PinnedWords
+from moe_edge.engine.packed_programs import PackedPrograms
 from moe_edge.engine.routing_reader import Reading, RoutingReader
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
+from moe_edge.model.router import Routing
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.slots import is_lost
@@ -59,6 +62,7 @@ class LayeredEngine(Engine):
       trace: collects every lookup, with all scores unless told otherwise.
       programs: of another engine of this model, instead of new ones.
       shadow: runs beside this engine; for predictors that need one.
+      in_words: host and programs exchange words in pinned memory (`layer_words`).
     """
 
     programs: LayerPrograms
@@ -74,12 +78,18 @@ class LayeredEngine(Engine):
         trace_scores: bool = True,
         programs: LayerPrograms | None = None,
         shadow: LocalShadow | None = None,
+        in_words: bool = False,
     ):
         config = weights.config
+        self._words = PinnedWords() if in_words else None
+        if in_words:
+            top, layers = self.put((weights.top, weights.layers))
+            weights = dataclasses.replace(weights, top=top, layers=layers)
         self._slots = manager.queue.slots
         programs = programs or LayerPrograms(config, self._slots.array.dtype)
         programs.check_records(self._slots.array.dtype)
         super().__init__(weights, programs)
+        self._windows = self.put(self._windows) if in_words else self._windows
         self.manager, self.trace = manager, trace
         self.backends, self.route = tuple(backends), route or TopK()
         # Where programs run in this thread, what shall travel meanwhile is asked for
@@ -95,6 +105,10 @@ class LayeredEngine(Engine):
         self._is_moe = [i in config.moe_layers for i in range(config.num_layers)]
         needs = {"trace_scores": trace_scores, "needs_weights": bool(self.backends)}
         self._reader = RoutingReader(config.moe, manager, self.route, trace, **needs)
+        # What is called for layers whose experts all stand in slots.
+        self._steps = programs
+        if in_words:
+            self._steps = PackedPrograms.of(programs, self._reader.reads)
         self._turn = _Turn()
         self._shadow = shadow
         self._foreseen: Choices | None = None  # what it chose for the running token
@@ -118,9 +132,24 @@ class LayeredEngine(Engine):
             backends=self.backends,
             programs=LayerPrograms(weights.config, dtype, top),
             shadow=self._shadow and self._shadow.at_k(weights.config.moe.top_k),
+            in_words=self._words is not None,
         )
         sibling._turn = self._turn  # they take turns at the same slots
         return sibling
+
+    def put(self, tree):
+        if self._words is None:
+            return super().put(tree)
+        # As in `FusedEngine.put`: words have a stated place.
+        return jax.device_put(tree, jax.local_devices()[0])
+
+    def step(self, session, tokens_B, active_B, on_routing=None):
+        if self._words is not None:
+            given = tokens_B, active_B, session.positions_B, session.k_B
+            if not all(each is None or each.committed for each in given):
+                given = self.put(given)
+            tokens_B, active_B, session.positions_B, session.k_B = given
+        return super().step(session, tokens_B, active_B, on_routing)
 
     def num_compiled(self) -> int:
         own = super().num_compiled()
@@ -273,7 +302,7 @@ class LayeredEngine(Engine):
         arguments = self._layer_arguments(session, layer, chunk)
         is_moe = self._is_moe[layer]
         self._reader.note_dispatch()
-        state, session.caches[layer] = self.programs.attend(is_moe, x, *arguments)
+        state, session.caches[layer] = self._steps.attend(is_moe, x, *arguments)
         return state
 
     def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
@@ -284,7 +313,7 @@ class LayeredEngine(Engine):
         where = layer, self._turn.step, session.sequences
         reading = reader.read(*where, routed, chunk.valid_BS.shape)
         if on_routing is not None:
-            on_routing(layer, routed.routing)
+            on_routing(layer, reading.own)
         pairs = self.programs.is_pairs(len(reading.ids_TK))
         pairs = pairs and self._must_fit(layer, reading.ids_TK)
         other_TD = self._zeros.get(len(reading.ids_TK))
@@ -307,7 +336,7 @@ class LayeredEngine(Engine):
                 visit.think_ahead()
             state = self._dispatch(session, routed, slot_TK, reading, chunk, other_TD)
         else:
-            state = self._waves.run(routed, reading, visit)
+            state = self._waves.run(*self._as_arrays(routed, reading), visit)
             if layer + 1 < self.config.num_layers:
                 state = self._attend(session, layer + 1, state, chunk)
         reader.finish(reading, visit)
@@ -325,12 +354,13 @@ class LayeredEngine(Engine):
           (slots of the chosen experts, what backends add: float32 [T, D] or None).
         """
         absent, elsewhere, parts = visit.misses, [], []
+        hidden_TD = routed.hidden_TD if self._words is None else reading.hidden_TD
         if reading.is_decode:
             for backend in self.backends:
                 taken = backend.take(reading, absent)
                 absent = [expert for expert in absent if expert not in taken]
                 elsewhere += taken
-                parts.append(backend.start(routed.hidden_TD, reading, taken))
+                parts.append(backend.start(hidden_TD, reading, taken))
         visit.computed_elsewhere(elsewhere)
         outputs = []
 
@@ -361,17 +391,38 @@ class LayeredEngine(Engine):
     def _dispatch(self, session, routed, slot_TK, reading, chunk, other_TD=None):
         """A layer's experts, which stand in slots, and the next layer's attention."""
         following = reading.layer + 1
-        chosen = routed, slot_TK, reading.weights_TK, self._slots.array, other_TD
+        chosen = self._chosen(reading.layer, routed, slot_TK, reading, other_TD)
         if following == self.config.num_layers:
-            state = self.programs.experts(*chosen)
+            state = self._steps.experts(*chosen)
         else:
             arguments = self._layer_arguments(session, following, chunk)
             self._reader.note_dispatch()
-            state, session.caches[following] = self.programs.advance(
+            state, session.caches[following] = self._steps.advance(
                 self._is_moe[following], chosen, *arguments
             )
         self._turn.reader = state
         return state
+
+    def _chosen(self, place: int, routed, slot_TK, reading: Reading, *other) -> tuple:
+        """What programs take of a layer whose experts stand in slots.
+
+        Args:
+          place: of the words; a program that read those of the last step has run.
+          other: what backends add, or nothing.
+        """
+        if self._words is None:
+            return routed, slot_TK, reading.weights_TK, self._slots.array, *other
+        told = [slot_TK, reading.weights_TK, *(o for o in other if o is not None)]
+        words = self._words.put(place, told)
+        return routed._replace(words=None), words, self._slots.array
+
+    def _as_arrays(self, routed: Routed, reading: Reading) -> tuple[Routed, Reading]:
+        """The same where waves take them: on the device, not in words."""
+        if self._words is None:
+            return routed, reading
+        ids_TK, weights_TK = self.put((reading.ids_TK, reading.weights_TK))
+        routed = routed._replace(routing=Routing(ids_TK, weights_TK, None), words=None)
+        return routed, reading._replace(weights_TK=weights_TK)
 
     def _peek(self, session, routed, reading: Reading, visit, chunk) -> None:
         """SMoE's prefetch: the next layer's choice on the state that is ready."""
@@ -379,9 +430,10 @@ class LayeredEngine(Engine):
         if layer + 1 == self.config.num_layers or not self._is_moe[layer + 1]:
             return
         slot_TK = manager.residency.slots(layer, reading.ids_TK, arrived_only=True)
-        chosen = routed, slot_TK, reading.weights_TK, self._slots.array
+        place = layer + self.config.num_layers  # the layer's own is still to be read
+        chosen = self._chosen(place, routed, slot_TK, reading)
         arguments = self._layer_arguments(session, layer + 1, chunk)
         self._peeked.add(len(reading.ids_TK))
-        wanted_E = self.programs.peek(chosen, *arguments, top_a=self._predictor.top_a)
+        wanted_E = self._steps.peek(chosen, *arguments, top_a=self._predictor.top_a)
         manager.predictor_run.store(layer, np.asarray(wanted_E)[None])
         visit.prefetch()
