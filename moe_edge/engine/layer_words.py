@@ -17,8 +17,10 @@ from moe_edge.offload.store import host_sharding
 
 
 class Reads(NamedTuple):
-    """What the host reads of a layer beside ids and weights."""
+    """What the host reads of a layer beside the ids. What it does not read costs no
+    operation to pack: ids alone leave as the router wrote them."""
 
+    weights: bool  # stay on the device otherwise
     scores: bool
     hidden: bool
 

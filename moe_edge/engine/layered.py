@@ -412,7 +412,8 @@ class LayeredEngine(Engine):
         """
         if self._words is None:
             return routed, slot_TK, reading.weights_TK, self._slots.array, *other
-        told = [slot_TK, reading.weights_TK, *(o for o in other if o is not None)]
+        told = [slot_TK, reading.weights_TK, *other]
+        told = [each for each in told if isinstance(each, np.ndarray)]
         words = self._words.put(place, told)
         return routed._replace(words=None), words, self._slots.array
 

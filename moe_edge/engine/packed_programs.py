@@ -4,6 +4,8 @@ See `layer_words`. The layer between is the same, operation by operation, so tha
 bit is.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -47,32 +49,36 @@ class PackedPrograms:
         return self._in_words(state) if is_moe else state, cache
 
     def _in_words(self, routed: Routed) -> Routed:
-        """The words are ids, weights, and what else is read, in pinned memory."""
+        """The words are the ids and what else is read, in pinned memory."""
         routing, reads = routed.routing, self._reads
-        parts = [routing.ids_TK, routing.weights_TK]
+        parts = [routing.ids_TK]
+        parts += [routing.weights_TK] if reads.weights else []
         parts += [routing.scores_TE] if reads.scores else []
         parts += [routed.hidden_TD] if reads.hidden else []
         parts += [] if routed.wanted_NE is None else [routed.wanted_NE]
         words = jax.device_put(pack(seam(parts)), _HOST)
-        return routed._replace(routing=None, wanted_NE=None, words=words)
+        left = None if reads.weights else Routing(None, routing.weights_TK, None)
+        return routed._replace(routing=left, wanted_NE=None, words=words)
 
     def _experts(self, routed: Routed, words, slots_SR):
         """As `LayerPrograms.experts`.
 
         Args:
-          words: in pinned memory: slot_TK, weights_TK and, where something was computed
-            elsewhere, other_TD.
+          words: in pinned memory: slot_TK, weights_TK unless they stayed here, and
+            other_TD where something was computed elsewhere.
         """
         words = jax.device_put(words, _DEVICE)
         T, D = routed.hidden_TD.shape
-        pairs = T, self._programs.config.moe.top_k
-        shapes = [(pairs, jnp.int32), (pairs, jnp.float32)]
-        if words.size > 2 * pairs[0] * pairs[1]:
+        shapes = [((T, self._programs.config.moe.top_k), jnp.int32)]
+        if routed.routing is None:
+            shapes.append((shapes[0][0], jnp.float32))
+        if words.size > sum(math.prod(shape) for shape, _ in shapes):
             shapes.append(((T, D), jnp.float32))
-        slot_TK, weights_TK, *other = seam(split(words, shapes))
+        slot_TK, *more = seam(split(words, shapes))
+        weights_TK = more.pop(0) if routed.routing is None else routed.routing[1]
         # Pairs know their experts by slots; ids stand here for a shape.
         routed = routed._replace(routing=Routing(slot_TK, weights_TK, None))
-        given = routed, slot_TK, weights_TK, slots_SR, *other
+        given = routed, slot_TK, weights_TK, slots_SR, *more
         return self._programs.experts_step(*given)
 
     def _advance(self, is_moe, chosen, layer, gates, chunk, window, cache):

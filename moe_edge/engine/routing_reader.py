@@ -74,9 +74,9 @@ class RoutingReader:
         self._keeps_hidden = manager.predictor_run.reads("hidden")
         # In words hidden states cost backends nothing more to read.
         hidden = self._keeps_hidden or needs_weights
-        self.reads = Reads(scores=bool(self._keeps_scores), hidden=hidden)
         self._keeps_weights = trace is not None or self._asks_route
         self._keeps_weights |= needs_weights
+        self.reads = Reads(self._keeps_weights, bool(self._keeps_scores), hidden)
         self._dispatched_s = 0.0
         self._first_step = 0  # of the trace, in which the running tokens begin
 
@@ -128,14 +128,14 @@ class RoutingReader:
         (T, D), K = routed.hidden_TD.shape, self._moe.top_k
         E, floats = self._moe.num_experts, np.float32
         words = np.asarray(routed.words)
-        shapes = [((T, K), np.int32), ((T, K), floats)]
+        shapes = [((T, K), np.int32)]
+        shapes += [((T, K), floats)] if self.reads.weights else []
         shapes += [((T, E), floats)] if self.reads.scores else []
         shapes += [((T, D), floats)] if self.reads.hidden else []
-        ids_TK, weights_TK, *more, wanted_NE = split(
-            words, [*shapes, ((-1, E), floats)]
-        )
-        scores_TE = more[0] if self.reads.scores else None
-        hidden_TD = more[-1] if self.reads.hidden else None
+        ids_TK, *more, wanted_NE = split(words, [*shapes, ((-1, E), floats)])
+        weights_TK = more.pop(0) if self.reads.weights else routed.routing.weights_TK
+        scores_TE = more.pop(0) if self.reads.scores else None
+        hidden_TD = more.pop() if self.reads.hidden else None
         own = Routing(ids_TK, weights_TK, scores_TE)
         return own, hidden_TD, wanted_NE if len(wanted_NE) else None
 
