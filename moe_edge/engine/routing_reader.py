@@ -29,7 +29,6 @@ class Reading(NamedTuple):
     step: int  # counts lookup rounds
     sequences: list[int]  # the numbers of the rows' sequences
     shape_BS: tuple[int, int]  # of the tokens
-    own: Routing  # the router's; on the host if it came in words, else on the device
     ids_TK: np.ndarray  # int32, on the host; E is no expert
     weights_TK: jax.Array | np.ndarray  # on the host where a route changed them
     # On the host, None where nobody reads them: the weights, the scores of all experts
@@ -38,6 +37,7 @@ class Reading(NamedTuple):
     scores_TE: np.ndarray | None
     wanted_NE: np.ndarray | None
     hidden_TD: np.ndarray | None = None
+    own: Routing | None = None  # the router's, as it was read
 
     @property
     def is_decode(self) -> bool:
@@ -119,8 +119,8 @@ class RoutingReader:
             real = int(np.count_nonzero(own_TK < self._moe.num_experts))
             manager.statistics.count_route(real, changed)
             host_TK = weights_TK
-        where = layer, step, sequences, shape_BS, own
-        seen = host_TK, scores_TE, wanted_NE, hidden_TD
+        where = layer, step, sequences, shape_BS
+        seen = host_TK, scores_TE, wanted_NE, hidden_TD, own
         return Reading(*where, ids_TK, weights_TK, *seen)
 
     def _from_words(self, routed: Routed) -> tuple[Routing, np.ndarray, np.ndarray]:
