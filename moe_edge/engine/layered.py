@@ -23,14 +23,12 @@ from moe_edge.engine.base import Engine, refuse_deterministic, refuse_rows
 from moe_edge.engine.expert_state import ExpertState, Moved, of_manager
 from moe_edge.engine.follower import Choices, LocalShadow
 from moe_edge.engine.inline import is_inline
+from moe_edge.engine.layer_exchange import Arrays, Words
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
-from moe_edge.engine.layer_words import PinnedWords
-from moe_edge.engine.packed_programs import PackedPrograms
 from moe_edge.engine.routing_reader import Reading, RoutingReader
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
-from moe_edge.model.router import Routing
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.slots import is_lost
@@ -81,15 +79,15 @@ class LayeredEngine(Engine):
         in_words: bool = False,
     ):
         config = weights.config
-        self._words = PinnedWords() if in_words else None
-        if in_words:
+        self._exchange = Words() if in_words else Arrays()
+        if in_words:  # says where they are, without a copy
             top, layers = self.put((weights.top, weights.layers))
             weights = dataclasses.replace(weights, top=top, layers=layers)
         self._slots = manager.queue.slots
         programs = programs or LayerPrograms(config, self._slots.array.dtype)
         programs.check_records(self._slots.array.dtype)
         super().__init__(weights, programs)
-        self._windows = self.put(self._windows) if in_words else self._windows
+        self._windows = self._exchange.placed(tuple(self._windows))
         self.manager, self.trace = manager, trace
         self.backends, self.route = tuple(backends), route or TopK()
         # Where programs run in this thread, what shall travel meanwhile is asked for
@@ -106,9 +104,7 @@ class LayeredEngine(Engine):
         needs = {"trace_scores": trace_scores, "needs_weights": bool(self.backends)}
         self._reader = RoutingReader(config.moe, manager, self.route, trace, **needs)
         # What is called for layers whose experts all stand in slots.
-        self._steps = programs
-        if in_words:
-            self._steps = PackedPrograms.of(programs, self._reader.reads)
+        self._steps = self._exchange.steps(programs, self._reader.reads)
         self._turn = _Turn()
         self._shadow = shadow
         self._foreseen: Choices | None = None  # what it chose for the running token
@@ -132,23 +128,18 @@ class LayeredEngine(Engine):
             backends=self.backends,
             programs=LayerPrograms(weights.config, dtype, top),
             shadow=self._shadow and self._shadow.at_k(weights.config.moe.top_k),
-            in_words=self._words is not None,
+            in_words=isinstance(self._exchange, Words),
         )
         sibling._turn = self._turn  # they take turns at the same slots
         return sibling
 
     def put(self, tree):
-        if self._words is None:
-            return super().put(tree)
-        # As in `FusedEngine.put`: words have a stated place.
-        return jax.device_put(tree, jax.local_devices()[0])
+        return self._exchange.put(tree)
 
     def step(self, session, tokens_B, active_B, on_routing=None):
-        if self._words is not None:
-            given = tokens_B, active_B, session.positions_B, session.k_B
-            if not all(each is None or each.committed for each in given):
-                given = self.put(given)
-            tokens_B, active_B, session.positions_B, session.k_B = given
+        given = tokens_B, active_B, session.positions_B, session.k_B
+        given = self._exchange.placed(given)
+        tokens_B, active_B, session.positions_B, session.k_B = given
         return super().step(session, tokens_B, active_B, on_routing)
 
     def num_compiled(self) -> int:
@@ -336,7 +327,8 @@ class LayeredEngine(Engine):
                 visit.think_ahead()
             state = self._dispatch(session, routed, slot_TK, reading, chunk, other_TD)
         else:
-            state = self._waves.run(*self._as_arrays(routed, reading), visit)
+            arrays = self._exchange.in_arrays(routed, reading)
+            state = self._waves.run(*arrays, visit)
             if layer + 1 < self.config.num_layers:
                 state = self._attend(session, layer + 1, state, chunk)
         reader.finish(reading, visit)
@@ -354,7 +346,7 @@ class LayeredEngine(Engine):
           (slots of the chosen experts, what backends add: float32 [T, D] or None).
         """
         absent, elsewhere, parts = visit.misses, [], []
-        hidden_TD = routed.hidden_TD if self._words is None else reading.hidden_TD
+        hidden_TD = self._exchange.hidden_of(routed, reading)
         if reading.is_decode:
             for backend in self.backends:
                 taken = backend.take(reading, absent)
@@ -391,7 +383,8 @@ class LayeredEngine(Engine):
     def _dispatch(self, session, routed, slot_TK, reading, chunk, other_TD=None):
         """A layer's experts, which stand in slots, and the next layer's attention."""
         following = reading.layer + 1
-        chosen = self._chosen(reading.layer, routed, slot_TK, reading, other_TD)
+        given = reading.layer, routed, slot_TK, reading, self._slots.array, other_TD
+        chosen = self._exchange.chosen(*given)
         if following == self.config.num_layers:
             state = self._steps.experts(*chosen)
         else:
@@ -403,36 +396,14 @@ class LayeredEngine(Engine):
         self._turn.reader = state
         return state
 
-    def _chosen(self, place: int, routed, slot_TK, reading: Reading, *other) -> tuple:
-        """What programs take of a layer whose experts stand in slots.
-
-        Args:
-          place: of the words; a program that read those of the last step has run.
-          other: what backends add, or nothing.
-        """
-        if self._words is None:
-            return routed, slot_TK, reading.weights_TK, self._slots.array, *other
-        told = [slot_TK, reading.weights_TK, *other]
-        told = [each for each in told if isinstance(each, np.ndarray)]
-        words = self._words.put(place, told)
-        return routed._replace(words=None), words, self._slots.array
-
-    def _as_arrays(self, routed: Routed, reading: Reading) -> tuple[Routed, Reading]:
-        """The same where waves take them: on the device, not in words."""
-        if self._words is None:
-            return routed, reading
-        ids_TK, weights_TK = self.put((reading.ids_TK, reading.weights_TK))
-        routed = routed._replace(routing=Routing(ids_TK, weights_TK, None), words=None)
-        return routed, reading._replace(weights_TK=weights_TK)
-
     def _peek(self, session, routed, reading: Reading, visit, chunk) -> None:
         """SMoE's prefetch: the next layer's choice on the state that is ready."""
         manager, layer = self.manager, reading.layer
         if layer + 1 == self.config.num_layers or not self._is_moe[layer + 1]:
             return
         slot_TK = manager.residency.slots(layer, reading.ids_TK, arrived_only=True)
-        place = layer + self.config.num_layers  # the layer's own is still to be read
-        chosen = self._chosen(place, routed, slot_TK, reading)
+        given = routed, slot_TK, reading, self._slots.array
+        chosen = self._exchange.chosen(layer + self.config.num_layers, *given)
         arguments = self._layer_arguments(session, layer + 1, chunk)
         self._peeked.add(len(reading.ids_TK))
         wanted_E = self._steps.peek(chosen, *arguments, top_a=self._predictor.top_a)
