@@ -12,6 +12,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.shadow import shadow_bytes
 from moe_edge.engine.weights import Weights
+from moe_edge.offload.indexed_slots import IndexedSlots
 from moe_edge.offload.slot_plan import least_slots
 from moe_edge.offload.slots import DonatedSlots
 from moe_edge.predict.registry import get_predictor
@@ -71,7 +72,8 @@ def device_needs(
     config = weights.config
     tokens = min(capacity or config.max_positions, config.max_positions)
     cache = cache_bytes(config, batch, tokens)
-    staged = 0 if jax.default_backend() == "cpu" else DonatedSlots.max_staged + 1
+    kind = DonatedSlots if options.layer_io == "arrays" else IndexedSlots
+    staged = 0 if jax.default_backend() == "cpu" else kind.max_staged + 1
     shadow = 0
     if options.has_shadow:
         predictor = get_predictor(options.predictor, **options.predictor_options)

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.programs import Programs, TopPrograms, jit_step
+from moe_edge.engine.layer_words import Reads
+from moe_edge.engine.programs import Programs, TopPrograms, count_compiled, jit_step
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import choose_method
@@ -28,8 +29,9 @@ class Routed(NamedTuple):
     x_BSD: jax.Array
     hidden_TD: jax.Array
     shared: Shared
-    routing: Routing
+    routing: Routing | None
     wanted_NE: jax.Array | None  # what gate predictors ask for
+    words: jax.Array | None = None  # in place of both: see `packed_programs`
 
 
 class LayerPrograms(Programs):
@@ -39,11 +41,14 @@ class LayerPrograms(Programs):
         super().__init__(config, top)
         self._dtype = dtype
         self._is_pairs: dict[int, bool] = {}
-        self.attend = jit_step(self._attend, static_argnums=0, donate_argnames="cache")
+        self.packed: dict[Reads, object] = {}  # `packed_programs`, by what is read
+        self.attend = jit_step(
+            self.attend_step, static_argnums=0, donate_argnames="cache"
+        )
         self.advance = jit_step(
             self._advance, static_argnums=0, donate_argnames="cache"
         )
-        self.experts = jit_step(self._experts)
+        self.experts = jit_step(self.experts_step)
         self.start = jit_step(self._start)
         self.wave = jit_step(self._wave, donate_argnames="carry")
         self.finish = jit_step(self._finish)
@@ -58,6 +63,9 @@ class LayerPrograms(Programs):
                 "the same store"
             )
 
+    def num_compiled(self) -> int:
+        return super().num_compiled() + sum(map(count_compiled, self.packed.values()))
+
     def is_pairs(self, tokens: int) -> bool:
         """Whether so many tokens meet their experts pair by pair."""
         known = self._is_pairs.get(tokens)
@@ -69,7 +77,7 @@ class LayerPrograms(Programs):
     def _waves(self, routed: Routed) -> ExpertWaves:
         return self.waves_of(routed.hidden_TD.shape[0], self._dtype)
 
-    def _attend(self, is_moe, x_BSD, layer, gates, chunk, window, cache):
+    def attend_step(self, is_moe, x_BSD, layer, gates, chunk, window, cache):
         """A dense layer as a whole, or a MoE layer up to its routing.
 
         Returns:
@@ -90,7 +98,9 @@ class LayerPrograms(Programs):
 
     # experts: all chosen experts of a layer stand in slots
 
-    def _experts(self, routed: Routed, slot_of, weights_TK, slots_SR, other_TD=None):
+    def experts_step(
+        self, routed: Routed, slot_of, weights_TK, slots_SR, other_TD=None
+    ):
         """The residual stream after the experts.
 
         Args:
@@ -103,8 +113,8 @@ class LayerPrograms(Programs):
 
     def _advance(self, is_moe, chosen, layer, gates, chunk, window, cache):
         """`experts` of a layer (its arguments: `chosen`) and `attend` of the next."""
-        x_BSD = seam(self._experts(*chosen))
-        return self._attend(is_moe, x_BSD, layer, gates, chunk, window, cache)
+        x_BSD = seam(self.experts_step(*chosen))
+        return self.attend_step(is_moe, x_BSD, layer, gates, chunk, window, cache)
 
     # The same in waves: start, wave, wave, ..., finish
 
@@ -127,6 +137,10 @@ class LayerPrograms(Programs):
 
     def _peek(self, chosen, layer, gates, chunk, window, cache, top_a):
         """What the next layer would choose after the experts that are here (SMoE)."""
-        x_BSD = self._experts(*chosen)
+        x_BSD = self.experts_step(*chosen)
+        return self.peek_step(x_BSD, layer, chunk, window, cache, top_a)
+
+    def peek_step(self, x_BSD, layer, chunk, window, cache, top_a):
+        """`peek` from the state after those experts."""
         block = self.bind(True, layer)
         return partial_gate(block, x_BSD, chunk, window, cache, top_a)

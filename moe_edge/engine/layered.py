@@ -23,6 +23,7 @@ from moe_edge.engine.base import Engine, refuse_deterministic, refuse_rows
 from moe_edge.engine.expert_state import ExpertState, Moved, of_manager
 from moe_edge.engine.follower import Choices, LocalShadow
 from moe_edge.engine.inline import is_inline
+from moe_edge.engine.layer_exchange import Arrays, Words
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
 from moe_edge.engine.routing_reader import Reading, RoutingReader
@@ -59,6 +60,7 @@ class LayeredEngine(Engine):
       trace: collects every lookup, with all scores unless told otherwise.
       programs: of another engine of this model, instead of new ones.
       shadow: runs beside this engine; for predictors that need one.
+      in_words: host and programs exchange words in pinned memory (`layer_words`).
     """
 
     programs: LayerPrograms
@@ -74,12 +76,18 @@ class LayeredEngine(Engine):
         trace_scores: bool = True,
         programs: LayerPrograms | None = None,
         shadow: LocalShadow | None = None,
+        in_words: bool = False,
     ):
         config = weights.config
+        self._exchange = Words() if in_words else Arrays()
+        if in_words:  # says where they are, without a copy
+            top, layers = self.put((weights.top, weights.layers))
+            weights = dataclasses.replace(weights, top=top, layers=layers)
         self._slots = manager.queue.slots
         programs = programs or LayerPrograms(config, self._slots.array.dtype)
         programs.check_records(self._slots.array.dtype)
         super().__init__(weights, programs)
+        self._windows = self._exchange.placed(tuple(self._windows))
         self.manager, self.trace = manager, trace
         self.backends, self.route = tuple(backends), route or TopK()
         # Where programs run in this thread, what shall travel meanwhile is asked for
@@ -95,6 +103,8 @@ class LayeredEngine(Engine):
         self._is_moe = [i in config.moe_layers for i in range(config.num_layers)]
         needs = {"trace_scores": trace_scores, "needs_weights": bool(self.backends)}
         self._reader = RoutingReader(config.moe, manager, self.route, trace, **needs)
+        # What is called for layers whose experts all stand in slots.
+        self._steps = self._exchange.steps(programs, self._reader.reads)
         self._turn = _Turn()
         self._shadow = shadow
         self._foreseen: Choices | None = None  # what it chose for the running token
@@ -118,9 +128,19 @@ class LayeredEngine(Engine):
             backends=self.backends,
             programs=LayerPrograms(weights.config, dtype, top),
             shadow=self._shadow and self._shadow.at_k(weights.config.moe.top_k),
+            in_words=isinstance(self._exchange, Words),
         )
         sibling._turn = self._turn  # they take turns at the same slots
         return sibling
+
+    def put(self, tree):
+        return self._exchange.put(tree)
+
+    def step(self, session, tokens_B, active_B, on_routing=None):
+        given = tokens_B, active_B, session.positions_B, session.k_B
+        given = self._exchange.placed(given)
+        tokens_B, active_B, session.positions_B, session.k_B = given
+        return super().step(session, tokens_B, active_B, on_routing)
 
     def num_compiled(self) -> int:
         own = super().num_compiled()
@@ -273,7 +293,7 @@ class LayeredEngine(Engine):
         arguments = self._layer_arguments(session, layer, chunk)
         is_moe = self._is_moe[layer]
         self._reader.note_dispatch()
-        state, session.caches[layer] = self.programs.attend(is_moe, x, *arguments)
+        state, session.caches[layer] = self._steps.attend(is_moe, x, *arguments)
         return state
 
     def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
@@ -284,7 +304,7 @@ class LayeredEngine(Engine):
         where = layer, self._turn.step, session.sequences
         reading = reader.read(*where, routed, chunk.valid_BS.shape)
         if on_routing is not None:
-            on_routing(layer, routed.routing)
+            on_routing(layer, reading.own)
         pairs = self.programs.is_pairs(len(reading.ids_TK))
         pairs = pairs and self._must_fit(layer, reading.ids_TK)
         other_TD = self._zeros.get(len(reading.ids_TK))
@@ -307,7 +327,8 @@ class LayeredEngine(Engine):
                 visit.think_ahead()
             state = self._dispatch(session, routed, slot_TK, reading, chunk, other_TD)
         else:
-            state = self._waves.run(routed, reading, visit)
+            arrays = self._exchange.in_arrays(routed, reading)
+            state = self._waves.run(*arrays, visit)
             if layer + 1 < self.config.num_layers:
                 state = self._attend(session, layer + 1, state, chunk)
         reader.finish(reading, visit)
@@ -325,12 +346,13 @@ class LayeredEngine(Engine):
           (slots of the chosen experts, what backends add: float32 [T, D] or None).
         """
         absent, elsewhere, parts = visit.misses, [], []
+        hidden_TD = self._exchange.hidden_of(routed, reading)
         if reading.is_decode:
             for backend in self.backends:
                 taken = backend.take(reading, absent)
                 absent = [expert for expert in absent if expert not in taken]
                 elsewhere += taken
-                parts.append(backend.start(routed.hidden_TD, reading, taken))
+                parts.append(backend.start(hidden_TD, reading, taken))
         visit.computed_elsewhere(elsewhere)
         outputs = []
 
@@ -361,13 +383,14 @@ class LayeredEngine(Engine):
     def _dispatch(self, session, routed, slot_TK, reading, chunk, other_TD=None):
         """A layer's experts, which stand in slots, and the next layer's attention."""
         following = reading.layer + 1
-        chosen = routed, slot_TK, reading.weights_TK, self._slots.array, other_TD
+        given = reading.layer, routed, slot_TK, reading, self._slots.array, other_TD
+        chosen = self._exchange.chosen(*given)
         if following == self.config.num_layers:
-            state = self.programs.experts(*chosen)
+            state = self._steps.experts(*chosen)
         else:
             arguments = self._layer_arguments(session, following, chunk)
             self._reader.note_dispatch()
-            state, session.caches[following] = self.programs.advance(
+            state, session.caches[following] = self._steps.advance(
                 self._is_moe[following], chosen, *arguments
             )
         self._turn.reader = state
@@ -379,9 +402,10 @@ class LayeredEngine(Engine):
         if layer + 1 == self.config.num_layers or not self._is_moe[layer + 1]:
             return
         slot_TK = manager.residency.slots(layer, reading.ids_TK, arrived_only=True)
-        chosen = routed, slot_TK, reading.weights_TK, self._slots.array
+        given = routed, slot_TK, reading, self._slots.array
+        chosen = self._exchange.chosen(layer + self.config.num_layers, *given)
         arguments = self._layer_arguments(session, layer + 1, chunk)
         self._peeked.add(len(reading.ids_TK))
-        wanted_E = self.programs.peek(chosen, *arguments, top_a=self._predictor.top_a)
+        wanted_E = self._steps.peek(chosen, *arguments, top_a=self._predictor.top_a)
         manager.predictor_run.store(layer, np.asarray(wanted_E)[None])
         visit.prefetch()

@@ -32,6 +32,7 @@ from moe_edge.route.policy import ROUTE_KINDS, RoutePolicy, get_route
 AVAILABLE = frozenset({"ids", "weights", "scores"})
 ASSIST_RULES = ("two_pointer", "two_front", "fiddler", "all")
 MODES = ("layered", "fused", "auto")
+LAYER_IO = ("arrays", "packed", "direct")
 Options = Mapping[str, Any]
 
 
@@ -71,6 +72,10 @@ class OffloadOptions:
     # Of mode fused on a GPU: decode steps compute absent experts while they arrive
     # (engine/fused_zero_copy.py) instead of fetching them by a loop.
     zero_copy: bool = False
+    # How mode layered speaks to its programs on a GPU. `arrays`: small arrays;
+    # `packed`: one array each way a layer, in pinned memory; `direct`: packed, and a
+    # layer's absent experts are fetched from memory `pinned` by one program.
+    layer_io: str = "arrays"
 
     def __post_init__(self):
         """Refuses what no model could run with.
@@ -80,6 +85,7 @@ class OffloadOptions:
         """
         parse_budget(self.device_memory)
         check_known("offload mode", self.mode, MODES)
+        check_known("layer_io", self.layer_io, LAYER_IO)
         self._check_eviction()
         self._check_predictor()
         if self.memory != "host":
@@ -100,7 +106,13 @@ class OffloadOptions:
                     f"assist_expert_s is {self.assist_expert_s} and assist not given; "
                     "name the rule by which the host computes experts"
                 )
-        self.link()
+        link = self.link()
+        if self.layer_io == "direct" and (self.memory != "pinned" or link.emulated):
+            over = "an emulated link" if link.emulated else f"memory {self.memory}"
+            raise ConfigError(
+                f"layer_io direct fetches experts from memory pinned over the real "
+                f"link, got {over}; change that or use layer_io packed"
+            )
         if self.mode == "fused" and self.layered_only:
             wrong = ", ".join(self.layered_only)
             raise ConfigError(f"mode fused has no {wrong}; use mode layered")
@@ -123,6 +135,7 @@ class OffloadOptions:
             "assist": self.assist is not None,
             "link_bytes_per_s": self.link_bytes_per_s is not None,
             "memory": self.memory != "host",
+            "layer_io": self.layer_io != "arrays",
         }
         return [name for name, is_given in found.items() if is_given]
 

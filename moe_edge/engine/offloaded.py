@@ -24,6 +24,8 @@ from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.carried_queue import CarriedQueue
+from moe_edge.offload.direct_queue import DirectQueue
+from moe_edge.offload.indexed_slots import IndexedSlots
 from moe_edge.offload.link import Link
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.pinned import check_limit, pinned_gib
@@ -36,7 +38,7 @@ from moe_edge.offload.slot_plan import (
     slots_for,
     static_hit_curves,
 )
-from moe_edge.offload.slots import Slots, make_slots
+from moe_edge.offload.slots import DonatedSlots, Slots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype
 from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.predict.base import Predictor
@@ -194,7 +196,12 @@ def free_device_bytes() -> int | None:
 
 
 def make_queue(
-    store: HostStore, slots: Slots, link: Link, recorder, asynchronous: bool = True
+    store: HostStore,
+    slots: Slots,
+    link: Link,
+    recorder,
+    options: OffloadOptions,
+    timed: bool = False,
 ) -> TransferQueue:
     """The queue for where blocks come from and go to.
 
@@ -202,11 +209,15 @@ def make_queue(
     anywhere); from memory to memory it would only take a core from the programs.
 
     Args:
-      asynchronous: False is the serial reference.
+      timed: whether somebody reads how long transfers took.
     """
-    if asynchronous and slots.safe_in_thread and store.memory == "host":
-        return CarriedQueue(store, slots, link, recorder)
-    return TransferQueue(store, slots, link, recorder, asynchronous)
+    given = store, slots, link, recorder
+    if options.asynchronous and slots.safe_in_thread and store.memory == "host":
+        return CarriedQueue(*given)
+    is_direct = options.layer_io == "direct" and not slots.safe_in_thread
+    if options.asynchronous and is_direct:
+        return DirectQueue(*given, timed=timed)
+    return TransferQueue(*given, options.asynchronous)
 
 
 def make_offloaded(
@@ -302,13 +313,17 @@ def assemble(
     else:
         cache = SlotCache(spec, policy)
         stay_awake()
-        slots = make_slots(spec.num_slots, store.record_size, store.dtype)
+        in_words = options.layer_io != "arrays"
+        kind = IndexedSlots if in_words else DonatedSlots
+        shape = spec.num_slots, store.record_size, store.dtype
+        slots = make_slots(*shape, elsewhere=kind)
         link, backends = options.link(), []
         if options.assist is not None:
             rule = options.assist, options.assist_expert_s
             backends.append(HostBackend(config, store, link, *rule))
         trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
-        queue = make_queue(store, slots, link, recorder, options.asynchronous)
+        timed = recorded or bool(backends)
+        queue = make_queue(store, slots, link, recorder, options, timed)
         try:
             manager = OffloadManager(
                 cache,
@@ -327,6 +342,7 @@ def assemble(
                 trace_scores=trace_scores,
                 programs=programs,
                 shadow=local,
+                in_words=in_words,
             )
         except BaseException:
             queue.close()

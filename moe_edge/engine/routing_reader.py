@@ -11,8 +11,10 @@ import jax
 import numpy as np
 
 from moe_edge.engine.layer_programs import Routed
+from moe_edge.engine.layer_words import Reads, split
 from moe_edge.engine.offload_options import AVAILABLE
 from moe_edge.model.config import MoeConfig
+from moe_edge.model.router import Routing
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.policy import check_needs
@@ -29,12 +31,13 @@ class Reading(NamedTuple):
     shape_BS: tuple[int, int]  # of the tokens
     ids_TK: np.ndarray  # int32, on the host; E is no expert
     weights_TK: jax.Array | np.ndarray  # on the host where a route changed them
-    # On the host, None where nobody reads them: the weights, the scores of all experts,
-    # what gate predictors asked for, and the states that the router saw.
+    # On the host, None where nobody reads them: the weights, the scores of all experts
+    # (shares), what gate predictors asked for, and the states that the router saw.
     host_weights_TK: np.ndarray | None
     scores_TE: np.ndarray | None
     wanted_NE: np.ndarray | None
     hidden_TD: np.ndarray | None = None
+    own: Routing | None = None  # the router's, as it was read
 
     @property
     def is_decode(self) -> bool:
@@ -69,8 +72,11 @@ class RoutingReader:
         self._keeps_scores |= "scores" in manager.cache.policy.needs
         self._keeps_scores |= manager.predictor_run.reads("scores")
         self._keeps_hidden = manager.predictor_run.reads("hidden")
+        # In words hidden states cost backends nothing more to read.
+        hidden = self._keeps_hidden or needs_weights
         self._keeps_weights = trace is not None or self._asks_route
         self._keeps_weights |= needs_weights
+        self.reads = Reads(self._keeps_weights, bool(self._keeps_scores), hidden)
         self._dispatched_s = 0.0
         self._first_step = 0  # of the trace, in which the running tokens begin
 
@@ -78,19 +84,23 @@ class RoutingReader:
         self, layer: int, step: int, sequences, routed: Routed, shape_BS
     ) -> Reading:
         """Waits for a layer's routing and applies the route policy."""
-        manager, routing = self._manager, routed.routing
-        ids_TK, weights_TK = np.asarray(routing.ids_TK), routing.weights_TK
+        manager = self._manager
+        if routed.words is not None:
+            own, hidden_TD, wanted_NE = self._from_words(routed)
+        else:
+            own, hidden_TD, wanted_NE = routed.routing, None, None
+        ids_TK, weights_TK = np.asarray(own.ids_TK), own.weights_TK
         read_s = manager.statistics.now()
         manager.queue.poll()  # what the link has done meanwhile
-        host_TK = scores_TE = hidden_TD = wanted_NE = None
+        host_TK = scores_TE = None
         if self._keeps_weights:
             host_TK = np.asarray(weights_TK)
         if self._keeps_scores:
             # Shares: what policies compare, and so what a trace keeps.
-            raw_TE = np.asarray(routing.scores_TE)
+            raw_TE = np.asarray(own.scores_TE)
             scores_TE = gate_scores(raw_TE, self._moe)
         # Of a prompt's states all are read, though many a predictor sees only the last.
-        if self._keeps_hidden:
+        if self._keeps_hidden and hidden_TD is None:
             hidden_TD = np.asarray(routed.hidden_TD)
         if routed.wanted_NE is not None:
             wanted_NE = np.asarray(routed.wanted_NE)
@@ -110,8 +120,24 @@ class RoutingReader:
             manager.statistics.count_route(real, changed)
             host_TK = weights_TK
         where = layer, step, sequences, shape_BS
-        seen = host_TK, scores_TE, wanted_NE, hidden_TD
+        seen = host_TK, scores_TE, wanted_NE, hidden_TD, own
         return Reading(*where, ids_TK, weights_TK, *seen)
+
+    def _from_words(self, routed: Routed) -> tuple[Routing, np.ndarray, np.ndarray]:
+        """What a layer's words say: routing, hidden_TD and wanted_NE, each or None."""
+        (T, D), K = routed.hidden_TD.shape, self._moe.top_k
+        E, floats = self._moe.num_experts, np.float32
+        words = np.asarray(routed.words)
+        shapes = [((T, K), np.int32)]
+        shapes += [((T, K), floats)] if self.reads.weights else []
+        shapes += [((T, E), floats)] if self.reads.scores else []
+        shapes += [((T, D), floats)] if self.reads.hidden else []
+        ids_TK, *more, wanted_NE = split(words, [*shapes, ((-1, E), floats)])
+        weights_TK = more.pop(0) if self.reads.weights else routed.routing.weights_TK
+        scores_TE = more.pop(0) if self.reads.scores else None
+        hidden_TD = more.pop() if self.reads.hidden else None
+        own = Routing(ids_TK, weights_TK, scores_TE)
+        return own, hidden_TD, wanted_NE if len(wanted_NE) else None
 
     def look_up(self, reading: Reading) -> LayerVisit:
         """Looks the chosen experts up and tells the predictor."""

@@ -160,9 +160,13 @@ class BlockQueue:
                 self._refuse_queued(transfer.slot)
             for transfer in transfers:
                 self._occupy(transfer)
-            self._queues[cause].extend(_neighbours_together(transfers, E))
-            self._wake()
+            self._enqueue(cause, transfers)
         return transfers
+
+    def _enqueue(self, cause: str, transfers: Sequence[Transfer]) -> None:
+        """Requests wait for the link; the lock is held."""
+        self._queues[cause].extend(_neighbours_together(transfers, self.num_experts))
+        self._wake()
 
     def _refuse_queued(self, slot: int) -> None:
         last = self._in_slot.get(slot)

@@ -80,6 +80,7 @@ class DonatedSlots:
 
     safe_in_thread = False
     max_staged = 4  # the budget must leave room for them
+    gathers = False  # whether a wait commits all that it waits for at once
 
     def __init__(self, num_slots: int, record_size: int, dtype: np.dtype):
         dtype = _check_sizes(num_slots, record_size, dtype)
@@ -121,9 +122,14 @@ class DonatedSlots:
 Slots = AliasedSlots | DonatedSlots
 
 
-def make_slots(num_slots: int, record_size: int, dtype: np.dtype) -> Slots:
-    """S slots for records of R elements: shared memory on a CPU, else donated."""
-    kind = AliasedSlots if jax.default_backend() == "cpu" else DonatedSlots
+def make_slots(
+    num_slots: int,
+    record_size: int,
+    dtype: np.dtype,
+    elsewhere: type[DonatedSlots] = DonatedSlots,
+) -> Slots:
+    """S slots for records of R elements: shared memory on a CPU, else `elsewhere`."""
+    kind = AliasedSlots if jax.default_backend() == "cpu" else elsewhere
     return kind(num_slots, record_size, dtype)
 
 

@@ -91,9 +91,8 @@ class HostStore:
 
     def _pin(self, layer: int, expert: int, record_R: np.ndarray) -> np.ndarray:
         """Keeps a pinned copy as a jax array; returns a NumPy view of its memory."""
-        device = jax.local_devices()[0]
-        host = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
-        pinned = jax.device_put(record_R, host, may_alias=False).block_until_ready()
+        pinned = jax.device_put(record_R, host_sharding(), may_alias=False)
+        pinned.block_until_ready()
         if pinned.unsafe_buffer_pointer() == record_R.ctypes.data:
             pinned = pinned.copy()  # a CPU aliases all the same; the source goes away
         self._pinned[layer, expert] = pinned
@@ -141,12 +140,15 @@ def pin_records(records_ER: np.ndarray | jax.Array) -> jax.Array:
       records_ER: in the dtype that programs take. On a CPU the result may share its
         memory: do not write to it afterwards.
     """
+    return jax.device_put(records_ER, host_sharding())
+
+
+def host_sharding() -> jax.sharding.SingleDeviceSharding:
+    """Pinned host memory next to the device, where the backend has it."""
     device = jax.local_devices()[0]
     kinds = {memory.kind for memory in device.addressable_memories()}
     kind = "pinned_host" if "pinned_host" in kinds else None
-    return jax.device_put(
-        records_ER, jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
-    )
+    return jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
 
 
 def _view_of(pinned: jax.Array, dtype: np.dtype) -> np.ndarray:

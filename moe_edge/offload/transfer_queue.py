@@ -127,7 +127,7 @@ class TransferQueue(BlockQueue):
             refuse_cancelled(transfers)
             with self._finished:
                 self._check()
-                while not self._staged:
+                while not self._staged or self._is_partial(transfers):
                     open_transfers = [t for t in transfers if t.state != "done"]
                     if not open_transfers:
                         break
@@ -140,6 +140,13 @@ class TransferQueue(BlockQueue):
         waited_s = time.perf_counter() - start_s
         self._wait_s += waited_s
         return waited_s
+
+    def _is_partial(self, transfers: Sequence[Transfer]) -> bool:
+        """Whether more of them should arrive before blocks go into their slots."""
+        if not self.slots.gathers or len(self._staged) >= self.slots.max_staged:
+            return False
+        staged = {id(transfer) for transfer, _ in self._staged}
+        return any(t.state != "done" and id(t) not in staged for t in transfers)
 
     def poll(self) -> None:
         """Puts blocks that have arrived into their slots, without waiting.

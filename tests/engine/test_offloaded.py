@@ -228,6 +228,13 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
             "assist_expert_s must be positive, got 0.0",
         ),
         ({"mode": "fused", "memory": "mmap"}, "mode fused has no memory"),
+        ({"mode": "fused", "layer_io": "packed"}, "mode fused has no layer_io"),
+        ({"layer_io": "pinned"}, "layer_io .*'pinned'.*arrays, packed, direct"),
+        ({"layer_io": "direct"}, "memory pinned over the real link, got memory host;"),
+        (
+            {"layer_io": "direct", "memory": "pinned", "link_bytes_per_s": 1e9},
+            "over the real link, got an emulated link; .* layer_io packed",
+        ),
         (
             {"predictor": "oracle"},
             "predictor oracle knows .*replay --predictors ora",

@@ -60,7 +60,7 @@ class PlacedPrograms(LayerPrograms):
     def _join_advance(self, is_moe, chosen, layer, gates, chunk, window, cache):
         """`join` of a layer (its arguments: `chosen`) and `attend` of the next."""
         x_BSD = seam(self._join(*chosen))
-        return self._attend(is_moe, x_BSD, layer, gates, chunk, window, cache)
+        return self.attend_step(is_moe, x_BSD, layer, gates, chunk, window, cache)
 
 
 def _merge(here, away, away_P):

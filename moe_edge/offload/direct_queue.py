@@ -1,0 +1,52 @@
+"""The queue of blocks from pinned memory, where demands need no thread and no wait."""
+
+from collections.abc import Sequence
+
+from moe_edge.offload.block_queue import Transfer
+from moe_edge.offload.indexed_slots import IndexedSlots
+from moe_edge.offload.transfer_queue import TransferQueue
+
+
+class DirectQueue(TransferQueue):
+    """Demands are fetched by programs that the engine's thread dispatches at once.
+
+    The device runs programs in order, so a layer dispatched next finds its blocks, and
+    its dispatch overlaps their transfer. Prefetches travel by the thread.
+
+    A demand's seconds are those of its dispatch alone, unless `timed`.
+
+    Args:
+      timed: a demand returns once it has arrived: for who reads times (events, a trace,
+        rules that compare rates).
+    """
+
+    slots: IndexedSlots
+
+    def __init__(self, *given, timed: bool = False, **options):
+        self._timed = timed
+        super().__init__(*given, **options)
+
+    def _enqueue(self, cause: str, transfers: Sequence[Transfer]) -> None:
+        if cause != "demand":
+            super()._enqueue(cause, transfers)
+            return
+        for transfer in transfers:
+            transfer.state = "running"
+
+    def request_all(self, blocks, cause, step=None):
+        transfers = super().request_all(blocks, cause, step)
+        if cause == "demand" and transfers:
+            self._carry(transfers, self._fetch, transfers)
+            for transfer in transfers:
+                transfer.state = "done"
+        return transfers
+
+    def _fetch(self, transfers: Sequence[Transfer]) -> None:
+        sources = [self.store.source(t.layer, t.expert) for t in transfers]
+        self.slots.fetch([transfer.slot for transfer in transfers], sources)
+        if self._timed:
+            self.slots.array.block_until_ready()
+
+    def _carried(self, run, start_s: float, end_s: float) -> None:
+        with self._lock:  # both threads carry
+            super()._carried(run, start_s, end_s)
