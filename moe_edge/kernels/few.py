@@ -41,12 +41,12 @@ MISS_PROGRAMS = 64  # that share what comes over the link
 
 
 def is_wanted(act: Callable) -> bool:
-    """Whether few rows are to meet experts by this kernel: MOE_EDGE_FEW_ROWS=1.
+    """Whether few rows meet experts by this kernel: unless MOE_EDGE_FEW_ROWS is 0.
 
     Raises:
       ConfigError: another value than 0 or 1.
     """
-    asked = os.environ.get(VARIABLE, "0")
+    asked = os.environ.get(VARIABLE, "1")
     check_known(VARIABLE, asked, CHOICES)
     is_exact_gelu = act.keywords.get("kind") == "gelu"  # Triton has no `erf`
     return asked == "1" and not is_exact_gelu

@@ -94,6 +94,7 @@ def test_waves_have_the_bits_of_the_resident_engine(name, dtype, parts, mode):
     options = OffloadOptions(device_memory=f"{100 * 6 / BLOCKS}%", mode=mode)
     with interpreted_kernels(parts) as patch:
         patch.setattr(grouped, "product", product_on_host)
+        patch.setenv("MOE_EDGE_FEW_ROWS", "0")
         resident = ResidentEngine(random_weights(ALL[name], dtype=dtype))
         want = forced_logits(resident, prompts, STEPS)
         _calls.clear()

@@ -30,6 +30,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(grouped, "suits", lambda weights: native.is_wanted())
     monkeypatch.setattr(native, "suits", lambda rows, weights: False)
     monkeypatch.delenv("MOE_EDGE_PARTS", raising=False)
+    monkeypatch.setenv("MOE_EDGE_FEW_ROWS", "0")
 
 
 @pytest.fixture

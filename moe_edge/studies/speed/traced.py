@@ -45,7 +45,15 @@ TOP_K = 6  # what the trace holds
 STEPS = {1: 32, 8: 12}  # batch -> timed tokens of a row; as many warm the cache before
 PROMPT = 512  # tokens of the prefill
 APART = 16  # steps of the trace between two rows of a batch
-BUDGETS, MODES = ("25%", "50%"), ("fused", "layered")
+BUDGETS = ("25%", "50%")
+# Name -> options of an offloaded engine.
+WAYS = {
+    "fused": {"mode": "fused"},
+    "fused zero copy": {"mode": "fused", "zero_copy": True},
+    "layered": {"mode": "layered"},
+    "layered packed": {"mode": "layered", "layer_io": "packed"},
+    "layered direct": {"mode": "layered", "layer_io": "direct"},
+}
 BAR = 1.25  # time of a step over its bound
 SHAPES = ("olmoe_7b", "deepseek_v2_lite_16b")
 
@@ -58,18 +66,23 @@ class TracedSettings(SuiteSettings):
       data_dir: where `trace` is looked up.
       trace: route trace with TOP_K experts a token.
       shapes: of SHAPES, the models on a GPU.
+      ways: of WAYS, the offloaded engines.
       threads: engines that are compiled at once, before any is timed.
     """
 
     data_dir: str = "../shared/data"
     trace: str = "routing/trace_qwen3_30b_a3b.csv.gz"
     shapes: tuple[str, ...] = SHAPES
+    ways: tuple[str, ...] = ("fused", "layered")
     threads: int = 8
 
     def __post_init__(self):
         check_count("number of model shapes", len(self.shapes))
+        check_count("number of ways", len(self.ways))
         for name in self.shapes:
             check_known("model shape", name, SHAPES)
+        for name in self.ways:
+            check_known("way", name, WAYS)
 
 
 DEEPSEEK_V2_LITE = {  # 16 B; what is left out is the family's default
@@ -179,7 +192,7 @@ def traced_rows(settings: TracedSettings, work_dir) -> Rows:
         chosen_SLK = trace_choices(recorded, config)
         reader = TracedReader(config, chosen_SLK, ml_dtypes.bfloat16)
         with ExitStack() as stack:
-            cases = dict(_cases(reader, stack, len(chosen_SLK)))
+            cases = dict(_cases(reader, stack, len(chosen_SLK), settings.ways))
             _compile(cases, settings.threads)
             found = interleave(cases, settings.repeats)
             rows += _rows(name, cases, found, chosen_SLK, rates)
@@ -189,26 +202,26 @@ def traced_rows(settings: TracedSettings, work_dir) -> Rows:
     return rows
 
 
-def _cases(reader: TracedReader, stack: ExitStack, steps: int) -> Iterator:
-    """(mode, budget, batch) -> Case; one engine of each mode and budget."""
+def _cases(reader: TracedReader, stack: ExitStack, steps: int, ways) -> Iterator:
+    """(way, budget, batch) -> Case; one engine of each way and budget."""
     dense = load_weights(reader, with_experts=False)
     resident = ResidentEngine(_with_experts(dense, reader))
     engines = {("resident", "100%"): resident}
     memory = "host" if jax.default_backend() == "cpu" else "pinned"
     store = HostStore(reader, memory)
     hosts = _pinned_layers(reader)
-    for budget, mode in itertools.product(BUDGETS, MODES):
+    for budget, way in itertools.product(BUDGETS, ways):
         options = OffloadOptions(
             device_memory=budget,
-            mode=mode,
-            memory="host" if mode == "fused" else memory,
+            memory="host" if WAYS[way]["mode"] == "fused" else memory,
+            **WAYS[way],
         )
         engine = assemble(options, dense, store, hosts=hosts)
-        engines[mode, budget] = stack.enter_context(engine)
-    for (mode, budget), engine in engines.items():
+        engines[way, budget] = stack.enter_context(engine)
+    for (way, budget), engine in engines.items():
         batches = [*STEPS] if budget == "25%" else [*STEPS, 0]
         for batch in batches:
-            yield (mode, budget, batch), Case(engine, batch, steps)
+            yield (way, budget, batch), Case(engine, batch, steps)
 
 
 def _with_experts(dense: Weights, reader: TracedReader) -> Weights:
@@ -242,12 +255,12 @@ def _compile(cases: dict, threads: int) -> None:
 
 def _rows(name: str, cases: dict, found: dict, chosen_SLK, rates: dict) -> Rows:
     rows = []
-    for (mode, budget, batch), case in cases.items():
-        runs = found[mode, budget, batch]
+    for (way, budget, batch), case in cases.items():
+        runs = found[way, budget, batch]
         ours_ms, moved = [ms for ms, _ in runs], runs[-1][1]
         unit = "ms/step" if batch else "ms"
-        where = f"traced/{name}/{case.label}/{mode}"
-        if mode == "resident":
+        where = f"traced/{name}/{case.label}/{way}"
+        if way == "resident":
             row = make_row(where, ours_ms, unit)
             if batch:
                 row |= _read_share(case, chosen_SLK, row["ours"], rates["memory"])
@@ -340,9 +353,9 @@ def _beside_transformers(name: str, hf_config, cases: dict, repeats: int) -> Row
 def answer_of(rows: Rows) -> str:
     """Time over the bound, by mode; rates beside `transformers`."""
     parts = []
-    for mode in MODES:
-        over = [r["over_bound"] for r in rows if f"/{mode}/" in r["case"]]
-        parts.append(f"{mode} {min(over):.2f} to {max(over):.2f}")
+    for way in WAYS:
+        if over := [r["over_bound"] for r in rows if f"/{way}/" in r["case"]]:
+            parts.append(f"{way} {min(over):.2f} to {max(over):.2f}")
     found = (
         "Times over the larger of the resident engine's and their missed bytes at the "
         f"link's rate: {', '.join(parts)}."
