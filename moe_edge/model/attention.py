@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from moe_edge.kernels import gradients, native
+from moe_edge.kernels import decode_attention, gradients, native
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import add_bias, add_params, rms_norm
@@ -100,6 +100,11 @@ class Attention(nnx.Module):
         G = attention.num_kv_heads
         P = attention.head_dim
         q, k, v = linear_each(x_BSD, self.q[...], self.k[...], self.v[...])
+        if cache is not None and decode_attention.suits(B, S):
+            products = {"q": q, "k": k, "v": v}
+            given = products, self._vectors(), cache, tables, start_B, window
+            y, cache = decode_attention.attend(*given, attention, self.eps)
+            return self._output(y.reshape(B, S, -1)), cache
         q = self._heads(q, "q", attention.num_heads, tables)
         k, v = self._heads(k, "k", G, tables), self._heads(v, "v", G, tables)
         k, v = (y.transpose(0, 2, 1, 3).reshape(B * G, S, P) for y in (k, v))
@@ -136,6 +141,11 @@ class Attention(nnx.Module):
         y = apart(einsum("RQM,RMP->RQP", weights, v)).reshape(B, G, -1, S, P)
         y = y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)
         return self._output(y), cache
+
+    def _vectors(self) -> dict[str, jax.Array]:
+        """What `decode_attention.attend` takes beside the products."""
+        names = decode_attention.VECTORS
+        return {name: getattr(self, name)[...] for name in names if hasattr(self, name)}
 
     def _output(self, y_BSR) -> jax.Array:
         y_BSD = linear(y_BSR, self.o[...])
