@@ -235,7 +235,7 @@ class Engine:
             here = slice(start, start + size)
             chunk = tokens[:, here], valid[:, here], start_B
             yield start, self.run_chunk(session, *chunk, on_routing)
-        session.positions_B = jax.device_put(lengths)
+        session.positions_B = self.put(lengths)
 
     def run_chunk(
         self, session: Session, tokens_BS, valid_BS, start_B, on_routing=None

@@ -3,6 +3,7 @@
 Arrays suit a CPU, where a NumPy argument costs 2 us. Words (`layer_words`) suit a GPU.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_words import PinnedWords, Reads
 from moe_edge.engine.packed_programs import PackedPrograms
 from moe_edge.engine.routing_reader import Reading
+from moe_edge.engine.weights import Weights
 from moe_edge.model.router import Routing
 
 
@@ -22,9 +24,9 @@ class Arrays:
         """See `Engine.put`."""
         return jax.device_put(tree)
 
-    def placed(self, arrays: tuple) -> tuple:
-        """What a caller gave a step, as its programs expect it; None stays."""
-        return arrays
+    def weights(self, weights: Weights) -> Weights:
+        """Those that programs take; never a copy."""
+        return weights
 
     def steps(self, programs: LayerPrograms, reads: Reads):
         """`attend`, `advance`, `experts` and `peek` that take what `chosen` gives."""
@@ -64,10 +66,9 @@ class Words(Arrays):
     def put(self, tree):
         return jax.device_put(tree, self._device)
 
-    def placed(self, arrays):
-        if all(array is None or array.committed for array in arrays):
-            return arrays
-        return self.put(arrays)
+    def weights(self, weights):
+        top, layers = self.put((weights.top, weights.layers))
+        return dataclasses.replace(weights, top=top, layers=layers)
 
     def steps(self, programs, reads):
         return PackedPrograms.of(programs, reads)

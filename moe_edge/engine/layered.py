@@ -80,14 +80,12 @@ class LayeredEngine(Engine):
     ):
         config = weights.config
         self._exchange = Words() if in_words else Arrays()
-        if in_words:  # says where they are, without a copy
-            top, layers = self.put((weights.top, weights.layers))
-            weights = dataclasses.replace(weights, top=top, layers=layers)
+        weights = self._exchange.weights(weights)
         self._slots = manager.queue.slots
         programs = programs or LayerPrograms(config, self._slots.array.dtype)
         programs.check_records(self._slots.array.dtype)
         super().__init__(weights, programs)
-        self._windows = self._exchange.placed(tuple(self._windows))
+        self._windows = self.put(self._windows) if in_words else self._windows
         self.manager, self.trace = manager, trace
         self.backends, self.route = tuple(backends), route or TopK()
         # Where programs run in this thread, what shall travel meanwhile is asked for
@@ -135,12 +133,6 @@ class LayeredEngine(Engine):
 
     def put(self, tree):
         return self._exchange.put(tree)
-
-    def step(self, session, tokens_B, active_B, on_routing=None):
-        given = tokens_B, active_B, session.positions_B, session.k_B
-        given = self._exchange.placed(given)
-        tokens_B, active_B, session.positions_B, session.k_B = given
-        return super().step(session, tokens_B, active_B, on_routing)
 
     def num_compiled(self) -> int:
         own = super().num_compiled()

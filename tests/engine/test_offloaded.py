@@ -229,7 +229,10 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
         ),
         ({"mode": "fused", "memory": "mmap"}, "mode fused has no memory"),
         ({"mode": "fused", "layer_io": "packed"}, "mode fused has no layer_io"),
-        ({"layer_io": "pinned"}, "layer_io .*'pinned'.*arrays, packed, direct"),
+        (
+            {"layer_io": "pinned"},
+            "unknown layer_io 'pinned'; known: arrays, direct, packed",
+        ),
         ({"layer_io": "direct"}, "memory pinned over the real link, got memory host;"),
         (
             {"layer_io": "direct", "memory": "pinned", "link_bytes_per_s": 1e9},
