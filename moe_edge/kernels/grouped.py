@@ -10,8 +10,8 @@ Weights in bfloat16 meet a float32 row in parts of 8 bits, each of them bfloat16
 (`split`), summed in float32. One part is the row rounded to bfloat16, an error of 2^-9,
 as `transformers` and vLLM have it; two leave 2^-17, three are the row itself. Each part
 is a product of its own: with three a step takes 1.7 times as long as with one at batch
-1, and 2.1 times at batch 8 (H200, docs/performance.md). `MOE_EDGE_PARTS` asks for
-another number.
+1, and 2.1 times at batch 8; a prompt of 512 with two 1.3 times (H200,
+docs/performance.md). One is the default, `MOE_EDGE_PARTS` asks for another number.
 
 The bits of a row depend neither on the other rows nor on its place. Biases, weights of
 pairs and parts are the kernel's work for that reason, too: XLA rounds a product and a
@@ -43,13 +43,12 @@ class Tiles(NamedTuple):
     inputs: int
     warps: int
     stages: int
-    parts: int  # of a row that meets bfloat16, unless another number is asked for
 
 
 # A default changes only after it was timed on a GPU: see docs/gpu_todo.md.
-FEW = Tiles(16, 32, 128, 4, 4, 1)  # reading weights takes the time
-MANY = Tiles(64, 128, 64, 4, 3, 2)  # multiplying does; one part was never timed
-MANY_WIDE = Tiles(64, 64, 32, 4, 3, 1)  # the same for float32, which takes more room
+FEW = Tiles(16, 32, 128, 4, 4)  # reading weights takes the time
+MANY = Tiles(64, 128, 64, 4, 3)  # multiplying does
+MANY_WIDE = Tiles(64, 64, 32, 4, 3)  # the same for float32, which takes more room
 VARIABLE, PARTS = "MOE_EDGE_PARTS", ("1", "2", "3")
 
 
@@ -61,23 +60,20 @@ class Blocks(NamedTuple):
     count_B: jax.Array  # its rows; 0 leaves it out
 
 
-def parts_of(tiles: Tiles) -> int:
-    """Parts of a row that meets bfloat16: what MOE_EDGE_PARTS says, or the tiles.
+def num_parts() -> int:
+    """Parts of a row that meets bfloat16: what MOE_EDGE_PARTS says, or 1.
 
     Raises:
       ConfigError: another number than 1, 2 or 3.
     """
-    asked = os.environ.get(VARIABLE)
-    if asked is None:
-        return tiles.parts
+    asked = os.environ.get(VARIABLE, "1")
     check_known(VARIABLE, asked, PARTS)
     return int(asked)
 
 
 def describe() -> str:
     """How rows meet bfloat16 weights on a GPU, for people."""
-    few, many = parts_of(FEW), parts_of(MANY)
-    return f"rows in {few} bfloat16 parts up to {FEW.rows}, {many} above"
+    return f"rows in bfloat16 parts: {num_parts()}"
 
 
 def suits(weights: jax.Array) -> bool:
@@ -185,7 +181,6 @@ def product(
       float32 `[P, O]`.
     """
     interpret = jax.default_backend() != "gpu"  # tests
-    tiles = tiles._replace(parts=parts_of(tiles))
     # One array, which XLA makes in one kernel.
     given = {"blocks": jnp.stack(blocks), "records": records_SR, "x": x_TI}
     given |= {"source": source_P, "scale": scale_P}
@@ -252,7 +247,7 @@ def _kernel(refs, *, first, tiles, combine, bias):
             if combine is not None:
                 second = x_TI.at[row_MC, width + at_MC]
                 x_MC = combine(x_MC, triton.load(second, mask=known_MC, other=0.0))
-            parts = split(x_MC, weight_NC.dtype, tiles.parts)
+            parts = split(x_MC, weight_NC.dtype, num_parts())
             for part_MC in parts:
                 sums_MN += lax.dot_general(
                     part_MC,

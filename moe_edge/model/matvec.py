@@ -129,8 +129,7 @@ def _narrow_product(x_TI, weight_OI):
     """
     if x_TI.shape[0] == 1:
         return jnp.sum(to_float32(weight_OI) * x_TI, axis=1)[None]
-    like = grouped.FEW if x_TI.shape[0] <= grouped.FEW.rows else grouped.MANY
-    rows = grouped.split(x_TI, weight_OI.dtype, grouped.parts_of(like))
+    rows = grouped.split(x_TI, weight_OI.dtype, grouped.num_parts())
     contract = (((1,), (1,)), ((), ()))
     products = lax.dot_general(
         jnp.concatenate(rows), weight_OI, contract, preferred_element_type=jnp.float32

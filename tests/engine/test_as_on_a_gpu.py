@@ -26,12 +26,12 @@ STEPS, LENGTHS, TOKENS = 6, (9,), 1024
 _calls: list[int] = []  # of the kernel: where its matrix begins
 
 
-def parts_of(x_PI, dtype, tiles) -> list[np.ndarray]:
+def parts_of(x_PI, dtype) -> list[np.ndarray]:
     """`grouped.split`, in NumPy."""
     if dtype == np.float32:
         return [x_PI]
     found = []
-    for _ in range(grouped.parts_of(tiles)):
+    for _ in range(grouped.num_parts()):
         found.append(x_PI.astype(ml_dtypes.bfloat16).astype(np.float32))
         x_PI = x_PI - found[-1]
     return found
@@ -61,7 +61,7 @@ def product_on_host(
     def compute(x_TI, source_P, records_SR, blocks, scale_P, out_PO):
         _calls.append(first)
         x_PI, records_SR = np.asarray(x_TI)[source_P], np.asarray(records_SR)
-        parts, width = parts_of(x_PI, records_SR.dtype, tiles), x_PI.shape[1]
+        parts, width = parts_of(x_PI, records_SR.dtype), x_PI.shape[1]
         empty_PO = np.full((P, O), np.nan, np.float32)
         out_PO = np.array(out_PO) if is_given else empty_PO
         for record, row, count in zip(*map(np.asarray, blocks), strict=True):
@@ -104,7 +104,7 @@ def test_waves_have_the_bits_of_the_resident_engine(name, dtype, parts, mode):
 
 @pytest.mark.parametrize("parts", [None, "3"])
 def test_decoding_equals_a_prompt_but_for_rounding(parts):
-    """By default rows are rounded to bfloat16 where few are, and not where many are."""
+    """By default rows are rounded to bfloat16, in other groups each time."""
     prompts, new = random_prompts(ALL["gqa"], (38, 3, 33)), 6
     forced = random_prompts(ALL["gqa"], 3 * [new], seed=1)
     full = [prompt + row for prompt, row in zip(prompts, forced, strict=True)]

@@ -70,7 +70,7 @@ def test_decode_matches_teacher_forced_prefill(name, dtype):
     # On a GPU few rows are rounded to bfloat16 and many are not (`kernels/grouped.py`):
     # .013, and .07 where a near tie then chooses another expert (test_as_on_a_gpu.py).
     is_split = dtype == BF16 and jax.default_backend() == "gpu"
-    is_rounded = is_split and grouped.parts_of(grouped.FEW) < 3
+    is_rounded = is_split and grouped.num_parts() < 3
     tolerance = 0.1 if is_rounded else 1e-5
     for row, logits in enumerate(score_all(engine, full)):
         assert_close(decoded[row], logits[len(prompts[row]) - 1 :], tolerance)

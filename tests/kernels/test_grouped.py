@@ -91,14 +91,12 @@ def test_sums_equal_numpy(method, tokens, layout, dtype, all_parts):
 ERRORS = {1: (1e-4, 6e-3), 2: (1e-6, 2e-5), 3: (0.0, 1e-6)}
 
 
-@pytest.mark.parametrize(
-    "asked, few, many", [(None, 1, 2), ("1", 1, 1), ("2", 2, 2), ("3", 3, 3)]
-)
-def test_rows_meet_bfloat16_in_as_many_parts_as_asked(asked, few, many, monkeypatch):
+@pytest.mark.parametrize("asked, parts", [(None, 1), ("1", 1), ("2", 2), ("3", 3)])
+def test_rows_meet_bfloat16_in_as_many_parts_as_asked(asked, parts, monkeypatch):
     """Up to 16 rows, of a product or on average of an expert, and above."""
     if asked is not None:
         monkeypatch.setenv("MOE_EDGE_PARTS", asked)
-    for tokens, parts in ((7, few), (70, many)):
+    for tokens in (7, 70):
         case = make_case(LAYOUTS[0], tokens, TYPES[1])
         run = functools.partial(run_experts, layout=LAYOUTS[0])
         sums = expected(case, LAYOUTS[0]), step(run)(*case)
@@ -214,18 +212,21 @@ def test_dense_products_read_bfloat16_weights_as_they_are(rows, all_parts):
 
 
 @pytest.mark.parametrize(
-    "tiles, dtype",
+    "tiles, dtype, parts",
     [
-        (grouped.FEW, jnp.bfloat16),
-        (grouped.FEW._replace(parts=3), jnp.bfloat16),
-        (grouped.FEW, jnp.float32),
-        (grouped.MANY, jnp.bfloat16),
-        (grouped.MANY_WIDE, jnp.float32),
+        (grouped.FEW, jnp.bfloat16, "1"),
+        (grouped.FEW, jnp.bfloat16, "3"),
+        (grouped.FEW, jnp.float32, "1"),
+        (grouped.MANY, jnp.bfloat16, "1"),
+        (grouped.MANY_WIDE, jnp.float32, "1"),
     ],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_kernel_lowers_to_triton_without_a_gpu(tiles, dtype, layout, monkeypatch):
+def test_kernel_lowers_to_triton_without_a_gpu(
+    tiles, dtype, parts, layout, monkeypatch
+):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setenv("MOE_EDGE_PARTS", parts)
     shape = jax.ShapeDtypeStruct
     blocks = grouped.Blocks(*3 * [shape((4,), jnp.int32)])
     x_TI = shape((5, 2 * layout.d_model), jnp.float32)

@@ -17,10 +17,10 @@ def test_machine_info_says_how_a_gpu_multiplies(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.delenv("MOE_EDGE_PARTS", raising=False)
     found = machine.machine_info.__wrapped__()["kernels"]
-    assert found.endswith("; on the GPU rows in 1 bfloat16 parts up to 16, 2 above")
+    assert found.endswith("; on the GPU rows in bfloat16 parts: 1")
     monkeypatch.setenv("MOE_EDGE_PARTS", "3")
     found = machine.machine_info.__wrapped__()["kernels"]
-    assert found.endswith("rows in 3 bfloat16 parts up to 16, 3 above")
+    assert found.endswith("rows in bfloat16 parts: 3")
 
 
 def test_device_slug_names_cpu_cores_or_the_gpu(monkeypatch):
