@@ -38,17 +38,26 @@ VECTORS = ("q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "sinks")
 
 
 def suits(rows_of_step: int, tokens: int) -> bool:
-    """Whether a step of so many rows and tokens of each is to go through this kernel.
+    """Whether a step of so many rows and tokens of each is to go through this kernel;
+    see `is_asked`."""
+    fits = tokens == 1 and rows_of_step <= MOST_ROWS
+    return is_asked() and fits and rows.are_wanted()
 
-    MOE_EDGE_DECODE_ATTENTION=1 asks for it.
+
+def is_asked() -> bool:
+    """Whether MOE_EDGE_DECODE_ATTENTION is 1.
 
     Raises:
       ConfigError: another value than 0 or 1.
     """
     asked = os.environ.get(VARIABLE, "0")
     check_known(VARIABLE, asked, CHOICES)
-    fits = tokens == 1 and rows_of_step <= MOST_ROWS
-    return asked == "1" and fits and rows.are_wanted()
+    return asked == "1"
+
+
+def describe() -> str:
+    """How a step's attention runs on a GPU, for people."""
+    return f"a step's attention by {'one kernel' if is_asked() else 'XLA'}"
 
 
 class Softmax(NamedTuple):

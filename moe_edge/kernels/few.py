@@ -41,15 +41,25 @@ MISS_PROGRAMS = 64  # that share what comes over the link
 
 
 def is_wanted(act: Callable) -> bool:
-    """Whether few rows meet experts by this kernel: unless MOE_EDGE_FEW_ROWS is 0.
+    """Whether few rows meet experts by this kernel; see `is_asked`."""
+    is_exact_gelu = act.keywords.get("kind") == "gelu"  # Triton has no `erf`
+    return is_asked() and not is_exact_gelu
+
+
+def is_asked() -> bool:
+    """Unless MOE_EDGE_FEW_ROWS is 0.
 
     Raises:
       ConfigError: another value than 0 or 1.
     """
     asked = os.environ.get(VARIABLE, "1")
     check_known(VARIABLE, asked, CHOICES)
-    is_exact_gelu = act.keywords.get("kind") == "gelu"  # Triton has no `erf`
-    return asked == "1" and not is_exact_gelu
+    return asked == "1"
+
+
+def describe() -> str:
+    """How few rows meet experts on a GPU, for people."""
+    return f"few rows of an expert {'exact' if is_asked() else 'as many'}"
 
 
 def is_interpreted() -> bool:

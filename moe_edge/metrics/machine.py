@@ -86,11 +86,12 @@ def machine_info() -> dict[str, Any]:
     import jax
     import jaxlib
 
-    from moe_edge.kernels import grouped, native
+    from moe_edge.kernels import decode_attention, few, grouped, native
 
     gpu, kernels = gpu_name(), native.describe()
     if jax.default_backend() == "gpu":
-        kernels += f"; on the GPU {grouped.describe()}"
+        kinds = grouped, few, decode_attention
+        kernels += f"; on the GPU {', '.join(each.describe() for each in kinds)}"
     query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
         "cpu": cpu_name(),

@@ -17,10 +17,11 @@ def test_machine_info_says_how_a_gpu_multiplies(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.delenv("MOE_EDGE_PARTS", raising=False)
     found = machine.machine_info.__wrapped__()["kernels"]
-    assert found.endswith("; on the GPU rows in bfloat16 parts: 1")
+    kinds = "few rows of an expert exact, a step's attention by XLA"
+    assert found.endswith(f"; on the GPU rows in bfloat16 parts: 1, {kinds}")
     monkeypatch.setenv("MOE_EDGE_PARTS", "3")
     found = machine.machine_info.__wrapped__()["kernels"]
-    assert found.endswith("rows in bfloat16 parts: 3")
+    assert found.endswith(f"rows in bfloat16 parts: 3, {kinds}")
 
 
 def test_device_slug_names_cpu_cores_or_the_gpu(monkeypatch):
