@@ -5,6 +5,7 @@ paths of docs/gpu_todo.md) asks for the GPU.
 """
 
 import functools
+import gc
 import os
 import time
 
@@ -40,6 +41,16 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.devices()
 
 
+def pytest_collection_finish(session):
+    """Garbage is collected less often: 10 % of the time of tests that trace programs.
+
+    What was imported and collected stays to the end, and tracing makes many objects.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def few_memory_maps():
     """Between modules: tests of one module may count what they compile."""
@@ -47,16 +58,35 @@ def few_memory_maps():
     free_programs()
 
 
+@functools.cache
+def _programs_by_arguments() -> list[tuple]:
+    """Modules, the names by which they make programs, and a maker that keeps them."""
+    # All that import these names first: they must get the classes.
+    from moe_edge.cluster.node.programs import PlacedPrograms
+    from moe_edge.cluster.od_moe import nodes
+    from moe_edge.cluster.prism import server
+    from moe_edge.engine import layered, offloaded, resident, shadow  # noqa: F401
+
+    placed = functools.cache(PlacedPrograms)
+    return [
+        (resident, "ResidentPrograms", functools.cache(resident.ResidentPrograms)),
+        (layered, "LayerPrograms", functools.cache(layered.LayerPrograms)),
+        (shadow, "ShadowPrograms", functools.cache(shadow.ShadowPrograms)),
+        (nodes, "PlacedPrograms", placed),
+        (server, "PlacedPrograms", placed),
+    ]
+
+
 @pytest.fixture(scope="module")
 def shared_programs():
-    """Engines of one model share their programs in this module, as if given them."""
-    # All that import these names first: they must get the classes.
-    from moe_edge.engine import layered, offloaded, resident  # noqa: F401
+    """Engines of one model share their programs, as if given them.
 
-    kinds = (resident, "ResidentPrograms"), (layered, "LayerPrograms")
+    Also with those of other modules that ask for this. Not for tests that count what an
+    engine compiles, or choose kernels.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in kinds:
-            patch.setattr(module, name, functools.cache(getattr(module, name)))
+        for module, name, make in _programs_by_arguments():
+            patch.setattr(module, name, make)
         yield
 
 

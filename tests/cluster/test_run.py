@@ -1,4 +1,8 @@
-"""Whole runs: supervisor, scheduler and servers as processes."""
+"""Whole runs: supervisor, scheduler and servers as processes.
+
+Most are slow tests: what nodes do is tested with all of them in one process, in
+`node`, `prism`, `od_moe` and `scheduler`.
+"""
 
 import json
 import os
@@ -80,6 +84,7 @@ def test_servers_give_the_tokens_of_one_machine(serve, of_one_machine, tmp_path)
     assert logs == ["scheduler.log", "server0.log", "server1.log"]
 
 
+@pytest.mark.slow
 def test_workload_of_task_families(serve, tmp_path):
     more = {"requests_per_server": 1, "interval_s": 0.05, "output_tokens": 4}
     more |= {"combine": "partial", "seed": 3}  # of it, prompts are of one shape
@@ -88,6 +93,7 @@ def test_workload_of_task_families(serve, tmp_path):
     assert len(tokens_in(tmp_path / "o")) == 2
 
 
+@pytest.mark.slow
 def test_calls_and_blocks_by_jax_give_the_tokens_of_one_machine(
     serve, of_one_machine, tmp_path
 ):
@@ -176,6 +182,7 @@ def start_apart(start, tiny, prompts, tmp_path, secret):
     return start_all
 
 
+@pytest.mark.slow
 def test_without_the_scheduler_all_end_with_code_3(start_apart, tmp_path):
     runs = start_apart(drill="kill:scheduler@10", max_new_tokens=LONG)
     assert [run.wait() for run in runs] == [3, 3, 3], [run.stderr for run in runs]
@@ -191,7 +198,12 @@ def test_without_the_scheduler_all_end_with_code_3(start_apart, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    "number, code",
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
+    ],
 )
 def test_when_the_supervisor_ends_nothing_is_left(start, tiny, prompts, number, code):
     run = start(*flags_of(tiny, prompts))
@@ -210,6 +222,7 @@ def test_a_server_that_dies_at_its_start_ends_the_run_at_once(start, tiny, promp
     assert not run.below()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_while_all_warm_up_ends_the_run(start, tiny, prompts):
     # To warm up they read blocks over a link on which that takes minutes.
     slow = {"methods": "optimal,moe_infinity", "host_bytes_per_s": 100}
@@ -240,6 +253,7 @@ def test_supervisors_of_several_machines_join_and_lose_a_server(
     assert (tmp_path / "o2" / "logs" / "server1.log").is_file()
 
 
+@pytest.mark.slow
 def test_who_does_not_fit_is_refused_and_the_others_wait_on(
     start, tiny, prompts, tmp_path, secret
 ):
@@ -270,6 +284,7 @@ def test_who_does_not_fit_is_refused_and_the_others_wait_on(
     assert scheduler.process.poll() is None and list(scheduler.below()) == [0]
 
 
+@pytest.mark.slow
 def test_who_is_missing_is_named(start, tiny, prompts, secret):
     where = {"secret_file": secret, "join_timeout_s": 0.5}
     ports = unused_ports(2)

@@ -39,6 +39,18 @@ def test_other_tests_find_the_lines_beside_progress(progress_clock, capsys):
     assert without_progress(said) == wanted
 
 
+def test_other_tests_leave_out_that_there_is_no_cuda_driver():
+    """As XLA logs it, if JAX's CUDA plugin is installed."""
+    logged = (
+        "WARNING: All log messages before absl::InitializeLog() is called are written "
+        "to STDERR\n"
+        "I0000 00:00:1795799565.103807   10113 cudart_stub.cc:31] Could not find cuda "
+        "drivers on your machine, GPU will not be used.\n"
+    )
+    failed = logged.replace("I0000", "E0000").splitlines(keepends=True)[1]
+    assert without_progress(f"one\n{logged}{failed}two\n") == f"one\n{failed}two\n"
+
+
 def test_a_thread_looks_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setattr(progress, "EVERY_S", 0.001)
     until_s, found = time.monotonic() + 60, ""

@@ -25,6 +25,11 @@ def tiny(tmp_path_factory):
     return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def programs(shared_programs):
+    """Scripts that run here find the programs of those before them compiled."""
+
+
 class Done:
     """A finished script: its exit code and what it printed."""
 

@@ -180,7 +180,7 @@ def check_killed(tmp_path, start, script, name, code, word) -> None:
     (tmp_path / "killed.py").write_text(script.replace("SIGTERM", name))
     (tmp_path / "slow.py").write_text(SLOW_IMPORT.replace("SIGTERM", name))
     done = subprocess.run(
-        [sys.executable, *start, "--out_dir=out"],
+        [*WITH_INTERRUPTS, *start, "--out_dir=out"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,

@@ -18,7 +18,6 @@ from moe_edge.evaluate.run import _cache_room, run_evaluate
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 from tests.support.tiny_models import ALL
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
 LOSSY = OffloadOptions(route="drop", route_options={"threshold": 0.45})
 SERVED = ("--max_batch", 2, "--max_context", 64, "--prefill_chunk", 32)
 

@@ -7,8 +7,6 @@ from moe_edge.core.checks import CapacityError, ConfigError, OutputError, Reques
 from moe_edge.evaluate.run import run_evaluate
 from tests.support.tiny_checkpoint import TEXT
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
-
 
 def evaluate(tmp_path, tiny, **kwargs):
     return run_evaluate(out_dir=str(tmp_path / "o"), checkpoint=tiny, **kwargs)

@@ -12,8 +12,6 @@ from moe_edge.core.checks import (
 from moe_edge.engine.run_generate import run_generate
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
-
 KEYS = {"tokens_per_s", "ttft_s", "hit_ratio", "bytes_moved", "out_dir"}
 
 

@@ -14,8 +14,6 @@ from tests.launch.conftest import ROOT
 from tests.support.chrome_trace import assert_no_overlap
 from tests.support.tiny_checkpoint import TEXT
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
-
 POLICIES = ROOT / "configs" / "policies"
 PROMPTS = ["The river", "How many sacks are there?", "café 東京"]
 

@@ -11,7 +11,6 @@ import pytest
 from moe_edge.core.out_folder import taken_folder
 from tests.support.serving import COSTS
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
 NEW = 5
 
 

@@ -93,6 +93,7 @@ def test_server_is_ready_answers_and_drains(tmp_path, tiny):
     assert answer["choices"][0]["text"] not in told
 
 
+@pytest.mark.slow
 def test_offloaded_server_answers_and_tells_what_moved(tmp_path, tiny):
     flags = ("--checkpoint", tiny, "--device_memory", "50%")
     with serving(tmp_path, *flags) as (process, ready):
@@ -144,6 +145,7 @@ def test_options_may_come_from_gin(run_script, tiny):
     assert "default_min_k 9 exceeds the model's K of 2" in done.error
 
 
+@pytest.mark.slow
 def test_too_little_memory_for_caches_ends_the_process(run_process, tiny):
     flags = ("--port", 0, "--kv_memory", "1KiB", "--prompt_cache", "0")
     done = run_process("serve", "--checkpoint", tiny, *flags)

@@ -11,6 +11,7 @@ from moe_edge.core.events import Recorder
 from moe_edge.offload.link import EmulatedLink, SharedLink, Turns
 from moe_edge.offload.pool_slots import PoolSlots, to_host
 from moe_edge.offload.transfer_queue import TransferQueue
+from tests.support.host_kernels import host_device
 
 SIZES = (128, 320, 64)
 
@@ -49,14 +50,22 @@ def test_experts_of_all_sizes_come_and_go():
     assert (total.count, total.bytes) == (2, 448)
     left = to_host(slots.take(1))
     assert list(slots.arrays) == [0]
-    slots.write(1, left)  # on the host it is the same memory
+    slots.write(1, left)
+    np.testing.assert_array_equal(slots.arrays[1], Store().record(0, 1))
+
+
+def test_on_the_host_what_was_taken_is_used_as_it_is():
+    slots = PoolSlots(2, host_device())
+    slots.write(1, Store().record(0, 1))
+    left = to_host(slots.take(1))
+    slots.write(1, left)
     pointer = slots.arrays[1].unsafe_buffer_pointer()
     assert pointer == left.unsafe_buffer_pointer()
 
 
 def test_weights_are_copied_from_the_file_and_aligned():
     record = Store().record(0, 1)
-    slots = PoolSlots(2, jax.devices()[0])
+    slots = PoolSlots(2, host_device())
     slots.write(1, record)
     record[:] = 0
     assert slots.arrays[1].unsafe_buffer_pointer() % 64 == 0
