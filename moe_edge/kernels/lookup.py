@@ -57,7 +57,10 @@ def look_up(
     (T, K), E, L = ids_TK.shape, scores_TE.shape[1], tables.counts_L3.shape[0]
     P, S, B = T * K, tables.key_S.size, tables.last_B.size
     lanes, width = pl.next_power_of_2(P), pl.next_power_of_2(S)
-    given = {"ids": ids_TK.reshape(-1), "step": step.reshape(1), "layer": layer_S}
+    # The layer as data: so all layers are one kernel, compiled once.
+    number = jnp.full(1, layer, jnp.int32)
+    given = {"ids": ids_TK.reshape(-1), "step": step.reshape(1), "layer": number}
+    given |= {"owner": layer_S}
     given |= {"scores": scores_TE if T > 1 else None, "value": value_S}
     given = {name: array for name, array in given.items() if array is not None}
     first = len(given)
@@ -70,6 +73,7 @@ def look_up(
         refs = refs[len(given) :]
         key_ref, last_ref, slot_ref, counts_ref = refs[: len(tables)]
         rows = Rows(*refs[len(tables) :])
+        layer = before["layer"][0]
         clock = 2 * (before["step"][0] * L + layer)
 
         # The pairs: of each expert the first one stands for it.
@@ -103,7 +107,7 @@ def look_up(
         slots_S = jnp.arange(width, dtype=jnp.int32)
         is_slot_S = slots_S < S
         key_S = triton.load(before["key_S"].at[slots_S], mask=is_slot_S, other=-1)
-        owner_S = triton.load(before["layer"].at[slots_S], mask=is_slot_S, other=L)
+        owner_S = triton.load(before["owner"].at[slots_S], mask=is_slot_S, other=L)
         is_empty_S = key_S < 0
         known_S = jnp.where(is_empty_S, B - 1, key_S)
         last_S = triton.load(before["last_B"].at[known_S])
@@ -154,7 +158,7 @@ def look_up(
             spare = jnp.int32(B - 1)
             last_ref[spare] = jnp.where(padding > 0, clock, before["last_B"][spare])
         for column, more in enumerate((chosen - misses, misses, evictions)):
-            at = jnp.int32(layer), jnp.int32(column)
+            at = layer, jnp.int32(column)
             counts_ref[at] = before["counts_L3"][at] + more
 
         # Blocks of rows, those of absent experts first.

@@ -14,7 +14,10 @@ from moe_edge.engine.fused_zero_copy import ZeroCopy, check_zero_copy
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import few
+from moe_edge.kernels import few, native
+from moe_edge.model.experts import run_experts
+from moe_edge.model.record import RecordLayout
+from moe_edge.model.router import Routing
 from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.route.base import gate_scores
@@ -49,6 +52,44 @@ def check_bits(name, dtype, lengths, slots, steps=STEPS, **options):
     for one, other in zip(*moved, strict=True):
         np.testing.assert_array_equal(one, other)
     return moved[0][0]
+
+
+def test_a_layer_computes_its_experts_and_keeps_them():
+    config, rng, rows = ALL["gqa"], np.random.default_rng(0), 2
+    layout, moe, slots = RecordLayout.of(config), config.moe, 7
+    device = DeviceCache(CacheSpec(3, 12, 3, slots * (-1,)), get_policy("lru"), (1, 2))
+    host_ER = rng.standard_normal((12, layout.size), np.float32)
+    host_ER = jnp.asarray(host_ER, jnp.bfloat16)
+    cache = device.empty(jnp.zeros((slots, layout.size), jnp.bfloat16))
+    with interpreted_kernels(None) as patch:
+        patch.setenv(few.VARIABLE, "1")
+        patch.setattr(few, "MISS_PROGRAMS", 3)
+        zero_copy = ZeroCopy(device, config)
+        run = jax.jit(zero_copy.run, static_argnums=1)
+        resident = jax.jit(
+            native.within(
+                lambda *given: run_experts(*given, host_ER, layout, method="pairs")
+            )
+        )
+        for step in range(12):
+            scores_TE = rng.random((rows, moe.num_experts), np.float32)
+            ids_TK = np.argsort(-scores_TE, axis=1)[:, : moe.top_k].astype(np.int32)
+            ids_TK[-1, 2:] = 12 if step == 3 else ids_TK[-1, 2:]
+            x_TD = rng.standard_normal((rows, config.d_model), np.float32)
+            weights_TK = np.take_along_axis(scores_TE, ids_TK % 12, axis=1)
+            cache = cache._replace(step=jnp.int32(step))
+            routing = Routing(ids_TK, weights_TK, scores_TE)
+            cache, y_TD = run(cache, 1 + step % 2, x_TD, routing, host_ER)
+            want_TD = resident(x_TD, ids_TK, weights_TK)
+            np.testing.assert_allclose(y_TD, want_TD, rtol=1e-5, atol=1e-5)
+            key_S = np.asarray(cache.policy["key_S"])
+            held = key_S >= 0
+            values = layout.num_values
+            kept_SR = np.asarray(cache.slots_SR)[held, :values]
+            want_SR = np.asarray(host_ER)[key_S[held] % 12, :values]
+            np.testing.assert_array_equal(kept_SR, want_SR)
+    counts_L3 = np.asarray(cache.counts_L3)
+    assert (counts_L3[1:] >= [1, 12, 12]).all(), "hits, misses, evictions"
 
 
 @pytest.mark.slow
