@@ -9,10 +9,10 @@ import pytest
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import grouped
+from moe_edge.kernels import decode_attention, grouped
 from moe_edge.studies.quickstart.texts import BOOKS
 from tests.support.gpu_kernels import default_models_perplexity, interpreted_kernels
-from tests.support.layered import BLOCKS, StoreReader, forced_logits
+from tests.support.layered import BLOCKS, THREE, StoreReader, forced_logits
 from tests.support.tiny_models import (
     ALL,
     BF16,
@@ -101,6 +101,52 @@ def test_waves_have_the_bits_of_the_resident_engine(name, dtype, parts, mode):
         with make_offloaded(StoreReader(ALL[name], dtype=dtype), options) as engine:
             np.testing.assert_array_equal(forced_logits(engine, prompts, STEPS), want)
     assert len(set(_calls)) == 2 and len(_calls) > 4 * STEPS
+
+
+@pytest.fixture
+def attended(monkeypatch) -> list[int]:
+    """Steps of decoding attend by one kernel; rows of each traced call."""
+    monkeypatch.setenv(decode_attention.VARIABLE, "1")
+    found, attend = [], decode_attention.attend
+
+    def counted(products, *given):
+        found.append(products["q"].shape[0])
+        return attend(products, *given)
+
+    monkeypatch.setattr(decode_attention, "attend", counted)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["layered", "fused"])
+@pytest.mark.parametrize("name", ["gqa", "gpt_oss"])
+def test_attention_by_one_kernel_has_the_bits_of_the_resident_engine(
+    name, mode, attended
+):
+    prompts = random_prompts(ALL[name], THREE)
+    with interpreted_kernels("3") as patch:
+        patch.setattr(grouped, "product", product_on_host)
+        resident = ResidentEngine(random_weights(ALL[name]))
+        want = forced_logits(resident, prompts, STEPS)
+        assert attended == ALL[name].num_layers * [len(prompts)]
+        options = OffloadOptions(device_memory=f"{100 * 12 / BLOCKS}%", mode=mode)
+        with make_offloaded(StoreReader(ALL[name]), options) as engine:
+            np.testing.assert_array_equal(forced_logits(engine, prompts, STEPS), want)
+    assert len(attended) > ALL[name].num_layers
+
+
+def test_attention_by_one_kernel_equals_a_prompts(attended):
+    prompts, new = random_prompts(ALL["gqa"], (38, 3, 33)), 6
+    forced = random_prompts(ALL["gqa"], 3 * [new], seed=1)
+    full = [prompt + row for prompt, row in zip(prompts, forced, strict=True)]
+    with interpreted_kernels("3"):
+        engine = ResidentEngine(random_weights(ALL["gqa"], dtype=BF16))
+        decoded = forced_logits(engine, prompts, new)
+        scored = score_all(engine, full)
+    assert attended
+    for row in (0, 2):  # the other one ends half-way
+        want_SV = scored[row][len(prompts[row]) - 1 :]
+        error = np.abs(decoded[:, row] - want_SV).max() / want_SV.std()
+        assert error <= 1e-5
 
 
 @pytest.mark.parametrize("parts", [None, "3"])
