@@ -36,9 +36,13 @@ class DirectQueue(TransferQueue):
     def request_all(self, blocks, cause, step=None):
         transfers = super().request_all(blocks, cause, step)
         if cause == "demand" and transfers:
-            self._carry(transfers, self._fetch, transfers)
-            for transfer in transfers:
-                transfer.state = "done"
+            state = "cancelled"
+            try:
+                self._carry(transfers, self._fetch, transfers)
+                state = "done"
+            finally:
+                for transfer in transfers:
+                    transfer.state = state
         return transfers
 
     def _fetch(self, transfers: Sequence[Transfer]) -> None:

@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import ml_dtypes
+import numpy as np
 import pytest
 
 from moe_edge.convert.families import config_from_hf
@@ -24,7 +25,9 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.shapes import layer_shapes
 from moe_edge.model.transformer import make_chunk
+from moe_edge.offload import indexed_slots
 from moe_edge.offload.policy import CacheSpec, get_policy
+from moe_edge.offload.store import host_sharding
 from moe_edge.studies.speed.models import olmoe_config
 from tests.support.gpu_kernels import as_on_a_gpu
 from tests.support.layered import BLOCKS, StoreReader, forced_logits
@@ -36,6 +39,7 @@ if importlib.util.find_spec("jax_cuda12_plugin") is None:
 from tests.support.gpu_compiler import Call, compile_all, launches, programs_of
 
 pytestmark = pytest.mark.cuda
+HOST_MEMORY = "S(5)"
 LENGTHS = (20, 3, 33)  # a prefill by the kernel's larger blocks, then single tokens
 TRITON = "__gpu$xla.gpu.triton"
 EXPERTS = "moe_edge_grouped/pallas_call"
@@ -67,8 +71,60 @@ def test_offloaded(name, mode):
             forced_logits(engine, random_prompts(ALL[name], LENGTHS), 2)
 
     texts = compile_all(programs_of(run))
-    in_host_memory = "S(5)"
-    assert any(in_host_memory in text for text in texts) == (mode == "fused")
+    assert any(HOST_MEMORY in text for text in texts) == (mode == "fused")
+
+
+def decoded(layer_io: str, **options) -> dict[str, str]:
+    """Name -> text of the programs that decode a token; experts fit the slots."""
+
+    def run():
+        given = {"device_memory": "50%", "layer_io": layer_io, "memory": "pinned"}
+        reader = StoreReader(ALL["gqa"], dtype=ml_dtypes.bfloat16)
+        with make_offloaded(reader, OffloadOptions(**given | options)) as engine:
+            session = engine.new_session(1, 64)
+            token_B, active_B = engine.put((np.ones(1, np.int32), np.ones(1, bool)))
+            engine.decode(session, token_B, active_B)
+
+    calls = programs_of(run)
+    names = [call.function.__name__.strip("_") for call in calls]
+    return dict(zip(names, compile_all(calls), strict=True))
+
+
+def test_words_are_one_copy_each_way_and_cost_a_layer_no_kernel():
+    plain, packed = decoded("arrays"), decoded("packed")
+    text = packed["advance"]
+    assert len(launches(text)) == len(launches(plain["advance"])) + 2
+    copies = [line for line in launches(text) if " copy-start(" in line]
+    to_host, to_device = (
+        [line for line in copies if re.search(where, line)]
+        for where in (r"\(s32\[3\]\{0:S\(5\)", r"s32\[3\]\{0:S\(5\)\}, u32")
+    )
+    assert len(to_host) == len(to_device) == 1, copies
+    assert HOST_MEMORY not in "".join(plain.values())
+
+
+def test_words_of_scores_and_gates_compile():
+    options = {"predictor": "smoe_partial", "eviction": "smoe_score"}
+    assert HOST_MEMORY in decoded("packed", **options)["advance"]
+    routed = {"route": "substitute", "predictor": "stale_gate"}
+    assert HOST_MEMORY in decoded("packed", **routed)["advance"]
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_absent_experts_come_by_the_copy_engine_into_slots_in_place(blocks):
+    size, shape = 6291456, jax.ShapeDtypeStruct
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    slots_SR = shape((64, size), jnp.bfloat16, sharding=device)
+    number = shape((), jnp.int32, sharding=device)
+    record_R = shape((size,), jnp.bfloat16, sharding=host_sharding())
+    args = slots_SR, blocks * [number], blocks * [record_R]
+    write = indexed_slots._write.__wrapped__
+    (text,) = compile_all([Call(write, {"donate_argnums": 0}, args, {})])
+    found = launches(text)
+    assert len(found) == 2 * blocks  # a copy and an update each
+    assert sum(" copy-start(" in line for line in found) == blocks
+    assert sum("dynamic_update_slice" in line for line in found) == blocks
+    assert "input_output_alias={ {}: (0, {}, may-alias) }" in text
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (20,)])

@@ -79,7 +79,7 @@ def product_on_host(
     return jax.pure_callback(compute, shape, x_TI, source_P, records_SR, *given)
 
 
-@pytest.mark.parametrize("mode", ["layered", "fused"])
+@pytest.mark.parametrize("mode", ["layered", "fused", "direct"])
 @pytest.mark.parametrize(
     "name, dtype, parts",
     [
@@ -91,7 +91,10 @@ def product_on_host(
 def test_waves_have_the_bits_of_the_resident_engine(name, dtype, parts, mode):
     prompts = random_prompts(ALL[name], LENGTHS)
     # Fewer slots than a prompt's experts: it runs in waves.
-    options = OffloadOptions(device_memory=f"{100 * 6 / BLOCKS}%", mode=mode)
+    given = {"mode": mode}
+    if mode == "direct":
+        given = {"mode": "layered", "layer_io": mode, "memory": "pinned"}
+    options = OffloadOptions(device_memory=f"{100 * 6 / BLOCKS}%", **given)
     with interpreted_kernels(parts) as patch:
         patch.setattr(grouped, "product", product_on_host)
         patch.setenv("MOE_EDGE_FEW_ROWS", "0")

@@ -86,6 +86,16 @@ def test_no_more_tokens_than_the_context_are_assumed():
     assert needs == device_needs(*given) and needs.tokens == config.max_positions
 
 
+def test_room_for_staged_blocks_depends_on_how_slots_are_written(monkeypatch):
+    reader = StoreReader(ALL["gqa"])
+    records = jax.ShapeDtypeStruct((12, reader.layout.size), np.float32)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for layer_io, blocks in (("arrays", 5), ("packed", 9)):
+        options = OffloadOptions(layer_io=layer_io)
+        needs = device_needs(options, weight_shapes(reader), records)
+        assert needs.staging == blocks * 4 * reader.layout.size
+
+
 def test_a_dry_run_refuses_what_a_run_refuses():
     """`1B` named a minimum without weights and cache, and `--dry_run` accepted that."""
     with pytest.raises(
