@@ -21,6 +21,7 @@ _PUBLIC = {
     "Output": ("public.output", "Output"),
     "compare": ("public.compare", "compare"),
     "plot": ("public.compare", "plot"),
+    "replay": ("public.replay", "replay"),
     "run_inline": ("public.model", "run_inline"),
     "Eviction": ("offload.evict_base", "EvictionPolicy"),
     "Predictor": ("predict.base", "Predictor"),

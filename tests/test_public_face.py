@@ -23,7 +23,8 @@ from moe_edge.engine.offload_options import default_offload, resolve_offload
 from moe_edge.offload.evict_lru import Lru
 from moe_edge.offload.policy import EVICTION_KINDS
 from moe_edge.predict.history import PreviousToken
-from moe_edge.public.compare import label, run_resident
+from moe_edge.public.compare import run_resident
+from moe_edge.public.labels import label
 from moe_edge.route.policy import ROUTE_KINDS
 from moe_edge.route.substitute import Substitute
 from tests.support.public import resident, tiny_folder, tiny_model

@@ -38,7 +38,7 @@ from moe_edge.offload.slot_plan import (
 from moe_edge.offload.slots import Slots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype
 from moe_edge.offload.transfer_queue import TransferQueue
-from moe_edge.predict.base import Predictor
+from moe_edge.predict.base import Predictor, check_look_ahead
 from moe_edge.predict.registry import PREDICTOR_KINDS
 from moe_edge.route.policy import get_route
 from moe_edge.workload.trace_reader import read_trace
@@ -105,12 +105,7 @@ def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
     """The predictor, with what it takes from the run."""
     given = options.predictor, options.predictor_options
     predictor = PREDICTOR_KINDS.make(*given, context)
-    limit = predictor.look_ahead
-    if limit is not None and limit < options.horizon:
-        raise ConfigError(
-            f"horizon {options.horizon} exceeds what {predictor.name} looks ahead "
-            f"({limit}); lower it or use n_layer_gate"
-        )
+    check_look_ahead(predictor, options.horizon)
     return predictor
 
 

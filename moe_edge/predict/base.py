@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import Named
 
 State = dict[str, Any]
@@ -109,6 +110,16 @@ class Predictor(Named):
           the state from which they begin from now on.
         """
         return fresh
+
+
+def check_look_ahead(predictor: Predictor, horizon: int) -> None:
+    """Raises ConfigError if a horizon exceeds what the predictor looks ahead."""
+    limit = predictor.look_ahead
+    if limit is not None and limit < horizon:
+        raise ConfigError(
+            f"horizon {horizon} exceeds what {predictor.name} looks ahead ({limit}); "
+            "lower it or use n_layer_gate"
+        )
 
 
 def target_layers(layer: int, horizon: int, num_layers: int) -> np.ndarray:

@@ -56,6 +56,15 @@ LOAD_HINTS = {
     "dtype": "weights run as stored; moe-edge convert --dtype changes them",
     "k": "give k to generate",
 }
+REPLAY_HINTS = {
+    "policies": "write evictions",
+    "eviction": "write evictions, a list",
+    "predictor": "write predictors, a list",
+    "budget": "write budgets, a list",
+    "device_memory": "write budgets, a list",
+    "routes": "a trace holds what the router chose, so no other route can be replayed",
+    "model": "a trace needs no model; compare runs one",
+}
 RECORDS = ("trace", "events")
 
 

@@ -5,13 +5,12 @@ resident engine runs in a process of its own, where no setting or slot of the ot
 slows it.
 """
 
-import dataclasses
 import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,13 @@ import numpy as np
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.figures import picture
 from moe_edge.core.json_reader import parse_json
-from moe_edge.core.plug_in import Registry, is_object
 from moe_edge.core.progress import progress
 from moe_edge.evaluate.stepwise import Forced, score_batches
 from moe_edge.offload.policy import EVICTION_KINDS
 from moe_edge.predict.registry import PREDICTOR_KINDS
 from moe_edge.public.arguments import OFFLOAD_HINTS, refuse_unknown
 from moe_edge.public.engine import Engine
+from moe_edge.public.labels import label, listed
 from moe_edge.public.model import OPTIONS, Model, load
 from moe_edge.route.policy import ROUTE_KINDS
 
@@ -96,13 +95,13 @@ def compare(
     model = model if isinstance(model, Model) else load(model)
     lists = {"budgets": budgets, "evictions": evictions}
     lists |= {"predictors": predictors, "routes": routes}
-    cases = [*itertools.product(*(_listed(*item) for item in lists.items()))]
+    cases = [*itertools.product(*(listed(*item) for item in lists.items()))]
     engines: list[Engine] = []
     try:
         for budget, *given in cases:
             named = dict(zip(_KINDS, given, strict=True))
             engines.append(model.offload(budget, **named, **options))
-        rows = [engines[0].ids(prompt) for prompt in _listed("prompts", prompts)]
+        rows = [engines[0].ids(prompt) for prompt in listed("prompts", prompts)]
         resident = _try_resident(model, rows, max_new_tokens, rounds, engines)
         firsts = [_generate(engine, rows, max_new_tokens)[0] for engine in engines]
         tokens = resident["tokens"]
@@ -164,33 +163,6 @@ def plot(table: "pandas.DataFrame", path: str | Path = "compare.png") -> Path:
     return path
 
 
-def label(
-    registry: Registry, given: Any, options: Mapping[str, Any] | None = None
-) -> str:
-    """A policy's name with its options; an object's that are not its class's own.
-
-    Args:
-      options: of a name or a class (`eviction_options`, ...).
-    """
-    kind, values = registry.class_of(given), dict(options or {})
-    if is_object(given) and dataclasses.is_dataclass(given):
-        values = {
-            field.name: getattr(given, field.name)
-            for field in dataclasses.fields(given)
-            if field.init and field.repr and field.compare
-            if not _is_default(field, given)
-        }
-    said = [f"{name}={value!r:.20}" for name, value in values.items()]
-    return f"{kind.name}({', '.join(said)})" if said else kind.name
-
-
-def _is_default(field: dataclasses.Field, given: Any) -> bool:
-    value, default = getattr(given, field.name), field.default
-    if field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
-    return value is default or repr(value) == repr(default)
-
-
 def _labels(table) -> list[str]:
     """Budget, policies that differ between cases, and the hit ratio."""
     names = [name for name in _KINDS if table[name].nunique() > 2] or ["eviction"]
@@ -202,12 +174,6 @@ def _labels(table) -> list[str]:
         parts = row["budget"], *(row[name] for name in names), hits
         labels.append(" ".join(part for part in parts if part))
     return labels
-
-
-def _listed(name: str, given: Any) -> list[Any]:
-    if isinstance(given, (list, tuple)) and given:
-        return list(given)
-    raise ConfigError(f"{name} is {given!r:.60}, expected a list with something in it")
 
 
 def _generate(engine: Engine, rows, max_new_tokens: int) -> tuple[list, dict[str, Any]]:

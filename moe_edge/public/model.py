@@ -130,6 +130,16 @@ class Model:
         """Text <-> ids; CheckpointError where the checkpoint has none."""
         return load_tokenizer(self._reader)
 
+    @property
+    def expert_bytes(self) -> int | None:
+        """Bytes of one expert as it travels to the device; None of a dense model."""
+        if not self.config.moe_layers:
+            return None
+        from moe_edge.offload.store import device_dtype
+
+        reader = self._reader
+        return reader.layout.num_bytes(device_dtype(reader.dtype))
+
     def resident(
         self, *, max_batch: int = 8, max_context: int | None = None, **unknown
     ) -> "Engine":
@@ -261,7 +271,6 @@ class Model:
         import jax
 
         from moe_edge.engine.offloaded import free_device_bytes
-        from moe_edge.offload.store import device_dtype
 
         free = free_device_bytes()
         if free is None:
@@ -270,9 +279,8 @@ class Model:
                 "give a size (2GiB) or a share (25%)"
             )
         if jax.default_backend() == "cpu" and not self._stores:
-            reader, config = self._reader, self.config
-            blocks = len(config.moe_layers) * config.moe.num_experts
-            free -= blocks * reader.layout.num_bytes(device_dtype(reader.dtype))
+            blocks = len(self.config.moe_layers) * self.config.moe.num_experts
+            free -= blocks * (self.expert_bytes or 0)
         return f"{max(1, int(free * (1 - _SPARE_SHARE)))}B"
 
     def _assemble(self, options, max_batch, max_context, with_trace, recorder):
