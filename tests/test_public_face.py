@@ -12,19 +12,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gin
 import numpy as np
 import pytest
 
 import moe_edge as me
+from moe_edge.configurables import register
 from moe_edge.core.arrays import module_of
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
-from moe_edge.engine.offload_options import default_offload, resolve_offload
+from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.offload.evict_lru import Lru
 from moe_edge.offload.policy import EVICTION_KINDS
 from moe_edge.predict.history import PreviousToken
-from moe_edge.public.compare import run_resident
 from moe_edge.public.labels import label
+from moe_edge.public.resident_run import run_resident
 from moe_edge.route.policy import ROUTE_KINDS
 from moe_edge.route.substitute import Substitute
 from tests.support.public import resident, tiny_folder, tiny_model
@@ -127,10 +129,19 @@ def test_tokens_are_those_of_the_command(budget):
     assert engine.generate(np.asarray(ids), np.int64(NEW)).tokens == expected
 
 
-def test_defaults_are_those_of_the_command():
-    assert default_offload("25%") == resolve_offload("25%", None)
-    assert default_offload(0.25).mode == "auto"
-    assert default_offload(0.25).slot_plan == "auto"
+def test_defaults_are_those_of_the_command_and_of_gin():
+    """One set: of a budget alone, of a gin file that says nothing, and of Python."""
+    register("offload")
+    from_gin = gin.get_configurable("offload")
+    assert resolve_offload("25%", None) == OffloadOptions(device_memory="25%")
+    assert resolve_offload("25%", from_gin()) == from_gin(device_memory="25%")
+    assert from_gin(device_memory="25%") == OffloadOptions(device_memory="25%")
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(me.Model, "_assemble", lambda self, given, *_: seen.append(given))
+        tiny_model().offload("25%")
+    assert seen == [OffloadOptions(device_memory="25%")]
+    assert (seen[0].mode, seen[0].slot_plan) == ("auto", "auto")
 
 
 def test_many_prompts_give_a_list_whatever_the_batch():
@@ -422,9 +433,12 @@ def test_predictor_and_route_as_class_and_object():
 
 
 def test_auto_takes_layered_for_a_policy_of_the_host():
-    given = default_offload("50%", eviction=HostOnly)
+    given = OffloadOptions(device_memory="50%", eviction=HostOnly)
     assert given.choose_mode("gpu") == "layered"
-    assert default_offload("50%", eviction=OwnLru).choose_mode("gpu") == "fused"
+    assert (
+        OffloadOptions(device_memory="50%", eviction=OwnLru).choose_mode("gpu")
+        == "fused"
+    )
     with pytest.raises(me.ConfigError, match="'HostOnly' runs on the host only"):
         tiny_model().offload("50%", eviction=HostOnly(), mode="fused")
 
@@ -684,7 +698,10 @@ def test_route_that_jit_refuses_is_refused_at_construction():
     tokens = resident().generate(TEXT, NEW).tokens
     engine = tiny_model().offload("50%", route=HostRoute())
     assert engine.generate(TEXT, NEW).tokens == tokens
-    assert default_offload("50%", route=HostRoute()).choose_mode("gpu") == "layered"
+    assert (
+        OffloadOptions(device_memory="50%", route=HostRoute()).choose_mode("gpu")
+        == "layered"
+    )
     match = "route policy BranchingRoute cannot run inside jit.*Tracer"
     with pytest.raises(me.ConfigError, match=match):
         tiny_model().offload("50%", route=BranchingRoute, mode="fused")

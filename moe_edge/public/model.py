@@ -1,6 +1,5 @@
 """A checkpoint as a library object: opened once, run by any number of engines."""
 
-import dataclasses
 import functools
 import os
 import weakref
@@ -11,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
-from moe_edge.core.checks import ConfigError, check_options
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
-from moe_edge.core.plug_in import Registry
 from moe_edge.engine.load import allow_pinned
-from moe_edge.engine.offload_options import OffloadOptions, default_offload
-from moe_edge.engine.sizes import check_context
-from moe_edge.offload.policy import EVICTION_KINDS
-from moe_edge.predict.registry import PREDICTOR_KINDS
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.sizes import check_context, reserved_tokens
 from moe_edge.public.arguments import (
     LOAD_HINTS,
     OFFLOAD_HINTS,
@@ -27,20 +23,14 @@ from moe_edge.public.arguments import (
     read_record,
     refuse_unknown,
 )
-from moe_edge.route.policy import ROUTE_KINDS
+from moe_edge.public.options import OptionsReader
 
 if TYPE_CHECKING:
     from moe_edge.engine.weights import Weights
     from moe_edge.offload.store import HostStore
     from moe_edge.public.engine import Engine
 
-OPTIONS = tuple(
-    field.name
-    for field in dataclasses.fields(OffloadOptions)
-    if field.name != "device_memory"
-)
-_PLUG_INS = ("eviction", "predictor", "route")  # checked by their registries
-_SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
+SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
 
 
 def load(path: str | Path = "default", *, devices: int = 1, **unknown) -> "Model":
@@ -75,25 +65,6 @@ def load(path: str | Path = "default", *, devices: int = 1, **unknown) -> "Model
     return Model(str(path), open_checkpoint(source), str(source))
 
 
-def run_inline() -> None:
-    """From here on JAX runs programs of a CPU in the thread that calls them.
-
-    Offloaded engines of mode layered, which wait for every layer's routing, are faster
-    so; resident ones are slower (docs/performance.md). It is a setting of the process,
-    and `Engine.stats` says which one is on. Call it before anything has started JAX.
-
-    Raises:
-      ConfigError: JAX has started.
-    """
-    from moe_edge.engine.inline import run_inline as begin
-
-    if not begin():
-        raise ConfigError(
-            "JAX has started in this process and keeps how programs run; call "
-            "run_inline before any engine is made"
-        )
-
-
 class Model:
     """A checkpoint, opened by `load`. Its engines share what they can.
 
@@ -104,6 +75,7 @@ class Model:
       name: what it was opened by.
       config: its sizes (`ModelConfig`).
       source: what opens it again, wherever the process is.
+      options: checks the options of its engines.
     """
 
     def __init__(self, name: str, reader, source: str):
@@ -112,7 +84,7 @@ class Model:
         self._stores: dict[str, HostStore] = {}
         self._resident: Callable[[], Weights | None] = lambda: None
         self._programs: dict[str, Any] = {}  # of engines, by mode
-        self._classes: dict[tuple[str, str], type] = {}  # of policies, by kind and name
+        self.options = OptionsReader(reader)
 
     def __repr__(self) -> str:
         config, experts = self.config, "dense"
@@ -135,10 +107,9 @@ class Model:
         """Bytes of one expert as it travels to the device; None of a dense model."""
         if not self.config.moe_layers:
             return None
-        from moe_edge.offload.store import device_dtype
+        from moe_edge.offload.store import widened
 
-        reader = self._reader
-        return reader.layout.num_bytes(device_dtype(reader.dtype))
+        return self._reader.layout.num_bytes(widened(self._reader.dtype))
 
     def resident(
         self, *, max_batch: int = 8, max_context: int | None = None, **unknown
@@ -188,7 +159,8 @@ class Model:
             ("2GiB") that also holds dense weights, KV cache and staging; or "auto":
             such a size, nine tenths of what the device has free.
           max_batch: prompts that run together; max_context: most tokens of a prompt and
-            its continuation. A size reserves their KV cache (None: of 1024 tokens).
+            its continuation. A size reserves their KV cache (None: of 1024 tokens, as
+            the commands).
           record: what the engine keeps of its run: "trace" (every lookup), "events"
             (transfers and waits).
           **options: fields of `OffloadOptions`: eviction, predictor and route, each a
@@ -200,7 +172,10 @@ class Model:
           CapacityError: a budget of too few slots (the least is named), or above what
             the machine has.
         """
-        given = self._read_options(device_memory, options)
+        if isinstance(device_memory, str) and device_memory == "auto":
+            self.options.read("1B", options)  # before JAX says what is free
+            device_memory = self._auto_memory()
+        given = self.options.read(device_memory, options)
         self._check_limits(max_batch, max_context)
         record = read_record(record)
         recorder = Recorder(enabled="events" in record)
@@ -217,32 +192,6 @@ class Model:
         check_limits(max_batch, max_context)
         if max_context is not None:
             check_context(max_context, self.config.max_positions)
-
-    def _read_options(self, device_memory, options) -> OffloadOptions:
-        unknown = [name for name in options if name not in OPTIONS]
-        known = ("device_memory", "max_batch", "max_context", "record", *OPTIONS)
-        refuse_unknown("offload", unknown, known, OFFLOAD_HINTS)
-        plain = {k: v for k, v in options.items() if k not in _PLUG_INS}
-        check_options("offload", OffloadOptions, plain)
-        if isinstance(device_memory, str) and device_memory == "auto":
-            device_memory = self._auto_memory()
-        given = default_offload(device_memory, **options)
-        self._note_class(EVICTION_KINDS, given.eviction)
-        self._note_class(PREDICTOR_KINDS, given.predictor)
-        self._note_class(ROUTE_KINDS, given.route)
-        return given
-
-    def _note_class(self, registry: Registry, given: Any) -> None:
-        """Refuses two classes of one name; a class defined again replaces the old."""
-        found = registry.class_of(given)
-        before = self._classes.get((registry.kind, found.name), found)
-        where = found.__module__, found.__qualname__
-        if (before.__module__, before.__qualname__) != where:
-            raise ConfigError(
-                f"two classes of {registry.kind} have the name {found.name!r}, "
-                f"{before.__qualname__} and {found.__qualname__}; give each its own"
-            )
-        self._classes[registry.kind, found.name] = found
 
     @property
     def _check_finite(self) -> bool:
@@ -281,20 +230,19 @@ class Model:
         if jax.default_backend() == "cpu" and not self._stores:
             blocks = len(self.config.moe_layers) * self.config.moe.num_experts
             free -= blocks * (self.expert_bytes or 0)
-        return f"{max(1, int(free * (1 - _SPARE_SHARE)))}B"
+        return f"{max(1, int(free * (1 - SPARE_SHARE)))}B"
 
     def _assemble(self, options, max_batch, max_context, with_trace, recorder):
         """The engine below the public one, on shared parts."""
         allow_pinned(self._reader, options)
         from moe_edge.engine.layered import LayeredEngine
         from moe_edge.engine.offloaded import (
-            CAPACITY,
             assemble,
             check_offload,
             is_recorded,
         )
 
-        given = {"batch": max_batch, "capacity": max_context or CAPACITY}
+        given = {"batch": max_batch, "capacity": reserved_tokens(max_context)}
         recorded = is_recorded(recorder, with_trace)
         context = check_offload(self._reader, options, recorded=recorded, **given)
         dense, store = self._dense, self._store(options.memory)

@@ -42,9 +42,9 @@ class PromptReader:
             )
         return rows, is_one
 
-    def one(self, prompt: Any) -> Sequence[int]:
+    def one(self, prompt: Any, more: int = 0) -> Sequence[int]:
         """As `rows`, of one prompt."""
-        return _only(self.rows(prompt)[0])
+        return _only(self.rows(prompt, more)[0])
 
     def text(self, text: Any) -> Sequence[int]:
         """As `one`, of any length: what is read in windows."""
