@@ -298,8 +298,9 @@ def test_budget_alone_takes_the_default_policies():
     assert resolve_offload("20%", policy) == dataclasses.replace(
         policy, device_memory="20%"
     )
-    bare = OffloadOptions(device_memory="20%", slot_plan="auto", mode="auto")
+    bare = OffloadOptions(device_memory="20%")
     assert resolve_offload("20%", None) == bare
+    assert (bare.slot_plan, bare.mode) == ("auto", "auto")
 
 
 def test_auto_is_fused_on_a_gpu_where_nothing_needs_layered():
