@@ -12,6 +12,28 @@ when it is first used, so that `import moe_edge` alone loads neither JAX nor Num
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the names below, for type checkers and editors
+    from moe_edge.core.checks import CapacityError as CapacityError
+    from moe_edge.core.checks import CheckpointError as CheckpointError
+    from moe_edge.core.checks import ConfigError as ConfigError
+    from moe_edge.core.checks import MoeEdgeError as MoeEdgeError
+    from moe_edge.core.checks import OutputError as OutputError
+    from moe_edge.core.checks import RequestError as RequestError
+    from moe_edge.offload.evict_base import EvictionPolicy
+    from moe_edge.predict.base import Predictor as Predictor
+    from moe_edge.public.compare import compare as compare
+    from moe_edge.public.engine import Engine as Engine
+    from moe_edge.public.inline import run_inline as run_inline
+    from moe_edge.public.model import Model as Model
+    from moe_edge.public.model import load as load
+    from moe_edge.public.output import Output as Output
+    from moe_edge.public.plot import plot as plot
+    from moe_edge.public.replay import replay as replay
+    from moe_edge.route.base import RoutePolicy
+
+    Eviction, Route = EvictionPolicy, RoutePolicy
 
 # Name -> module, and what it is called there.
 _PUBLIC = {
@@ -36,13 +58,15 @@ _PUBLIC = {
 __all__ = list(_PUBLIC)
 
 
-def __getattr__(name: str):
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'moe_edge' has no attribute {name!r}")
-    module, attribute = _PUBLIC[name]
-    found = getattr(importlib.import_module(f"moe_edge.{module}"), attribute)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # they would take any name for one of ours
+
+    def __getattr__(name: str):
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'moe_edge' has no attribute {name!r}")
+        module, attribute = _PUBLIC[name]
+        found = getattr(importlib.import_module(f"moe_edge.{module}"), attribute)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ Nothing here needs JAX.
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from moe_edge.core.checks import (
     ConfigError,
@@ -89,6 +89,18 @@ def refuse_unknown(
             f"{what} has no argument {name!r}{': ' + hint if hint else ''}; its "
             f"arguments are {', '.join(known)}"
         )
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keywords of `Engine.generate`, `stream` and `chat`, for type checkers."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    stop: str | Sequence[str]
+    k: int | None
+    seed: int
+    ignore_eos: bool
 
 
 @dataclasses.dataclass(frozen=True)

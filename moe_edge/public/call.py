@@ -61,7 +61,7 @@ class Call:
 
     def run(
         self, rows: Sequence[Sequence[int]], max_new_tokens: int, max_batch: int
-    ) -> Iterator[tuple[int, int, str]]:
+    ) -> Generator[tuple[int, int, str]]:
         """Yields (row, token, text that is certain by now); may be abandoned.
 
         Args:
@@ -84,7 +84,9 @@ class Call:
             self._traffic.give(self.measured)
             self.measured.compile_s = self._clock.between(began_s, time.perf_counter())
 
-    def _run_batch(self, rows, batch: range, max_new_tokens: int):
+    def _run_batch(
+        self, rows: Sequence[Sequence[int]], batch: range, max_new_tokens: int
+    ) -> Iterator[tuple[int, int, str]]:
         ends = [self._ends[i] for i in batch]
         steps = generate_steps(
             self.core,
@@ -101,7 +103,8 @@ class Call:
 
     def _timed(self, steps: Iterator[Step]) -> Iterator[Step]:
         """The steps of a batch; what lies between two of them is the caller's time."""
-        measured, clock, step = self.measured, self._clock, None
+        measured, clock = self.measured, self._clock
+        step: Step | None = None
         measured.batches += 1
         while True:
             self._traffic.begin(self.core, measured)
@@ -109,7 +112,8 @@ class Call:
             with held_interrupts(), clock:
                 last, step = step, next(steps, None)
             if step is None:
-                jax.block_until_ready(last.logits_BV)  # nothing outlasts the call
+                if last is not None:  # nothing outlasts the call
+                    jax.block_until_ready(last.logits_BV)
                 return
             start_s = step.began_s if last is None else resumed_s
             took_s = step.at_s - start_s - clock.between(start_s, step.at_s)
@@ -128,8 +132,10 @@ class Traffic:
     The engine is read only where another call goes on, and at the end of one.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._measured: Measured | None = None  # of the call whose steps run
+        self._core: Engine | None = None  # whose they are
+        self._before = 0, 0, 0
 
     def begin(self, core: Engine, measured: Measured) -> None:
         """Steps of this call are about to run."""
@@ -140,14 +146,15 @@ class Traffic:
 
     def give(self, measured: Measured | None = None) -> None:
         """No call's steps run; only if this one's do, where one is named."""
-        running = self._measured
-        if running is None or (measured is not None and running is not measured):
+        running, core = self._measured, self._core
+        if running is None or core is None:
             return
-        self._measured = None
-        counted = zip(_counted(self._core), self._before, strict=True)
+        if measured is not None and running is not measured:
+            return
+        self._measured = self._core = None
+        counted = zip(_counted(core), self._before, strict=True)
         hits, misses, moved = (max(0, now - then) for now, then in counted)
         running.add(Measured(hits=hits, misses=misses, bytes_moved=moved))
-        self._core = None
 
 
 def _counted(core: Engine) -> tuple[int, int, int]:

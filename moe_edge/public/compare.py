@@ -13,14 +13,15 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.progress import progress
-from moe_edge.evaluate.stepwise import Forced, score_batches
+from moe_edge.evaluate.likelihood import Forced
+from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.public.arguments import OFFLOAD_HINTS, refuse_unknown
 from moe_edge.public.case_engines import CaseEngines
 from moe_edge.public.engine import Engine
 from moe_edge.public.labels import label, listed
 from moe_edge.public.model import Model, load
 from moe_edge.public.options import OPTIONS, PLUG_INS
-from moe_edge.public.prompts import PromptReader
+from moe_edge.public.prompts import PromptReader, Rows
 from moe_edge.public.resident_run import run_resident
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def compare(
     prompts: Sequence[Any] = PROMPTS,
     rounds: int = 3,
     max_new_tokens: int = 32,
-    **options,
+    **options: Any,
 ) -> "pandas.DataFrame":
     """A table of every eviction with every predictor, route and budget.
 
@@ -134,13 +135,15 @@ def compare(
     return pandas.DataFrame(table)
 
 
-def _generate(engine: Engine, rows, max_new_tokens: int) -> tuple[list, dict[str, Any]]:
+def _generate(
+    engine: Engine, rows: Rows, max_new_tokens: int
+) -> tuple[list[list[int]], dict[str, Any]]:
     """New tokens of each prompt, one after another, and the statistics of all."""
     outs = [engine.generate(ids, max_new_tokens, ignore_eos=True) for ids in rows]
     return [out.tokens for out in outs], engine.stats()
 
 
-def _agreement(engine: Engine, rows, tokens) -> float:
+def _agreement(engine: Engine, rows: Rows, tokens: Sequence[list[int]]) -> float:
     """Share of the resident tokens that this engine finds likeliest, one by one."""
     pairs = zip(rows, tokens, strict=True)
     forced = [Forced([*ids, *new], len(ids)) for ids, new in pairs]
@@ -162,7 +165,7 @@ def _summary(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _try_resident(
-    model: Model, rows, max_new_tokens: int, rounds: int, has_lossless: bool
+    model: Model, rows: Rows, max_new_tokens: int, rounds: int, has_lossless: bool
 ) -> dict[str, Any]:
     """As `run_resident`, and `same`; with nothing in it where that process fails.
 

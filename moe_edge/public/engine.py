@@ -2,11 +2,11 @@
 
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 
-from moe_edge.public.arguments import read_asked
+from moe_edge.public.arguments import GenerateOptions, read_asked
 from moe_edge.public.call import Call, closed_at_exit
 from moe_edge.public.chat import chat_ids
 from moe_edge.public.output import Output
@@ -33,6 +33,22 @@ class Engine(Running):
         self._open()
         return [*self._reader.one(prompt)]
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
+        self,
+        prompts: str | Sequence[int],
+        max_new_tokens: int = ...,
+        **asked: Unpack[GenerateOptions],
+    ) -> Output: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        max_new_tokens: int = ...,
+        **asked: Unpack[GenerateOptions],
+    ) -> list[Output]: ...
+
     def generate(
         self,
         prompts: str | Sequence[Any],
@@ -45,7 +61,7 @@ class Engine(Running):
         k: int | None = None,
         seed: int = 0,
         ignore_eos: bool = False,
-        **unknown,
+        **unknown: Any,
     ) -> Output | list[Output]:
         """Continues a prompt, or each of a list.
 
@@ -74,9 +90,9 @@ class Engine(Running):
           ConfigError: a value out of range or of another type; an unknown argument; a
             closed engine.
         """
-        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        given: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+        given |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         given |= {"seed": seed, "stop": stop, "k": k, "ignore_eos": ignore_eos}
-        given |= {"max_new_tokens": max_new_tokens}
         rows, is_one, told = self._begin(prompts, given, unknown)
         texts = ["" for _ in rows]
         tokens: list[list[int]] = [[] for _ in rows]
@@ -92,7 +108,10 @@ class Engine(Running):
         return outputs[0] if is_one else outputs
 
     def chat(
-        self, messages: Sequence[dict[str, str]], max_new_tokens: int = 64, **asked
+        self,
+        messages: Sequence[dict[str, str]],
+        max_new_tokens: int = 64,
+        **asked: Unpack[GenerateOptions],
     ) -> Output:
         """The next message of a conversation, by the checkpoint's chat template.
 
@@ -123,7 +142,7 @@ class Engine(Running):
         k: int | None = None,
         seed: int = 0,
         ignore_eos: bool = False,
-        **unknown,
+        **unknown: Any,
     ) -> Iterator[tuple[int, int, str]]:
         """As `generate`, token by token.
 
@@ -137,9 +156,9 @@ class Engine(Running):
           (prompt's place in the list, token id, text that is certain by now). The
           texts of a prompt, joined, are the text of its `Output`.
         """
-        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        given: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+        given |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         given |= {"seed": seed, "stop": stop, "k": k, "ignore_eos": ignore_eos}
-        given |= {"max_new_tokens": max_new_tokens}
         rows, _, told = self._begin(prompts, given, unknown)
         return closed_at_exit(self._run(rows, max_new_tokens, told))
 

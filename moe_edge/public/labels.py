@@ -16,7 +16,8 @@ def label(
     Args:
       options: of a name or a class (`eviction_options`, ...).
     """
-    kind, values = registry.class_of(given), dict(options or {})
+    kind: Any = registry.class_of(given)
+    values = dict(options or {})
     if is_object(given) and dataclasses.is_dataclass(given):
         values = {
             field.name: getattr(given, field.name)

@@ -16,6 +16,7 @@ from moe_edge.core.heap import keep_heap
 from moe_edge.engine.load import allow_pinned
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.sizes import check_context, reserved_tokens
+from moe_edge.model.config import ModelConfig
 from moe_edge.public.arguments import (
     LOAD_HINTS,
     OFFLOAD_HINTS,
@@ -26,6 +27,7 @@ from moe_edge.public.arguments import (
 from moe_edge.public.options import OptionsReader
 
 if TYPE_CHECKING:
+    from moe_edge.engine.base import Engine as Core
     from moe_edge.engine.weights import Weights
     from moe_edge.offload.store import HostStore
     from moe_edge.public.engine import Engine
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
 
 
-def load(path: str | Path = "default", *, devices: int = 1, **unknown) -> "Model":
+def load(path: str | Path = "default", *, devices: int = 1, **unknown: Any) -> "Model":
     """Opens a checkpoint. No weights are read until an engine is made.
 
     >>> import moe_edge as me
@@ -78,9 +80,10 @@ class Model:
       options: checks the options of its engines.
     """
 
-    def __init__(self, name: str, reader, source: str):
+    def __init__(self, name: str, reader: Any, source: str):
         self.source = source
-        self.name, self.config, self._reader = name, reader.config, reader
+        self.name, self._reader = name, reader
+        self.config: ModelConfig = reader.config
         self._stores: dict[str, HostStore] = {}
         self._resident: Callable[[], Weights | None] = lambda: None
         self._programs: dict[str, Any] = {}  # of engines, by mode
@@ -112,7 +115,7 @@ class Model:
         return self._reader.layout.num_bytes(widened(self._reader.dtype))
 
     def resident(
-        self, *, max_batch: int = 8, max_context: int | None = None, **unknown
+        self, *, max_batch: int = 8, max_context: int | None = None, **unknown: Any
     ) -> "Engine":
         """An engine with all weights on the device, the reference of offloaded ones.
 
@@ -132,8 +135,9 @@ class Model:
 
         weights = self._resident()  # of another resident engine that still lives
         if weights is None:
-            given = {"check_finite": self._check_finite, "dense": self._dense}
-            weights = load_weights(self._reader, **given)
+            weights = load_weights(
+                self._reader, check_finite=self._check_finite, dense=self._dense
+            )
             self._resident = weakref.ref(weights)
         core = ResidentEngine(weights, programs=self._programs.get("resident"))
         self._programs["resident"] = core.programs
@@ -146,7 +150,7 @@ class Model:
         max_batch: int = 1,
         max_context: int | None = None,
         record: tuple[str, ...] = (),
-        **options,
+        **options: Any,
     ) -> "Engine":
         """An engine whose experts live on the host and travel when they are needed.
 
@@ -185,10 +189,15 @@ class Model:
         )
         from moe_edge.public.engine import Engine
 
-        limits = {"max_batch": max_batch, "max_context": max_context}
-        return Engine(core, self, recorder=recorder, **limits)
+        return Engine(
+            core,
+            self,
+            max_batch=max_batch,
+            max_context=max_context,
+            recorder=recorder,
+        )
 
-    def _check_limits(self, max_batch, max_context) -> None:
+    def _check_limits(self, max_batch: Any, max_context: Any) -> None:
         check_limits(max_batch, max_context)
         if max_context is not None:
             check_context(max_context, self.config.max_positions)
@@ -203,8 +212,9 @@ class Model:
         """All weights but the experts, on the device."""
         from moe_edge.engine.weights import load_weights
 
-        given = {"check_finite": self._check_finite, "with_experts": False}
-        return load_weights(self._reader, **given)
+        return load_weights(
+            self._reader, check_finite=self._check_finite, with_experts=False
+        )
 
     def _store(self, memory: str) -> "HostStore":
         from moe_edge.offload.store import HostStore
@@ -232,7 +242,14 @@ class Model:
             free -= blocks * (self.expert_bytes or 0)
         return f"{max(1, int(free * (1 - SPARE_SHARE)))}B"
 
-    def _assemble(self, options, max_batch, max_context, with_trace, recorder):
+    def _assemble(
+        self,
+        options: OffloadOptions,
+        max_batch: int,
+        max_context: int | None,
+        with_trace: bool,
+        recorder: Recorder,
+    ) -> "Core":
         """The engine below the public one, on shared parts."""
         allow_pinned(self._reader, options)
         from moe_edge.engine.layered import LayeredEngine
@@ -242,13 +259,20 @@ class Model:
             is_recorded,
         )
 
-        given = {"batch": max_batch, "capacity": reserved_tokens(max_context)}
+        capacity = reserved_tokens(max_context)
         recorded = is_recorded(recorder, with_trace)
-        context = check_offload(self._reader, options, recorded=recorded, **given)
-        dense, store = self._dense, self._store(options.memory)
-        given |= {"context": context, "recorder": recorder, "with_trace": with_trace}
-        programs = self._programs.get("layered")
-        core = assemble(options, dense, store, programs=programs, **given)
+        context = check_offload(self._reader, options, max_batch, capacity, recorded)
+        core = assemble(
+            options,
+            self._dense,
+            self._store(options.memory),
+            context=context,
+            batch=max_batch,
+            capacity=capacity,
+            recorder=recorder,
+            with_trace=with_trace,
+            programs=self._programs.get("layered"),
+        )
         if isinstance(core, LayeredEngine):
             self._programs["layered"] = core.programs
         return core

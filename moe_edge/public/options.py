@@ -63,8 +63,8 @@ class OptionsReader:
 
     def _note_class(self, registry: Registry, given: Any) -> None:
         """Refuses two classes of one name; a class defined again replaces the old."""
-        found = registry.class_of(given)
-        before = self._classes.get((registry.kind, found.name), found)
+        found: Any = registry.class_of(given)
+        before: Any = self._classes.get((registry.kind, found.name), found)
         where = found.__module__, found.__qualname__
         if (before.__module__, before.__qualname__) != where:
             raise ConfigError(

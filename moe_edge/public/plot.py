@@ -33,7 +33,7 @@ def plot(table: "pandas.DataFrame", path: str | Path = "compare.png") -> Path:
     return path
 
 
-def _labels(table) -> list[str]:
+def _labels(table: "pandas.DataFrame") -> list[str]:
     """Budget, policies that differ between cases, and the hit ratio."""
     names = [name for name in PLUG_INS if table[name].nunique() > 2] or ["eviction"]
     labels = []

@@ -14,7 +14,7 @@ import numpy as np
 from moe_edge.core.checks import CapacityError, ConfigError, check_count
 from moe_edge.core.progress import progress
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.offload.policy import EVICTION_KINDS, EvictionPolicy
+from moe_edge.offload.policy import EvictionPolicy
 from moe_edge.offload.slot_plan import (
     least_slots,
     parse_budget,
@@ -24,9 +24,9 @@ from moe_edge.offload.slot_plan import (
 )
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.base import Predictor, check_look_ahead
-from moe_edge.predict.registry import PREDICTOR_KINDS
 from moe_edge.public.arguments import REPLAY_HINTS, refuse_unknown
 from moe_edge.public.labels import label, listed
+from moe_edge.public.options import PLUG_INS
 from moe_edge.simulate.replay.hits import replay as replay_cache
 from moe_edge.simulate.replay.lookups import (
     PLAN_NAMES,
@@ -222,7 +222,7 @@ def _policies(
             raise ConfigError(
                 f"eviction {one!r} is a plan of slots; write slot_plan={one!r}"
             )
-        found.append((label(EVICTION_KINDS, one, options), policy))
+        found.append((label(PLUG_INS["eviction"], one, options), policy))
     return found
 
 
@@ -237,7 +237,7 @@ def _foreseers(
         own = {} if is_none else options
         predictor = predictor_of(one, trace, **own)
         check_look_ahead(predictor, horizon)
-        found.append((label(PREDICTOR_KINDS, one, own), predictor))
+        found.append((label(PLUG_INS["predictor"], one, own), predictor))
     return found
 
 

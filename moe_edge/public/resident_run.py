@@ -35,7 +35,8 @@ def run_resident(
     Raises:
       ConfigError: that process failed; what it printed, and what may help.
     """
-    asked = {"checkpoint": model.source, "rows": [list(map(int, ids)) for ids in rows]}
+    asked: dict[str, Any] = {"checkpoint": model.source}
+    asked["rows"] = [list(map(int, ids)) for ids in rows]
     asked |= {"max_new_tokens": max_new_tokens, "rounds": rounds}
     # Modules come from where this process has them; not from the working directory.
     paths = [str(Path(__file__).parents[2]), *filter(os.path.isabs, sys.path)]

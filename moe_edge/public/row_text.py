@@ -28,11 +28,13 @@ class RowText:
         eos_ids: Collection[int],
         max_new_tokens: int,
     ):
-        self._left, self._eos_ids, self._text = max_new_tokens, eos_ids, None
+        self._left, self._eos_ids = max_new_tokens, eos_ids
+        self._text: TextEnds | None = None
         if tokenizer is not None:
             stops = [StopText(text) for text in stop]
-            given = {"context": [*prompt], "stop": stops, "eos_ids": eos_ids}
-            self._text = TextEnds(tokenizer, **given)
+            self._text = TextEnds(
+                tokenizer, context=[*prompt], stop=stops, eos_ids=eos_ids
+            )
         self.reason = "length"
 
     def add(self, token: int) -> bool:

@@ -36,9 +36,10 @@ class Running:
         recorder: Recorder | None = None,
     ):
         self.name, self.max_batch, self.max_context = model.name, max_batch, max_context
-        self._core, self._model, self._recorder = core, model, recorder
+        self._core: Core | None = core  # None: closed
+        self._model, self._recorder = model, recorder
         self._reader = PromptReader(model, max_context)
-        self._is_closed, self._cache_bytes, self._total = False, 0, Measured()
+        self._cache_bytes, self._total = 0, Measured()
         self._traffic = Traffic()
 
     def __enter__(self) -> Self:
@@ -49,7 +50,7 @@ class Running:
         self.close()
 
     def __repr__(self) -> str:
-        mode = "closed" if self._is_closed else self._core.expert_state().mode
+        mode = self._core.expert_state().mode if self._core else "closed"
         return f"<moe_edge.Engine of {self.name}, {mode}>"
 
     def close(self) -> None:
@@ -57,14 +58,14 @@ class Running:
 
         Other engines of the model go on.
         """
-        if not self._is_closed:
+        if (core := self._core) is not None:
             self._traffic.give()
-            self._core.close()
-            self._is_closed, self._core = True, None
+            core.close()
+            self._core = core = None
             gc.collect()  # programs of an engine hold it, and it holds them
 
     def _open(self) -> Core:
-        if self._is_closed:
+        if self._core is None:
             raise ConfigError(
                 f"the engine of {self.name} is closed; make another one with "
                 "model.offload() or model.resident()"
@@ -112,12 +113,11 @@ class Running:
         And `inline`: whether programs of this process run in the thread that calls them
         (`moe_edge.run_inline`).
         """
-        self._open()
         inline = {"inline": is_inline()}
         return self._total.stats(self._device_bytes()) | inline
 
     def _device_bytes(self) -> int:
-        return self._core.device_bytes() + self._cache_bytes
+        return self._open().device_bytes() + self._cache_bytes
 
     @property
     def trace(self) -> Trace:

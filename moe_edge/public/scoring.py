@@ -43,5 +43,6 @@ def score_perplexity(
         if value is not None:
             check_count(name, value)
     window = default_window(context) if window is None else window
-    sizes = {"window": window, "stride": stride, "batch_size": batch_size}
-    return measure_perplexity(_scorer(core), ids, **sizes).value
+    return measure_perplexity(
+        _scorer(core), ids, window=window, stride=stride, batch_size=batch_size
+    ).value
