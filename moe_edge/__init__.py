@@ -12,7 +12,7 @@ when it is first used, so that `import moe_edge` alone loads neither JAX nor Num
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:  # the names below, for type checkers and editors
     from moe_edge.core.checks import CapacityError as CapacityError
@@ -33,7 +33,8 @@ if TYPE_CHECKING:  # the names below, for type checkers and editors
     from moe_edge.public.replay import replay as replay
     from moe_edge.route.base import RoutePolicy
 
-    Eviction, Route = EvictionPolicy, RoutePolicy
+    Eviction: TypeAlias = EvictionPolicy
+    Route: TypeAlias = RoutePolicy
 
 # Name -> module, and what it is called there.
 _PUBLIC = {

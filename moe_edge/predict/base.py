@@ -44,10 +44,11 @@ class Predictor(Named):
     per_sequence: ClassVar[bool] = False
     from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
     # Not annotated: subclasses have options of these names, whose order would change.
-    look_ahead = None  # int, how many layers ahead it names experts; None: any
+    # How many layers ahead it names experts; None: any.
+    look_ahead = None  # type: int | None
     # float, with "partial_state": the margin of the experts that it wants, as of
     # `device_scores.wanted_scores`; None: all that the next layer would choose.
-    top_a = None
+    top_a = None  # type: float | None
 
     def init(self, spec: ModelShape) -> State:
         """State before the first token."""
