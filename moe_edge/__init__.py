@@ -7,6 +7,35 @@
     out = engine.generate("Once upon a time", max_new_tokens=48)
     print(out.text, out.stats)
 
+Policies of one's own are classes:
+
+    >>> class KeepNewest(me.Eviction):
+    ...     '''Gives up the expert that was used last.'''
+    ...     def value(self, state):  # what each slot is worth [S]; the least leaves
+    ...         return -state["last_B"][state["key_S"]].astype("float32")
+    >>> class SameAgain(me.Predictor):
+    ...     '''The experts that the next layer chose for the last token, once more.'''
+    ...     def init(self, spec):
+    ...         return {}
+    ...     def observe(self, state, layer, hidden_TD, ids_TK, scores_TE):
+    ...         chosen = ids_TK[-1][ids_TK[-1] < 64]  # E, here 64, is padding
+    ...         return {**state, layer: chosen[None]}
+    ...     def predict(self, state, layer, horizon):  # two arrays [horizon, M]
+    ...         ids = state.get(layer + 1, numpy.zeros((1, 0), numpy.int32))
+    ...         return ids, numpy.ones(ids.shape, numpy.float32)
+    >>> class HalfOfThem(me.Route):
+    ...     '''Computes the better half of a token's experts, each twice as strong.'''
+    ...     lossless = False
+    ...     def route(self, layer, scores_TE, resident_E, params, ids_TK, weights_TK):
+    ...         K = ids_TK.shape[1]
+    ...         is_kept_K = numpy.arange(K) < K // 2
+    ...         ids = numpy.where(is_kept_K, ids_TK, params.num_experts)
+    ...         return ids, numpy.where(is_kept_K, 2 * weights_TK, 0 * weights_TK)
+    >>> given = {"eviction": KeepNewest, "predictor": SameAgain, "route": HalfOfThem}
+    >>> with model.offload("25%", **given) as engine:
+    ...     engine.lossless, len(engine.generate("Once upon a time", 4).tokens)
+    (False, 4)
+
 The names in `__all__` are the public face; everything else may move. A name is imported
 when it is first used, so that `import moe_edge` alone loads neither JAX nor NumPy.
 """

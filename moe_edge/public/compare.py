@@ -56,6 +56,14 @@ def compare(
     is the reference. Engines of all cases are alive together where their slots fit the
     device, else one at a time, which takes longer.
 
+    >>> given = {"budgets": ["25%"], "rounds": 1, "max_new_tokens": 4}
+    >>> table = me.compare(model, evictions=["lru", "lfu"], **given)
+    >>> print(table[["budget", "eviction", "tokens_equal"]])
+         budget eviction  tokens_equal
+    0  resident                   True
+    1       25%      lru          True
+    2       25%      lfu          True
+
     Args:
       model: of `load`, or what `load` takes.
       evictions, predictors, routes: names, classes or objects.
@@ -70,7 +78,7 @@ def compare(
       the resident engine's), `agreement` (share of the resident engine's tokens that
       are the likeliest, each after the resident engine's own text), `tokens_per_s` and
       `tpot_s` (medians of the rounds; with `_low` and `_high` the least and most),
-      `hit_ratio`, `bytes_moved` a round, and `link`.
+      `hit_ratio`, `bytes_moved` a round, and `link` ("real", or what is emulated).
     Raises:
       ConfigError, CapacityError, RequestError: as `Model.offload`, `Engine.generate`.
     """

@@ -22,6 +22,12 @@ class Engine(Running):
     Use it from one thread at a time. Experts that came to the device stay there between
     calls. It is a context manager: `close` ends what runs in the background.
 
+    >>> with model.offload("25%") as engine:
+    ...     engine
+    <moe_edge.Engine of default, layered>
+    >>> engine
+    <moe_edge.Engine of default, closed>
+
     Attributes:
       name: of the checkpoint.
       max_batch: prompts that run together; more of them run one batch after another.
@@ -29,7 +35,15 @@ class Engine(Running):
     """
 
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Checked token ids of one prompt."""
+        """Checked token ids of one prompt.
+
+        >>> engine.ids("Once upon a time")
+        [1009, 1241, 260, 903]
+
+        Args:
+          prompt: a text or token ids.
+        Raises: as `generate`.
+        """
         self._open()
         return [*self._reader.one(prompt)]
 
@@ -65,9 +79,11 @@ class Engine(Running):
     ) -> Output | list[Output]:
         """Continues a prompt, or each of a list.
 
-        >>> out = engine.generate("Once upon a time", max_new_tokens=4)
-        >>> len(out.tokens), out.finish_reason
-        (4, 'length')
+        >>> engine.generate("Once upon a time", max_new_tokens=4).text
+        ', and the first'
+        >>> outs = engine.generate(["One", "Two"], 4, temperature=0.8, seed=1)
+        >>> [len(out.tokens) for out in outs]
+        [4, 4]
 
         Args:
           prompts: a text, token ids, or a list of them.
@@ -121,7 +137,7 @@ class Engine(Running):
 
         Args:
           messages: each {"role": ..., "content": ...}, the oldest first.
-          **asked: as `generate`.
+          max_new_tokens, **asked: as of `generate`.
         Raises:
           RequestError: other messages, or such as the template refuses; else as
             `generate`.
@@ -149,12 +165,14 @@ class Engine(Running):
         Arguments are checked by the call, before the first token. Who stops reading
         gives up the rest: its cache is freed with the iterator.
 
-        >>> "".join(text for _, _, text in engine.stream("Once", 4)) != ""
-        True
+        >>> "".join(text for _, _, text in engine.stream("Once upon a time", 4))
+        ', and the first'
 
+        Args: as `generate`.
         Yields:
           (prompt's place in the list, token id, text that is certain by now). The
           texts of a prompt, joined, are the text of its `Output`.
+        Raises: as `generate`.
         """
         given: dict[str, Any] = {"max_new_tokens": max_new_tokens}
         given |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -200,8 +218,9 @@ class Engine(Running):
         """Logits after each token of a prompt, float32 `[T, V]`: row i predicts token
         i + 1. Of an engine that is not lossless by decode steps, where its route acts.
 
-        >>> engine.logits([1, 2, 3]).shape[0]
-        3
+        >>> logits_TV = engine.logits("Once upon a time")
+        >>> logits_TV.shape, int(logits_TV[-1].argmax())
+        ((4, 4096), 12)
 
         Args:
           prompt: a text or token ids.
@@ -223,6 +242,7 @@ class Engine(Running):
         True
 
         Args:
+          text: of any length, or token ids.
           window: tokens that are read together; None: 512, or `max_context` or the
             model's context where that is less.
           stride: tokens between windows; None: half a window.

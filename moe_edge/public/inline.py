@@ -10,6 +10,12 @@ def run_inline() -> None:
     so; resident ones are slower (docs/performance.md). It is a setting of the process,
     and `Engine.stats` says which one is on. Call it before anything has started JAX.
 
+    >>> import moe_edge as me
+    >>> me.run_inline()
+    >>> with me.load("default").offload("25%") as engine:
+    ...     engine.stats()["inline"]
+    True
+
     Raises:
       ConfigError: JAX has started.
     """

@@ -73,6 +73,12 @@ class Model:
     That is dense weights on the device, expert records on the host (pinned once), and
     compiled programs.
 
+    >>> model = me.load("default")
+    >>> model.config.num_layers, model.config.moe.num_experts, model.expert_bytes
+    (6, 64, 73728)
+    >>> model.tokenizer.encode("Once upon a time")
+    [1009, 1241, 260, 903]
+
     Attributes:
       name: what it was opened by.
       config: its sizes (`ModelConfig`).
@@ -119,6 +125,10 @@ class Model:
     ) -> "Engine":
         """An engine with all weights on the device, the reference of offloaded ones.
 
+        >>> with model.resident(max_batch=2) as engine:
+        ...     [out.text for out in engine.generate(["One", "Two"], 2)]
+        [', and', ', and']
+
         Args:
           max_batch: prompts that run together.
           max_context: most tokens of a prompt and its continuation; None: the model's.
@@ -155,8 +165,8 @@ class Model:
         """An engine whose experts live on the host and travel when they are needed.
 
         >>> with model.offload(0.5, eviction="lru") as engine:
-        ...     len(engine.generate("Once upon a time", max_new_tokens=4).tokens)
-        4
+        ...     engine.generate("Once upon a time", max_new_tokens=4).text
+        ', and the first'
 
         Args:
           device_memory: for experts: a share of their bytes ("25%", 0.25); or a size

@@ -57,6 +57,13 @@ class Running:
         """Ends what runs in the background, and frees the slots; may be called twice.
 
         Other engines of the model go on.
+
+        >>> engine = model.offload("25%")
+        >>> engine.close()
+        >>> engine.generate("Once upon a time")
+        Traceback (most recent call last):
+        ...
+        moe_edge.core.checks.ConfigError: the engine of default is closed; ...
         """
         if (core := self._core) is not None:
             self._traffic.give()
@@ -79,7 +86,11 @@ class Running:
 
     @property
     def link(self) -> str:
-        """How experts come to the device: "real", or the rate of an emulated link."""
+        """How experts come to the device: "real", or the rate of an emulated link.
+
+        >>> engine.link
+        'real'
+        """
         found = self._open().report().get("link", {"emulated": False})
         if not found["emulated"]:
             return "real"
@@ -88,7 +99,11 @@ class Running:
 
     @property
     def lossless(self) -> bool:
-        """Whether its tokens are those of the resident engine."""
+        """Whether its tokens are those of the resident engine.
+
+        >>> engine.lossless
+        True
+        """
         return self._open().lossless
 
     def _quiet(self) -> Core:
@@ -101,6 +116,10 @@ class Running:
         """Empties the slots, and forgets what was counted and recorded so far.
 
         A stream under way goes on, and is in no statistics.
+
+        >>> engine.reset()
+        >>> engine.stats()["bytes_moved"]
+        0
         """
         core = self._open()
         self._traffic.give()
@@ -111,7 +130,11 @@ class Running:
         """As `Output.stats`, of all calls since the engine was made or `reset`.
 
         And `inline`: whether programs of this process run in the thread that calls them
-        (`moe_edge.run_inline`).
+        (`moe_edge.run_inline`). It is a setting of the process.
+
+        >>> sorted(engine.stats())  # doctest: +NORMALIZE_WHITESPACE
+        ['bytes_moved', 'compile_s', 'device_bytes', 'hit_ratio', 'inline',
+         'tokens_per_s', 'tpot_s', 'ttft_s']
         """
         inline = {"inline": is_inline()}
         return self._total.stats(self._device_bytes()) | inline
@@ -121,7 +144,20 @@ class Running:
 
     @property
     def trace(self) -> Trace:
-        """Every lookup since `reset`, of an engine made with record=("trace",)."""
+        """Every lookup since `reset`, of an engine made with record=("trace",).
+
+        Rows are tokens at layers: `ids_TK` int32 (T, K), experts best first;
+        `weights_TK` float32; `scores_TE` float16 (T, E); `phase`, `step`, `layer` and
+        `request` int32 (T,). `moe_edge.replay` takes it.
+
+        >>> with model.offload("25%", record="trace") as recording:
+        ...     out = recording.generate([1, 2], max_new_tokens=3, ignore_eos=True)
+        ...     recording.trace.ids_TK.shape  # (2 + 2 tokens) x 6 layers, 8 experts
+        (24, 8)
+
+        Raises:
+          ConfigError: an engine that keeps none, or one that has looked nothing up.
+        """
         recorder = getattr(self._open(), "trace", None)
         if recorder is None:
             raise ConfigError(
@@ -131,7 +167,18 @@ class Running:
 
     @property
     def events(self) -> list[Event]:
-        """Transfers and waits since `reset`, of one made with record=("events",)."""
+        """Transfers and waits since `reset`, of one made with record=("events",).
+
+        Times are seconds since the engine was made, payloads bytes.
+
+        >>> with model.offload("25%", record="events") as recording:
+        ...     out = recording.generate("Once upon a time", max_new_tokens=2)
+        ...     sum(event.bytes for event in recording.events) > 0
+        True
+
+        Raises:
+          ConfigError: an engine that keeps none.
+        """
         self._open()
         if self._recorder is None or not self._recorder.enabled:
             raise ConfigError(
