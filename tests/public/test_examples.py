@@ -16,8 +16,8 @@ from moe_edge.public.running import Running
 SLOW = {"compare", "plot"}
 # Their examples are those of the package's own docstring: policies of one's own.
 BASES = {"Eviction", "Predictor", "Route"}
-# It is of use before JAX starts, so its example runs in a process of its own.
-ALONE = {"run_inline"}
+# What they change is the process's: their examples run in one of their own.
+ALONE = {"run_inline", "register"}
 NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
     for name in me.__all__
@@ -68,12 +68,16 @@ def test_examples_of_own_policies_run(model):
     run([test], model=model)
 
 
-def test_example_of_run_inline_runs_in_a_fresh_process():
+@pytest.mark.parametrize("name", sorted(ALONE & {*me.__all__}))
+def test_example_runs_in_a_fresh_process(name):
     code = (
-        "import doctest, moe_edge as me; from moe_edge.public import inline; "
-        "done = doctest.testmod(inline); assert done.attempted > 2 and not done.failed"
+        "import doctest, sys, moe_edge as me; name = sys.argv[1]; "
+        "doctest.run_docstring_examples(getattr(me, name), {'me': me}, name=name); "
+        "print(len(doctest.DocTestFinder().find(getattr(me, name))[0].examples) > 1)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    command = [sys.executable, "-c", code, name]
+    done = subprocess.run(command, check=True, timeout=120, capture_output=True)
+    assert done.stdout == b"True\n"  # doctest prints what differs
 
 
 def members(kind: type):
