@@ -9,6 +9,8 @@
 
 Policies of one's own are classes:
 
+    >>> import numpy
+    >>> import moe_edge as me
     >>> class KeepNewest(me.Eviction):
     ...     '''Gives up the expert that was used last.'''
     ...     def value(self, state):  # what each slot is worth [S]; the least leaves
@@ -32,7 +34,7 @@ Policies of one's own are classes:
     ...         ids = numpy.where(is_kept_K, ids_TK, params.num_experts)
     ...         return ids, numpy.where(is_kept_K, 2 * weights_TK, 0 * weights_TK)
     >>> given = {"eviction": KeepNewest, "predictor": SameAgain, "route": HalfOfThem}
-    >>> with model.offload("25%", **given) as engine:
+    >>> with me.load("default").offload("25%", **given) as engine:
     ...     engine.lossless, len(engine.generate("Once upon a time", 4).tokens)
     (False, 4)
 

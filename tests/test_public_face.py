@@ -270,6 +270,17 @@ def test_logits_within_a_stream_count_for_no_stream():
     assert engine.stats()["bytes_moved"] <= alone.stats()["bytes_moved"]
 
 
+def test_abandoned_stream_counts_what_it_did():
+    engine = tiny_model().offload("50%")
+    stream = engine.stream(TEXT, NEW, ignore_eos=True)
+    for _ in range(3):
+        next(stream)
+    stream.close()
+    stats = engine.stats()
+    assert stats["bytes_moved"] > 0 and stats["hit_ratio"] is not None
+    assert stats["bytes_moved"] == engine.core.movement()["bytes_moved"]
+
+
 def test_stream_begun_before_reset_counts_in_no_stats():
     engine = tiny_model().offload("50%")
     stream = engine.stream(TEXT, NEW, ignore_eos=True)
