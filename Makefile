@@ -1,6 +1,6 @@
 .PHONY: lint test parity ci demo
 lint:
-	ruff check . && ruff format --check .
+	ruff check . && ruff format --check . && mypy
 test:
 	pytest
 parity:

@@ -23,6 +23,12 @@ T = TypeVar("T")
 class MoeEdgeError(ValueError):
     """Base of every error this library raises on bad input.
 
+    >>> try:
+    ...     model.offload("1%", slot_plan="equal")
+    ... except me.MoeEdgeError as error:
+    ...     print(error)  # doctest: +ELLIPSIS
+    device memory of 1% holds 3 slots of 73728 bytes; the minimum is 12 slots ...
+
     Attributes:
       exit_code: of a script that ends by it.
     """
@@ -31,23 +37,56 @@ class MoeEdgeError(ValueError):
 
 
 class ConfigError(MoeEdgeError):
-    """A model config, flag or gin binding that cannot be honoured."""
+    """A model config, argument, flag or gin binding that cannot be honoured.
+
+    >>> model.offload("25%", eviction="lruu")
+    Traceback (most recent call last):
+    ...
+    moe_edge.core.checks.ConfigError: unknown eviction policy 'lruu'; known: ...
+    """
 
 
 class CheckpointError(MoeEdgeError):
-    """A checkpoint that is damaged, incomplete or of an unknown kind."""
+    """A checkpoint that is damaged, incomplete or of an unknown kind.
+
+    >>> me.load("no/such/folder")
+    Traceback (most recent call last):
+    ...
+    moe_edge.core.checks.CheckpointError: checkpoint no/such/folder is not ...
+    """
 
 
 class CapacityError(MoeEdgeError):
-    """A budget (memory, context, slots) that is too small for the request."""
+    """A budget (memory, context, slots) that is too small for the request.
+
+    >>> engine.generate("Once upon a time", max_new_tokens=5000)
+    Traceback (most recent call last):
+    ...
+    moe_edge.core.checks.CapacityError: prompt and new tokens are up to 5004 ...
+    """
 
 
 class RequestError(MoeEdgeError):
-    """A prompt or request that cannot be served."""
+    """A prompt or request that cannot be served.
+
+    >>> engine.generate([1, 2.5])
+    Traceback (most recent call last):
+    ...
+    moe_edge.core.checks.RequestError: prompt 0...
+    """
 
 
 class OutputError(MoeEdgeError):
-    """An output folder that exists already or cannot be written."""
+    """An output folder or file that exists already or cannot be written.
+
+    >>> row = {"budget": "25%", "eviction": "lru", "predictor": "", "route": ""}
+    >>> row |= {"hit_ratio": 0.5, "tokens_per_s": 9.0}
+    >>> row |= {"tokens_per_s_low": 8.0, "tokens_per_s_high": 9.0}
+    >>> me.plot(pandas.DataFrame([row]), "no/such/folder/a.png")
+    Traceback (most recent call last):
+    ...
+    moe_edge.core.checks.OutputError: output file no/such/folder/a.png: folder ...
+    """
 
 
 def check_shape(name: str, array, expected: tuple) -> None:

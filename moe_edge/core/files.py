@@ -131,17 +131,17 @@ def decode_utf8(
         ) from fault
 
 
-def check_out_file(path: str | Path, out_dir: str | Path) -> None:
+def check_out_file(path: str | Path, out_dir: str | Path | None = None) -> None:
     """Checks, before a run, that a file can be written at its end.
 
     Args:
       path: of the file; one that is there will be replaced.
-      out_dir: the run's folder, which will be there by then.
+      out_dir: the run's folder, which will be there by then; None: there is none.
     Raises:
       OutputError: the file is a folder, or its folder is missing or cannot be written.
     """
     path = Path(path)
-    if path.parent.resolve() == Path(out_dir).resolve():
+    if out_dir is not None and path.parent.resolve() == Path(out_dir).resolve():
         return
     if path.is_dir():
         raise OutputError(f"output file {path} is a folder; name a file in it")

@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,7 @@ def generate_steps(
     row_ids: Sequence[int] | None = None,
     on_token: TokenCallback | None = None,
     on_routing=None,
-) -> Iterator[Step]:
+) -> Generator[Step]:
     """As `generate`, step by step; the session ends with the iterator."""
     check_count("max_new_tokens", max_new_tokens)
     longest = max(check_prompts(prompts, engine.config.vocab_size))

@@ -32,11 +32,16 @@ def run_inline(offload: OffloadOptions | None = None) -> bool:
     global _is_inline
     if offload is not None and (offload.mode == "fused" or offload.has_shadow):
         return False
-    if backends_are_initialized():  # JAX would not notice
+    if has_started():  # JAX would not notice
         return False
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     _is_inline = True
     return True
+
+
+def has_started() -> bool:
+    """Whether JAX has opened its devices in this process."""
+    return backends_are_initialized()
 
 
 def is_inline() -> bool:

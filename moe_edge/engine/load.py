@@ -12,7 +12,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
-from moe_edge.engine.offload_options import OffloadOptions, default_offload
+from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.sub_experts import at_k
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def load_engine(
     Args:
       with_tokenizer: False where only token ids are used.
       offload: keeps experts off the device as it says; a budget alone ("25%", 0.25)
-        takes the defaults of the commands; None: all are resident.
+        takes the default policies; None: all are resident.
       k: experts a token computes, in a refactored model sub-experts; None: its own.
       **options: of `ResidentEngine`, or of `make_offloaded`.
     Raises:
@@ -57,7 +57,7 @@ def load_engine(
     """
     keep_heap()
     if offload is not None and not isinstance(offload, OffloadOptions):
-        offload = default_offload(offload)
+        offload = OffloadOptions(device_memory=offload)
     reader = _open(checkpoint, k)
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None

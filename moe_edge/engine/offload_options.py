@@ -38,18 +38,22 @@ Options = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OffloadOptions:
-    """How experts that do not fit the device are handled."""
+    """How experts that do not fit the device are handled.
+
+    Its defaults are those of commands, gin files and Python alike. Studies name what
+    their results were measured with (`studies/offloading.py`).
+    """
 
     # A share of the experts' bytes (`25%`, 0.25), or a size (`2GiB`) that also holds
     # the dense weights, the KV cache and staging.
     device_memory: str | float = "50%"
     # `layered`, `fused`, or `auto`: fused on a GPU, where nothing else needs layered.
-    mode: str = "layered"
+    mode: str = "auto"
     eviction: str | EvictionPolicy | type[EvictionPolicy] = "lru"
     eviction_options: Options = dataclasses.field(default_factory=dict)
     # `equal`, `one_pool`, ...; `auto`: equal where every layer gets two slots, else one
     # pool.
-    slot_plan: str = "one_pool"
+    slot_plan: str = "auto"
     slot_plan_options: Options = dataclasses.field(default_factory=dict)
     # Names experts to prefetch; `none`: no prefetching.
     predictor: str | Predictor | type[Predictor] = "none"
@@ -213,22 +217,10 @@ class OffloadOptions:
         return get_route(self.route, **self.route_options).lossless
 
 
-def default_offload(device_memory: str | float, **options) -> OffloadOptions:
-    """What a budget means where nobody says more: of the commands and of Python.
-
-    Args:
-      **options: fields of `OffloadOptions` that are said.
-    """
-    defaults = {"slot_plan": "auto", "mode": "auto"}
-    return OffloadOptions(device_memory=device_memory, **defaults | options)
-
-
 def resolve_offload(
     device_memory: str | None, offload: OffloadOptions | None
 ) -> OffloadOptions | None:
-    """The options of a script: a budget alone takes the default policies and mode."""
+    """The options of a script: a budget alone takes the default policies."""
     if device_memory is None:
         return offload
-    if offload is None:
-        return default_offload(device_memory)
-    return dataclasses.replace(offload, device_memory=device_memory)
+    return dataclasses.replace(offload or OffloadOptions(), device_memory=device_memory)

@@ -20,6 +20,7 @@ from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.shadow import ShadowEngine, make_shadow
+from moe_edge.engine.sizes import DEFAULT_CONTEXT
 from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
 from moe_edge.model.config import ModelConfig
@@ -32,6 +33,7 @@ from moe_edge.offload.pinned import check_limit, pinned_gib
 from moe_edge.offload.policy import EVICTION_KINDS, CacheSpec
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
+    least_slots,
     parse_budget,
     plan_of,
     plan_slots,
@@ -39,15 +41,13 @@ from moe_edge.offload.slot_plan import (
     static_hit_curves,
 )
 from moe_edge.offload.slots import DonatedSlots, Slots, make_slots
-from moe_edge.offload.store import HostStore, device_dtype
+from moe_edge.offload.store import HostStore, device_dtype, widened
 from moe_edge.offload.transfer_queue import TransferQueue
-from moe_edge.predict.base import Predictor
+from moe_edge.predict.base import Predictor, check_look_ahead
 from moe_edge.predict.registry import PREDICTOR_KINDS
 from moe_edge.route.policy import get_route
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import DECODE, TraceRecorder, expert_counts
-
-CAPACITY = 1024  # tokens that an absolute budget leaves room for, if nobody says
 
 
 def context_of(options: OffloadOptions, config: ModelConfig) -> Context:
@@ -108,30 +108,14 @@ def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
     """The predictor, with what it takes from the run."""
     given = options.predictor, options.predictor_options
     predictor = PREDICTOR_KINDS.make(*given, context)
-    limit = predictor.look_ahead
-    if limit is not None and limit < options.horizon:
-        raise ConfigError(
-            f"horizon {options.horizon} exceeds what {predictor.name} looks ahead "
-            f"({limit}); lower it or use n_layer_gate"
-        )
+    check_look_ahead(predictor, options.horizon)
     return predictor
 
 
-def check_offload(
-    reader,
-    options: OffloadOptions,
-    batch: int = 1,
-    capacity: int | None = CAPACITY,
-    recorded: bool = False,
-) -> Context:
-    """What `make_offloaded` would refuse, judged without reading weights.
+def check_fits_model(reader, options: OffloadOptions) -> None:
+    """What `check_offload` refuses without opening the device.
 
-    Args:
-      batch, capacity: as of `assemble`.
-      recorded: whether a trace or events are wanted.
-    Returns:
-      what the run can give to policies: a profile trace is read here.
-    Raises: as `make_offloaded`.
+    Raises: as `make_offloaded`; of budgets only shares are judged.
     """
     config = reader.config
     if not config.moe_layers:
@@ -149,6 +133,36 @@ def check_offload(
         raise ConfigError(
             f"horizon {options.horizon} exceeds the model's {config.num_layers} layers"
         )
+    budget = parse_budget(options.device_memory)
+    if budget.share is not None:
+        experts, layers = config.moe.num_experts, len(config.moe_layers)
+        given = options.slot_plan, experts, layers, options.slot_plan_options
+        slots_for(
+            budget,
+            reader.layout.num_bytes(widened(reader.dtype)),
+            layers * experts,
+            least_slots=least_slots(*given),
+        )
+
+
+def check_offload(
+    reader,
+    options: OffloadOptions,
+    batch: int = 1,
+    capacity: int | None = DEFAULT_CONTEXT,
+    recorded: bool = False,
+) -> Context:
+    """What `make_offloaded` would refuse, judged without reading weights.
+
+    Args:
+      batch, capacity: as of `assemble`.
+      recorded: whether a trace or events are wanted.
+    Returns:
+      what the run can give to policies: a profile trace is read here.
+    Raises: as `make_offloaded`.
+    """
+    check_fits_model(reader, options)
+    config = reader.config
     dtype, context = device_dtype(reader.dtype), context_of(options, config)
     records = config.moe.num_experts, reader.layout.size
     needs = device_needs(
@@ -225,7 +239,7 @@ def make_offloaded(
     options: OffloadOptions,
     *,
     batch: int = 1,
-    capacity: int | None = CAPACITY,
+    capacity: int | None = DEFAULT_CONTEXT,
     check_finite: bool = False,
     recorder: Recorder | None = None,
     with_trace: bool = False,
@@ -259,7 +273,7 @@ def assemble(
     *,
     context: Context | None = None,
     batch: int = 1,
-    capacity: int | None = CAPACITY,
+    capacity: int | None = DEFAULT_CONTEXT,
     recorder: Recorder | None = None,
     with_trace: bool = False,
     trace_scores: bool = True,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, RequestError, check_count
 from moe_edge.core.events import Recorder
 from moe_edge.core.files import check_out_file, check_there, write_json
@@ -21,8 +23,31 @@ from moe_edge.engine.prompts import (
     encode_prompts,
     read_prompts,
 )
+from moe_edge.engine.sizes import check_context, reserved_tokens
 from moe_edge.model.sampling import Sampling
+from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.workload.trace_writer import write_trace
+
+
+def row_tokens(
+    checkpoint: str,
+    texts: Sequence[Prompt],
+    max_new_tokens: int,
+    max_context: int | None,
+) -> int:
+    """Tokens of each row for whose KV cache a size reserves room, see `max_context`.
+
+    Raises:
+      ConfigError, CapacityError: a max_context that is no number of tokens, beyond the
+        model's context, or less than a prompt and its continuation.
+    """
+    reader = open_checkpoint(checkpoint)
+    tokenizer = load_tokenizer(reader)
+    longest = max_new_tokens + max(len(tokenizer.encode(text.text)) for text in texts)
+    tokens = reserved_tokens(max_context, longest)
+    if max_context is not None:
+        check_context(max_context, reader.config.max_positions)
+    return tokens
 
 
 def collect_prompts(prompt: Sequence[str], prompts: str | None) -> list[Prompt]:
@@ -58,6 +83,7 @@ def run_generate(
     top_p: float = 1.0,
     seed: int = 0,
     batch_size: int = 8,
+    max_context: int | None = None,
     k: int | None = None,
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
@@ -79,6 +105,9 @@ def run_generate(
       top_p: keep the likeliest tokens up to this mass.
       seed: of sampling.
       batch_size: prompts decoded together.
+      max_context: most tokens of a prompt and its continuation. A size in
+        `device_memory` reserves the KV cache of the prompts that decode together, this
+        long each; None: 1024, or what the longest of these prompts needs.
       k: experts a token computes, in a refactored model sub-experts (None: its own).
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
         holds the dense weights, the KV cache and staging; None: as `offload` says, or
@@ -112,9 +141,11 @@ def run_generate(
         raise ConfigError("--trace_scores are kept next to a --trace; give it too")
     for path in recorded:
         check_out_file(path, run.path)
-    # No tokenizer yet, but no text has more tokens than bytes.
-    longest = max_new_tokens + 8 + max(len(t.text.encode()) for t in texts)
-    room = {"batch": min(batch_size, len(texts)), "capacity": longest}
+    room = {"batch": min(batch_size, len(texts))}
+    has_size = offload is not None and parse_budget(offload.device_memory).bytes
+    if has_size or max_context is not None:
+        row = checkpoint, texts, max_new_tokens, max_context
+        room["capacity"] = row_tokens(*row)
     if run.dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k, **room)
         return {"prompts": len(texts)}

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from moe_edge.core.checks import CapacityError, check_count
 
+# Tokens of a row, prompt and new, for whose KV cache a budget in bytes reserves room
+# where nobody says: of commands and of Python.
+DEFAULT_CONTEXT = 1024
 MIN_BUCKET = 16
 MIN_CAPACITY = 64
 _SMALLEST_BATCH_CAPACITY = 128  # below, a smaller cache saves next to nothing
@@ -36,6 +39,27 @@ def check_context(max_context: int, max_positions: int) -> None:
             f"max_context of {max_context} tokens exceeds the model's context of "
             f"{max_positions}; lower it"
         )
+
+
+def reserved_tokens(max_context: int | None, longest: int = 0) -> int:
+    """Tokens of each row for whose KV cache a budget in bytes reserves room.
+
+    Args:
+      max_context: what the caller says; None: DEFAULT_CONTEXT.
+      longest: tokens of the longest row, prompt and new, where it is known already: the
+        default is never less.
+    Raises:
+      ConfigError, CapacityError: max_context is no number of tokens, or less than them.
+    """
+    if max_context is None:
+        return max(DEFAULT_CONTEXT, longest)
+    check_count("max_context", max_context)
+    if longest > max_context:
+        raise CapacityError(
+            f"prompt and new tokens are up to {longest} tokens, more than max_context "
+            f"of {max_context}; raise it, shorten the prompt or lower max_new_tokens"
+        )
+    return max_context
 
 
 class SlotSizes:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -49,12 +50,13 @@ class Belady(EvictionPolicy):
 
     def init(self, spec: CacheSpec, xp=np) -> State:
         L, E = spec.num_layers, spec.num_experts
-        if len(self.future) != L or any(len(row) != E for row in self.future):
+        future: Any = self.future
+        if len(future) != L or any(len(row) != E for row in future):
             raise ConfigError(f"belady's future must list {L} layers of {E} experts")
         uses = [
             2 * (np.asarray(steps, np.int64) * L + layer)
             + (layer * E + e) * _BLOCK_STRIDE
-            for layer, row in enumerate(self.future)
+            for layer, row in enumerate(future)
             for e, steps in enumerate(row)
         ]
         uses_R = np.sort(np.concatenate([*uses, [np.iinfo(np.int64).max]]))

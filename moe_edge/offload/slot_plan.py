@@ -93,8 +93,7 @@ def slots_for(
         has.
     """
     if budget.share is not None:
-        # Rounded first: 0.29 * 100 is a little under 29.
-        slots = int(round(budget.share * num_blocks, 6))
+        slots = share_of_blocks(budget.share, num_blocks)
         least = f"{_percent_up(least_slots, num_blocks)}% of the expert bytes"
         asked = f"{100 * budget.share:.10g}%"
         needed_bytes = slots * block_bytes + other_bytes
@@ -120,6 +119,11 @@ def slots_for(
             f"{machine_bytes}; ask for less"
         )
     return min(slots, num_blocks)
+
+
+def share_of_blocks(share: float, num_blocks: int) -> int:
+    """How many slots a share of all blocks is."""
+    return int(round(share * num_blocks, 6))  # first: 0.29 * 100 is a little under 29
 
 
 def _percent_up(part: int, whole: int) -> str:

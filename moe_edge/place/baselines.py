@@ -108,11 +108,10 @@ class SmartMoe(Placer):
         load_LE = problem.frequency_NLE.sum(axis=0)
         slots_LD = single_copy_slots(problem)
         now_LE = self._current(problem, slots_LD)
-        if now_LE is None:
-            now_LE = [None] * len(load_LE)
-        else:
+        if now_LE is not None:
             slots_LD = _used(now_LE, slots_LD.shape[1])
-        layers = zip(load_LE, slots_LD, now_LE, strict=True)
+        now = [None] * len(load_LE) if now_LE is None else now_LE
+        layers = zip(load_LE, slots_LD, now, strict=True)
         owner_LE = np.stack([balance(*layer) for layer in layers])
         return Placement(owned(owner_LE, problem.slots))
 

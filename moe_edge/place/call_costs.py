@@ -1,8 +1,7 @@
 """What calls cost, as plain arrays: the adapter between a cost model and placers."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,8 +81,8 @@ class Batch(NamedTuple):
     Either is one number for all servers or one a server.
     """
 
-    tokens: float | Sequence[float]
-    per_request: float | Sequence[float]
+    tokens: Any  # a number or a list of them; once `by_server`, an array
+    per_request: Any
 
     def by_server(self, servers: int) -> "Batch":
         """With arrays [N, 1, 1]."""

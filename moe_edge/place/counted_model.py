@@ -90,7 +90,7 @@ def counted_model(
         raise ConfigError(
             f"--d_model is {d_model}, --expert_dim is {expert_dim}; give both or none"
         )
-    if d_model is not None:
+    if d_model is not None and expert_dim is not None:
         if checkpoint is not None:
             raise ConfigError(
                 "--checkpoint and --d_model name the sizes twice; give one"

@@ -47,7 +47,7 @@ def cover_greedily(value_NM: np.ndarray, on_NM: np.ndarray) -> None:
         loss_N = spare_NM[servers, old_N]
         server = int((loss_N - value_NM[:, new]).argmin())
         old = int(old_N[server])
-        on_NM[server, [old, new]] = (False, True)
+        on_NM[server, old], on_NM[server, new] = False, True
         spare_NM[server, old] = np.inf
         copies_M[[old, new]] += (-1, 1)
         if copies_M[old] == 1:

@@ -7,11 +7,12 @@ on them: proposals from marginal seconds, kept if they help.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 
 from moe_edge.core.checks import check_count, check_from_zero, one_or_each
+from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.call_costs import Batch, CallCosts
 from moe_edge.place.greedy import cover_greedily, favourites
 from moe_edge.place.latency_model import LatencyModel
@@ -71,13 +72,12 @@ class LatencyAware(Placer):
         Raises:
           ConfigError: numbers for another count of servers.
         """
-        traffic = problem.traffic
-        rate_N = traffic.requests_per_s
-        if rate_N is not None:
-            rate_N = one_or_each("requests_per_s", rate_N, len(problem.slots))
+        traffic, rate_N = problem.traffic, None
+        if (given := traffic.requests_per_s) is not None:
+            rate_N = one_or_each("requests_per_s", given, len(problem.slots))
         return LatencyModel(
             problem.frequency_NLE,
-            CallCosts.of(problem.cost_model),
+            CallCosts.of(_costs(problem)),
             traffic.top_k,
             [Batch(traffic.prompt_tokens, 1.0), Batch(1.0, traffic.output_tokens)],
             rate_N,
@@ -101,7 +101,7 @@ class LatencyAware(Placer):
         stay_NLE = self.locality * float(model.weight_N @ calls_N) * here_NLE
         if problem.current is not None and self.horizon_requests:
             starts.append(problem.current.on_NLE)
-            load_N11 = problem.cost_model.mean_load_s()[:, None, None]
+            load_N11 = _costs(problem).mean_load_s()[:, None, None]
             stay_NLE += problem.current.on_NLE * load_N11 / self.horizon_requests
         rng = np.random.default_rng(problem.seed)
         search = Search(model, problem.capacity_N, stay_NLE)
@@ -113,6 +113,11 @@ class LatencyAware(Placer):
         return search.run(best_NLE, steps, rng)
 
 
+def _costs(problem: Problem) -> CostModel:
+    """The machines, which the placer `needs`: a problem without them was refused."""
+    return cast(CostModel, problem.cost_model)
+
+
 def dense_seconds(problem: Problem) -> np.ndarray:
     """float64 [N]: of a request's layers without their experts, by its server."""
     N, L, _ = problem.frequency_NLE.shape
@@ -120,7 +125,7 @@ def dense_seconds(problem: Problem) -> np.ndarray:
         one_or_each(name, getattr(problem.traffic, name), N)
         for name in ("prompt_tokens", "output_tokens")
     )
-    dense_s = problem.cost_model.dense_s
+    dense_s = _costs(problem).dense_s
     each = [dense_s(n, prompt_N[n]) + output_N[n] * dense_s(n, 1.0) for n in range(N)]
     return L * np.array(each)
 

@@ -212,7 +212,7 @@ def statistics_case(
     counted = counted_model(stats.model, checkpoint, d_model, expert_dim)
     counted.check(stats.layers, stats.frequency_NLE.shape[2], path)
     if cluster is None:
-        held = parse_slots(slots)
+        held = parse_slots(slots or "")
         servers = servers_of([[ASSUMED_GPU] * len(slots_G) for slots_G in held])
         machines = Cluster(servers=servers, network=lan(ASSUMED_MBPS))
         assumed = (

@@ -109,4 +109,6 @@ def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 def _plain(array: np.ndarray) -> list:
     """Nested lists with None in place of NaN."""
-    return np.where(np.isnan(array), None, array.round(6).astype(object)).tolist()
+    rounded = array.round(6).astype(object)
+    rounded[np.isnan(array)] = None
+    return rounded.tolist()

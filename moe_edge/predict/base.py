@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import Named
 
 State = dict[str, Any]
@@ -43,10 +44,11 @@ class Predictor(Named):
     per_sequence: ClassVar[bool] = False
     from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
     # Not annotated: subclasses have options of these names, whose order would change.
-    look_ahead = None  # int, how many layers ahead it names experts; None: any
+    # How many layers ahead it names experts; None: any.
+    look_ahead = None  # type: int | None
     # float, with "partial_state": the margin of the experts that it wants, as of
     # `device_scores.wanted_scores`; None: all that the next layer would choose.
-    top_a = None
+    top_a = None  # type: float | None
 
     def init(self, spec: ModelShape) -> State:
         """State before the first token."""
@@ -109,6 +111,16 @@ class Predictor(Named):
           the state from which they begin from now on.
         """
         return fresh
+
+
+def check_look_ahead(predictor: Predictor, horizon: int) -> None:
+    """Raises ConfigError if a horizon exceeds what the predictor looks ahead."""
+    limit = predictor.look_ahead
+    if limit is not None and limit < horizon:
+        raise ConfigError(
+            f"horizon {horizon} exceeds what {predictor.name} looks ahead ({limit}); "
+            "lower it or use n_layer_gate"
+        )
 
 
 def target_layers(layer: int, horizon: int, num_layers: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Oracle(Predictor):
         first = state["step"] * L + layer + 1
         ids_XK, scores_XK, width_X = self._rows
         width = max(width_X[first : first + horizon], default=0)
-        rows = slice(first, first + horizon)
+        rows: Any = slice(first, first + horizon)
         if first + horizon > len(ids_XK):
             rows = np.minimum(np.arange(first, first + horizon), len(ids_XK) - 1)
         return ids_XK[rows, :width].copy(), scores_XK[rows, :width].copy()

@@ -68,12 +68,14 @@ class LooksAhead(DevicePredictor):
 
     def targets(self, layer: int) -> tuple[int, ...]:
         """MoE layers that are predicted after `layer`: none of the next token."""
-        last = layer + self.look_ahead
-        return tuple(i for i in self.config.moe_layers if layer < i <= last)
+        own: Any = self  # of a subclass, with its fields
+        last = layer + own.look_ahead
+        return tuple(i for i in own.config.moe_layers if layer < i <= last)
 
     def store(self, state, layer, wanted_NE):
         """As the base's, with a row for each of `targets(layer)`."""
-        shape = self.look_ahead, self.config.moe.num_experts
+        own: Any = self
+        shape = own.look_ahead, own.config.moe.num_experts
         rows_NE = np.full(shape, NOT_WANTED, np.float32)
         rows_NE[np.array(self.targets(layer), int) - layer - 1] = np.asarray(wanted_NE)
         return super().store(state, layer, rows_NE)
@@ -106,7 +108,7 @@ class GatePredictor(LooksAhead):
     def _gates(self) -> dict[int, tuple[Flat, ...]]:
         import jax
 
-        gates = {layer: () for layer in self.config.moe_layers}
+        gates: dict[int, tuple[Flat, ...]] = {i: () for i in self.config.moe_layers}
         for layer in self.config.moe_layers:
             own_D = np.asarray(self.layers[layer]["mlp_norm"], np.float32)
             for target in self.targets(layer):
@@ -119,8 +121,8 @@ class GatePredictor(LooksAhead):
                     target_D = np.asarray(flat["mlp_norm"], np.float32)
                     safe_D = np.where(own_D == 0, 1.0, own_D)
                     scale_D = np.where(own_D == 0, 0.0, target_D / safe_D)
-                scale_D = jax.numpy.array(scale_D.astype(np.float32))
-                gates[layer] += (gate | {"scale": scale_D},)
+                scale = jax.numpy.array(scale_D.astype(np.float32))
+                gates[layer] += (gate | {"scale": scale},)
         return gates
 
     def gates_after(self, layer: int) -> tuple[Flat, ...]:

@@ -3,9 +3,10 @@
 Nothing here needs JAX.
 """
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from moe_edge.core.checks import (
     ConfigError,
@@ -56,6 +57,15 @@ LOAD_HINTS = {
     "dtype": "weights run as stored; moe-edge convert --dtype changes them",
     "k": "give k to generate",
 }
+REPLAY_HINTS = {
+    "policies": "write evictions",
+    "eviction": "write evictions, a list",
+    "predictor": "write predictors, a list",
+    "budget": "write budgets, a list",
+    "device_memory": "write budgets, a list",
+    "routes": "a trace holds what the router chose, so no other route can be replayed",
+    "model": "a trace needs no model; compare runs one",
+}
 RECORDS = ("trace", "events")
 
 
@@ -81,10 +91,60 @@ def refuse_unknown(
         )
 
 
-def read_sampling(**given) -> Sampling:
-    """How tokens are drawn; ConfigError for a value of another type or range."""
-    check_options("generate", Sampling, given)
-    return Sampling(**given)
+class GenerateOptions(TypedDict, total=False):
+    """Keywords of `Engine.generate`, `stream` and `chat`, for type checkers."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    stop: str | Sequence[str]
+    k: int | None
+    seed: int
+    ignore_eos: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """How `Engine.generate` is to go on, checked.
+
+    Attributes:
+      stop: texts that end a row; k: experts a token computes, None: the model's own.
+      ignore_eos: whether a row goes on after an end-of-text token.
+    """
+
+    max_new_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...]
+    k: int | None
+    ignore_eos: bool
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "seed")
+_GENERATE = ("max_new_tokens", *_SAMPLING, "stop", "k", "ignore_eos")
+
+
+def read_asked(given: Mapping[str, Any], unknown: Iterable[str]) -> Asked:
+    """The arguments of `Engine.generate`.
+
+    Args:
+      given: all of them, by name.
+      unknown: names of others that were given.
+    Raises:
+      ConfigError: a value of another type or range, or an unknown argument.
+    """
+    refuse_unknown("generate", unknown, _GENERATE, GENERATE_HINTS)
+    max_new_tokens, k = given["max_new_tokens"], given["k"]
+    check_count("max_new_tokens", max_new_tokens)
+    stop = read_stop(given["stop"])
+    sampling = {name: given[name] for name in _SAMPLING}
+    check_options("generate", Sampling, sampling)
+    drawn = Sampling(**sampling)
+    ignore_eos = given["ignore_eos"]
+    if not isinstance(ignore_eos, bool):
+        raise ConfigError(f"ignore_eos is {ignore_eos!r}, expected True or False")
+    if k is not None:
+        check_count("k", k)
+    return Asked(max_new_tokens, drawn, stop, k, ignore_eos)
 
 
 def read_stop(stop: Any) -> tuple[str, ...]:

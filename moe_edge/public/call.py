@@ -4,20 +4,19 @@ import atexit
 import contextlib
 import time
 import weakref
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import jax
 
-from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.core.interrupts import held_interrupts
 from moe_edge.engine.base import Engine
 from moe_edge.engine.compile_time import CompileClock
-from moe_edge.engine.generate import Step, generate_steps
-from moe_edge.engine.slot_rows import NewToken
+from moe_edge.engine.generate import Step, even_batches, generate_steps
+from moe_edge.engine.session import cache_bytes
 from moe_edge.model.sampling import Sampling
 from moe_edge.public.output import Measured
-from moe_edge.serve.text_ends import StopText, TextEnds
+from moe_edge.public.row_text import RowText
 
 _streams: weakref.WeakSet[Generator] = weakref.WeakSet()
 
@@ -35,59 +34,12 @@ def _close_streams() -> None:
             stream.close()
 
 
-class RowText:
-    """The text of a row, from its first new token to its end.
-
-    Args:
-      tokenizer: None where the checkpoint has none: there is no text then.
-      prompt: token ids before the first new one.
-      stop: texts that end it.
-      eos_ids: tokens that end it.
-      max_new_tokens: how many tokens end it.
-    Attributes:
-      reason: "stop" or "length"; of a row that goes on the latter.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        prompt: Sequence[int],
-        stop: Sequence[str],
-        eos_ids: Collection[int],
-        max_new_tokens: int,
-    ):
-        self._left, self._eos_ids, self._text = max_new_tokens, eos_ids, None
-        if tokenizer is not None:
-            stops = [StopText(text) for text in stop]
-            given = {"context": [*prompt], "stop": stops, "eos_ids": eos_ids}
-            self._text = TextEnds(tokenizer, **given)
-        self.reason = "length"
-
-    def add(self, token: int) -> bool:
-        """One more token; whether it is the last."""
-        self._left -= 1
-        if self._text is None:
-            is_end = token in self._eos_ids
-        else:
-            is_end = self._text(NewToken(None, token)) is not None
-        if is_end:
-            self.reason = "stop"
-        elif not self._left and self._text is not None:
-            self._text.finish()
-            if self._text.stopped:
-                self.reason = "stop"
-        return is_end
-
-    def take(self) -> str:
-        """Text that became certain since the last call."""
-        return "" if self._text is None else self._text.take().text
-
-
 class Call:
     """A call: the engine at its K, how it draws, and where its rows stand.
 
     Attributes:
       measured: what it took; complete once `run` has ended.
+      cache_bytes: of the KV cache of its largest batch, once `run` has begun.
     """
 
     def __init__(
@@ -99,7 +51,7 @@ class Call:
     ):
         self.core, self._sampling, self._ends = core, sampling, ends
         self._traffic = traffic
-        self.measured = Measured()
+        self.measured, self.cache_bytes = Measured(), 0
         self._clock = CompileClock()
 
     @property
@@ -108,13 +60,18 @@ class Call:
         return [each.reason for each in self._ends]
 
     def run(
-        self,
-        rows: Sequence[Sequence[int]],
-        batches: Sequence[range],
-        max_new_tokens: int,
-    ) -> Iterator[tuple[int, int, str]]:
-        """Yields (row, token, text that is certain by now); may be abandoned."""
-        began_s = time.perf_counter()
+        self, rows: Sequence[Sequence[int]], max_new_tokens: int, max_batch: int
+    ) -> Generator[tuple[int, int, str]]:
+        """Yields (row, token, text that is certain by now); may be abandoned.
+
+        Args:
+          max_batch: rows that run together.
+        """
+        began_s, batches = time.perf_counter(), even_batches(len(rows), max_batch)
+        for batch in batches:
+            longest = max(len(rows[i]) for i in batch) + max_new_tokens
+            cache = cache_bytes(self.core.config, len(batch), longest)
+            self.cache_bytes = max(self.cache_bytes, cache)
         try:
             for batch in batches:
                 yield from self._run_batch(rows, batch, max_new_tokens)
@@ -127,7 +84,9 @@ class Call:
             self._traffic.give(self.measured)
             self.measured.compile_s = self._clock.between(began_s, time.perf_counter())
 
-    def _run_batch(self, rows, batch: range, max_new_tokens: int):
+    def _run_batch(
+        self, rows: Sequence[Sequence[int]], batch: range, max_new_tokens: int
+    ) -> Iterator[tuple[int, int, str]]:
         ends = [self._ends[i] for i in batch]
         steps = generate_steps(
             self.core,
@@ -144,7 +103,8 @@ class Call:
 
     def _timed(self, steps: Iterator[Step]) -> Iterator[Step]:
         """The steps of a batch; what lies between two of them is the caller's time."""
-        measured, clock, step = self.measured, self._clock, None
+        measured, clock = self.measured, self._clock
+        step: Step | None = None
         measured.batches += 1
         while True:
             self._traffic.begin(self.core, measured)
@@ -152,7 +112,8 @@ class Call:
             with held_interrupts(), clock:
                 last, step = step, next(steps, None)
             if step is None:
-                jax.block_until_ready(last.logits_BV)  # nothing outlasts the call
+                if last is not None:  # nothing outlasts the call
+                    jax.block_until_ready(last.logits_BV)
                 return
             start_s = step.began_s if last is None else resumed_s
             took_s = step.at_s - start_s - clock.between(start_s, step.at_s)
@@ -171,8 +132,10 @@ class Traffic:
     The engine is read only where another call goes on, and at the end of one.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._measured: Measured | None = None  # of the call whose steps run
+        self._core: Engine | None = None  # whose they are
+        self._before = 0, 0, 0
 
     def begin(self, core: Engine, measured: Measured) -> None:
         """Steps of this call are about to run."""
@@ -183,14 +146,15 @@ class Traffic:
 
     def give(self, measured: Measured | None = None) -> None:
         """No call's steps run; only if this one's do, where one is named."""
-        running = self._measured
-        if running is None or (measured is not None and running is not measured):
+        running, core = self._measured, self._core
+        if running is None or core is None:
             return
-        self._measured = None
-        counted = zip(_counted(self._core), self._before, strict=True)
+        if measured is not None and running is not measured:
+            return
+        self._measured = self._core = None
+        counted = zip(_counted(core), self._before, strict=True)
         hits, misses, moved = (max(0, now - then) for now, then in counted)
         running.add(Measured(hits=hits, misses=misses, bytes_moved=moved))
-        self._core = None
 
 
 def _counted(core: Engine) -> tuple[int, int, int]:

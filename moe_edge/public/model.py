@@ -1,6 +1,5 @@
 """A checkpoint as a library object: opened once, run by any number of engines."""
 
-import dataclasses
 import functools
 import os
 import weakref
@@ -11,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
-from moe_edge.core.checks import ConfigError, check_options
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
-from moe_edge.core.plug_in import Registry
 from moe_edge.engine.load import allow_pinned
-from moe_edge.engine.offload_options import OffloadOptions, default_offload
-from moe_edge.engine.sizes import check_context
-from moe_edge.offload.policy import EVICTION_KINDS
-from moe_edge.predict.registry import PREDICTOR_KINDS
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.sizes import check_context, reserved_tokens
+from moe_edge.model.config import ModelConfig
 from moe_edge.public.arguments import (
     LOAD_HINTS,
     OFFLOAD_HINTS,
@@ -27,23 +24,18 @@ from moe_edge.public.arguments import (
     read_record,
     refuse_unknown,
 )
-from moe_edge.route.policy import ROUTE_KINDS
+from moe_edge.public.options import OptionsReader
 
 if TYPE_CHECKING:
+    from moe_edge.engine.base import Engine as Core
     from moe_edge.engine.weights import Weights
     from moe_edge.offload.store import HostStore
     from moe_edge.public.engine import Engine
 
-OPTIONS = tuple(
-    field.name
-    for field in dataclasses.fields(OffloadOptions)
-    if field.name != "device_memory"
-)
-_PLUG_INS = ("eviction", "predictor", "route")  # checked by their registries
-_SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
+SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
 
 
-def load(path: str | Path = "default", *, devices: int = 1, **unknown) -> "Model":
+def load(path: str | Path = "default", *, devices: int = 1, **unknown: Any) -> "Model":
     """Opens a checkpoint. No weights are read until an engine is made.
 
     >>> import moe_edge as me
@@ -75,44 +67,33 @@ def load(path: str | Path = "default", *, devices: int = 1, **unknown) -> "Model
     return Model(str(path), open_checkpoint(source), str(source))
 
 
-def run_inline() -> None:
-    """From here on JAX runs programs of a CPU in the thread that calls them.
-
-    Offloaded engines of mode layered, which wait for every layer's routing, are faster
-    so; resident ones are slower (docs/performance.md). It is a setting of the process,
-    and `Engine.stats` says which one is on. Call it before anything has started JAX.
-
-    Raises:
-      ConfigError: JAX has started.
-    """
-    from moe_edge.engine.inline import run_inline as begin
-
-    if not begin():
-        raise ConfigError(
-            "JAX has started in this process and keeps how programs run; call "
-            "run_inline before any engine is made"
-        )
-
-
 class Model:
     """A checkpoint, opened by `load`. Its engines share what they can.
 
     That is dense weights on the device, expert records on the host (pinned once), and
     compiled programs.
 
+    >>> model = me.load("default")
+    >>> model.config.num_layers, model.config.moe.num_experts, model.expert_bytes
+    (6, 64, 73728)
+    >>> model.tokenizer.encode("Once upon a time")
+    [1009, 1241, 260, 903]
+
     Attributes:
       name: what it was opened by.
       config: its sizes (`ModelConfig`).
       source: what opens it again, wherever the process is.
+      options: checks the options of its engines.
     """
 
-    def __init__(self, name: str, reader, source: str):
+    def __init__(self, name: str, reader: Any, source: str):
         self.source = source
-        self.name, self.config, self._reader = name, reader.config, reader
+        self.name, self._reader = name, reader
+        self.config: ModelConfig = reader.config
         self._stores: dict[str, HostStore] = {}
         self._resident: Callable[[], Weights | None] = lambda: None
         self._programs: dict[str, Any] = {}  # of engines, by mode
-        self._classes: dict[tuple[str, str], type] = {}  # of policies, by kind and name
+        self.options = OptionsReader(reader)
 
     def __repr__(self) -> str:
         config, experts = self.config, "dense"
@@ -130,10 +111,23 @@ class Model:
         """Text <-> ids; CheckpointError where the checkpoint has none."""
         return load_tokenizer(self._reader)
 
+    @property
+    def expert_bytes(self) -> int | None:
+        """Bytes of one expert as it travels to the device; None of a dense model."""
+        if not self.config.moe_layers:
+            return None
+        from moe_edge.offload.store import widened
+
+        return self._reader.layout.num_bytes(widened(self._reader.dtype))
+
     def resident(
-        self, *, max_batch: int = 8, max_context: int | None = None, **unknown
+        self, *, max_batch: int = 8, max_context: int | None = None, **unknown: Any
     ) -> "Engine":
         """An engine with all weights on the device, the reference of offloaded ones.
+
+        >>> with model.resident(max_batch=2) as engine:
+        ...     [out.text for out in engine.generate(["One", "Two"], 2)]
+        [', and', ', and']
 
         Args:
           max_batch: prompts that run together.
@@ -151,8 +145,9 @@ class Model:
 
         weights = self._resident()  # of another resident engine that still lives
         if weights is None:
-            given = {"check_finite": self._check_finite, "dense": self._dense}
-            weights = load_weights(self._reader, **given)
+            weights = load_weights(
+                self._reader, check_finite=self._check_finite, dense=self._dense
+            )
             self._resident = weakref.ref(weights)
         core = ResidentEngine(weights, programs=self._programs.get("resident"))
         self._programs["resident"] = core.programs
@@ -165,20 +160,21 @@ class Model:
         max_batch: int = 1,
         max_context: int | None = None,
         record: tuple[str, ...] = (),
-        **options,
+        **options: Any,
     ) -> "Engine":
         """An engine whose experts live on the host and travel when they are needed.
 
         >>> with model.offload(0.5, eviction="lru") as engine:
-        ...     len(engine.generate("Once upon a time", max_new_tokens=4).tokens)
-        4
+        ...     engine.generate("Once upon a time", max_new_tokens=4).text
+        ', and the first'
 
         Args:
           device_memory: for experts: a share of their bytes ("25%", 0.25); or a size
             ("2GiB") that also holds dense weights, KV cache and staging; or "auto":
             such a size, nine tenths of what the device has free.
           max_batch: prompts that run together; max_context: most tokens of a prompt and
-            its continuation. A size reserves their KV cache (None: of 1024 tokens).
+            its continuation. A size reserves their KV cache (None: of 1024 tokens, as
+            the commands).
           record: what the engine keeps of its run: "trace" (every lookup), "events"
             (transfers and waits).
           **options: fields of `OffloadOptions`: eviction, predictor and route, each a
@@ -190,7 +186,10 @@ class Model:
           CapacityError: a budget of too few slots (the least is named), or above what
             the machine has.
         """
-        given = self._read_options(device_memory, options)
+        if isinstance(device_memory, str) and device_memory == "auto":
+            self.options.read("1B", options)  # before JAX says what is free
+            device_memory = self._auto_memory()
+        given = self.options.read(device_memory, options)
         self._check_limits(max_batch, max_context)
         record = read_record(record)
         recorder = Recorder(enabled="events" in record)
@@ -200,39 +199,18 @@ class Model:
         )
         from moe_edge.public.engine import Engine
 
-        limits = {"max_batch": max_batch, "max_context": max_context}
-        return Engine(core, self, recorder=recorder, **limits)
+        return Engine(
+            core,
+            self,
+            max_batch=max_batch,
+            max_context=max_context,
+            recorder=recorder,
+        )
 
-    def _check_limits(self, max_batch, max_context) -> None:
+    def _check_limits(self, max_batch: Any, max_context: Any) -> None:
         check_limits(max_batch, max_context)
         if max_context is not None:
             check_context(max_context, self.config.max_positions)
-
-    def _read_options(self, device_memory, options) -> OffloadOptions:
-        unknown = [name for name in options if name not in OPTIONS]
-        known = ("device_memory", "max_batch", "max_context", "record", *OPTIONS)
-        refuse_unknown("offload", unknown, known, OFFLOAD_HINTS)
-        plain = {k: v for k, v in options.items() if k not in _PLUG_INS}
-        check_options("offload", OffloadOptions, plain)
-        if isinstance(device_memory, str) and device_memory == "auto":
-            device_memory = self._auto_memory()
-        given = default_offload(device_memory, **options)
-        self._note_class(EVICTION_KINDS, given.eviction)
-        self._note_class(PREDICTOR_KINDS, given.predictor)
-        self._note_class(ROUTE_KINDS, given.route)
-        return given
-
-    def _note_class(self, registry: Registry, given: Any) -> None:
-        """Refuses two classes of one name; a class defined again replaces the old."""
-        found = registry.class_of(given)
-        before = self._classes.get((registry.kind, found.name), found)
-        where = found.__module__, found.__qualname__
-        if (before.__module__, before.__qualname__) != where:
-            raise ConfigError(
-                f"two classes of {registry.kind} have the name {found.name!r}, "
-                f"{before.__qualname__} and {found.__qualname__}; give each its own"
-            )
-        self._classes[registry.kind, found.name] = found
 
     @property
     def _check_finite(self) -> bool:
@@ -244,8 +222,9 @@ class Model:
         """All weights but the experts, on the device."""
         from moe_edge.engine.weights import load_weights
 
-        given = {"check_finite": self._check_finite, "with_experts": False}
-        return load_weights(self._reader, **given)
+        return load_weights(
+            self._reader, check_finite=self._check_finite, with_experts=False
+        )
 
     def _store(self, memory: str) -> "HostStore":
         from moe_edge.offload.store import HostStore
@@ -261,7 +240,6 @@ class Model:
         import jax
 
         from moe_edge.engine.offloaded import free_device_bytes
-        from moe_edge.offload.store import device_dtype
 
         free = free_device_bytes()
         if free is None:
@@ -270,29 +248,41 @@ class Model:
                 "give a size (2GiB) or a share (25%)"
             )
         if jax.default_backend() == "cpu" and not self._stores:
-            reader, config = self._reader, self.config
-            blocks = len(config.moe_layers) * config.moe.num_experts
-            free -= blocks * reader.layout.num_bytes(device_dtype(reader.dtype))
-        return f"{max(1, int(free * (1 - _SPARE_SHARE)))}B"
+            blocks = len(self.config.moe_layers) * self.config.moe.num_experts
+            free -= blocks * (self.expert_bytes or 0)
+        return f"{max(1, int(free * (1 - SPARE_SHARE)))}B"
 
-    def _assemble(self, options, max_batch, max_context, with_trace, recorder):
+    def _assemble(
+        self,
+        options: OffloadOptions,
+        max_batch: int,
+        max_context: int | None,
+        with_trace: bool,
+        recorder: Recorder,
+    ) -> "Core":
         """The engine below the public one, on shared parts."""
         allow_pinned(self._reader, options)
         from moe_edge.engine.layered import LayeredEngine
         from moe_edge.engine.offloaded import (
-            CAPACITY,
             assemble,
             check_offload,
             is_recorded,
         )
 
-        given = {"batch": max_batch, "capacity": max_context or CAPACITY}
+        capacity = reserved_tokens(max_context)
         recorded = is_recorded(recorder, with_trace)
-        context = check_offload(self._reader, options, recorded=recorded, **given)
-        dense, store = self._dense, self._store(options.memory)
-        given |= {"context": context, "recorder": recorder, "with_trace": with_trace}
-        programs = self._programs.get("layered")
-        core = assemble(options, dense, store, programs=programs, **given)
+        context = check_offload(self._reader, options, max_batch, capacity, recorded)
+        core = assemble(
+            options,
+            self._dense,
+            self._store(options.memory),
+            context=context,
+            batch=max_batch,
+            capacity=capacity,
+            recorder=recorder,
+            with_trace=with_trace,
+            programs=self._programs.get("layered"),
+        )
         if isinstance(core, LayeredEngine):
             self._programs["layered"] = core.programs
         return core

@@ -8,6 +8,12 @@ from typing import Any
 class Output:
     """The continuation of one prompt.
 
+    >>> out = engine.generate("Once upon a time", max_new_tokens=4)
+    >>> out.text, out.tokens, out.finish_reason
+    (', and the first', [12, 297, 263, 670], 'length')
+    >>> 0 <= out.stats["hit_ratio"] <= 1 and out.stats["tpot_s"] > 0
+    True
+
     Attributes:
       text: without the prompt, and without the stop text that ended it. None where the
         checkpoint has no tokenizer.

@@ -1,8 +1,8 @@
 """Prompts as users give them: a text, token ids, or a list of either."""
 
 import numbers
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,18 +10,22 @@ from moe_edge.core.checks import CapacityError, RequestError
 from moe_edge.engine.prompts import check_text
 from moe_edge.engine.session import check_prompts
 
+if TYPE_CHECKING:
+    from moe_edge.public.model import Model
+
 Rows = list[Sequence[int]]
+Encode = Callable[[str], Sequence[int]]
 
 
 class PromptReader:
     """Makes checked token ids of the prompts of an engine.
 
     Args:
-      model: `Model`.
+      model: whose tokens they are.
       max_context: of the engine; None: the model's.
     """
 
-    def __init__(self, model, max_context: int | None):
+    def __init__(self, model: "Model", max_context: int | None):
         self._model, self._max_context = model, max_context
 
     def rows(self, prompts: Any, more: int = 0) -> tuple[Rows, bool]:
@@ -42,9 +46,9 @@ class PromptReader:
             )
         return rows, is_one
 
-    def one(self, prompt: Any) -> Sequence[int]:
+    def one(self, prompt: Any, more: int = 0) -> Sequence[int]:
         """As `rows`, of one prompt."""
-        return _only(self.rows(prompt)[0])
+        return _only(self.rows(prompt, more)[0])
 
     def text(self, text: Any) -> Sequence[int]:
         """As `one`, of any length: what is read in windows."""
@@ -63,7 +67,7 @@ def _only(rows: Rows) -> Sequence[int]:
     return rows[0]
 
 
-def read_prompts(given: Any, encode) -> tuple[list[Sequence[int]], bool]:
+def read_prompts(given: Any, encode: Encode) -> tuple[list[Sequence[int]], bool]:
     """Token ids of each prompt, and whether there is one, not given as a list.
 
     Args:
@@ -89,7 +93,7 @@ def read_prompts(given: Any, encode) -> tuple[list[Sequence[int]], bool]:
     return [_ids(row, item, encode) for row, item in enumerate(given)], False
 
 
-def _ids(row: int, prompt: Any, encode) -> Sequence[int]:
+def _ids(row: int, prompt: Any, encode: Encode) -> Sequence[int]:
     if not isinstance(prompt, str):
         return prompt
     check_text(f"prompt {row}", prompt)

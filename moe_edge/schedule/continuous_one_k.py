@@ -1,7 +1,7 @@
 """The control of continuous batching: one K for all rows, as other engines have it."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.fifo import highest_floor
@@ -21,5 +21,5 @@ class ContinuousOneK(Continuous):
     def pick(self, lane: Lane, now_s: float) -> Decision:
         first = lane.first(self.max_batch - len(lane.running))
         k = highest_floor([*lane.running, *first])
-        changed = {job.id: k for job in lane.running if job.made and job.k != k}
+        changed: Any = {job.id: k for job in lane.running if job.made and job.k != k}
         return Decision([(job.id, k) for job in first], changed)

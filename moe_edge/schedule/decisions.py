@@ -23,7 +23,8 @@ class Recorder:
     """
 
     def __init__(self, loop: RequestLoop):
-        self.loop, self.lines = loop, []
+        self.loop = loop
+        self.lines: list[str] = []
 
     def __getattr__(self, name: str):
         return getattr(self.loop, name)
@@ -96,7 +97,8 @@ def replay(lines: Iterable[str], loop: RequestLoop, kind: type[Job] = Job) -> in
     Raises:
       RequestError: one differs; both are named.
     """
-    again, jobs, count = Recorder(loop), {}, 0
+    again, count = Recorder(loop), 0
+    jobs: dict[int, Job] = {}
     for count, line in enumerate(lines, 1):
         given = parse_json(f"decision {count}", line, RequestError, strict=False)
         _call(again, given, jobs, kind)

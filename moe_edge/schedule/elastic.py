@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from moe_edge.core.checks import check_count
 from moe_edge.hardware.step_costs import StepCosts
@@ -50,7 +50,7 @@ class Elastic(Continuous):
         decoding = [(job, self._k(job, share)) for job in lane.running if job.made]
         return Decision(admit, {job.id: k for job, k in decoding if k != job.k})
 
-    def _k(self, job: TokenJob, share: float) -> int:
+    def _k(self, job: Any, share: float) -> int:
         return job.floor + int(share * max(self.own_k - job.floor, 0))
 
     def _in_time(self, rows: Sequence[TokenJob], share: float, now_s: float) -> float:

@@ -20,6 +20,7 @@ import dataclasses
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from moe_edge.core.checks import (
     ConfigError,
@@ -223,13 +224,13 @@ class RequestLoop:
                 f"{lane.kv_bytes()} bytes, the budget is {lane.budget_bytes}"
             )
         for chosen, own_k in k.items():
-            job = self.open.get(chosen)
-            if job is None or job.state != RUNNING or job.lane != number:
+            found = self.open.get(chosen)
+            if found is None or found.state != RUNNING or found.lane != number:
                 raise ConfigError(
                     f"policy {self.policy.name} gave a K to request {chosen}, which "
                     f"does not run in lane {number}"
                 )
-            self._set_k(job, own_k)
+            self._set_k(found, own_k)
         lane.stepping = bool(lane.running)
         return lane.running
 
@@ -263,7 +264,8 @@ class RequestLoop:
 
     def _watch(self, job: Job) -> None:
         """Keeps its deadline; those of ended requests are at most as many as others."""
-        heapq.heappush(self._deadlines, (job.deadline_s, job.id))
+        entry: Any = job.deadline_s, job.id  # a job without one is not watched
+        heapq.heappush(self._deadlines, entry)
         if len(self._deadlines) > 2 * len(self.open):
             self._deadlines = [*filter(self._is_open, self._deadlines)]
             heapq.heapify(self._deadlines)

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 COMING, WAITING, RUNNING = "coming", "waiting", "running"
 OUTCOMES = ("finished", "cancelled", "refused", "failed", "expired")
@@ -74,8 +74,9 @@ class Lane:
         waiting: MutableSequence[Job] | None = None,
     ):
         self.number = number
-        self.waiting = deque() if waiting is None else waiting
-        self.running: list[Job] = []
+        # Jobs of whatever class its loop runs: their policies know which.
+        self.waiting: Any = deque() if waiting is None else waiting
+        self.running: list[Any] = []
         self.coming = 0
         self.stepping = False
         self.again_s: float | None = None
@@ -94,7 +95,7 @@ class Lane:
         """Whether that is within the budget."""
         return self.budget_bytes == math.inf or self.kv_bytes(more) <= self.budget_bytes
 
-    def first(self, most: int) -> list[Job]:
+    def first(self, most: int) -> list[Any]:
         """The first waiting jobs, up to the first one for which there is no room."""
         chosen = list(itertools.islice(self.waiting, max(most, 0)))
         while chosen and not self.fits(chosen):
@@ -131,11 +132,11 @@ class SchedulePolicy:
         """The empty queue of a lane; one with an index saves a policy its scans."""
         return deque()
 
-    def assign(self, job: Job, lanes: Sequence[Lane], now_s: float) -> int:
+    def assign(self, job: Any, lanes: Sequence[Lane], now_s: float) -> int:
         """The lane that a new job goes to: where it came in, 0 unless it says."""
         return job.home
 
-    def place(self, job: Job, lane: Lane, now_s: float) -> int:
+    def place(self, job: Any, lane: Lane, now_s: float) -> int:
         """Where in the queue of its lane a job goes: an index into `lane.waiting`."""
         return len(lane.waiting)
 
@@ -143,7 +144,7 @@ class SchedulePolicy:
         """What the lane does in the step that begins now."""
         raise NotImplementedError
 
-    def done(self, job: Job, now_s: float) -> Sequence[Job]:
+    def done(self, job: Any, now_s: float) -> Sequence[Job]:
         """Follow-up jobs of a finished one; they arrive now."""
         return ()
 

@@ -55,7 +55,8 @@ class Qos(FullBatch):
                 by_floor[job.floor] = [(place, job)]
             elif len(mine) < most:
                 mine.append((place, job))
-        queues, first = {}, []
+        queues: dict[int, list[TokenJob]] = {}
+        first: list[tuple[int, TokenJob]] = []
         for k in sorted(by_floor):
             before, first = first, sorted(first + by_floor[k])[:most]
             if first == before:

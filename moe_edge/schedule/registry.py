@@ -1,6 +1,7 @@
 """Scheduling policies of token serving by name."""
 
 import dataclasses
+from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.hardware.step_costs import StepCosts
@@ -43,7 +44,8 @@ def get_policy(
         "own_k": own_k,
         "costs": costs,
     }
-    taken = {f.name: given[f.name] for f in dataclasses.fields(POLICIES[name])}
+    fields = dataclasses.fields(POLICIES[name])
+    taken: dict[str, Any] = {field.name: given[field.name] for field in fields}
     if missing := [option for option, value in taken.items() if value is None]:
         raise ConfigError(
             f"policy {name} got no {', '.join(missing)}; costs are measured by "

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping, MutableSequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -90,7 +90,8 @@ class RunQueue(MutableSequence):
     def __iter__(self) -> Iterator[ExpertJob]:
         return itertools.chain.from_iterable(r.jobs for r in self._in_order.values())
 
-    def __getitem__(self, index: int) -> ExpertJob:
+    # No slices: a policy asks for one job.
+    def __getitem__(self, index: int) -> ExpertJob:  # type: ignore[override]
         index += self._length if index < 0 else 0
         for job in itertools.islice(self, index, None):
             return job
@@ -167,22 +168,22 @@ class RunQueue(MutableSequence):
         """Takes a job out; ValueError: it is not in this queue."""
         if job not in self:
             raise ValueError(f"request {job.id} does not wait here")
-        run = job.run
+        run: Any = job.run  # of this queue, so there is one
         if run.jobs[0] is job:
             run.jobs.popleft()
         else:
             run.jobs.remove(job)
         if not run.jobs:
             del self._in_order[run.number]
-            if self.runs.get(run.expert) is run:
-                del self.runs[run.expert]
+            if self.runs.get(job.expert) is run:
+                del self.runs[job.expert]
         job.run = None
         self._count(job, -1)
 
-    def __delitem__(self, index: int) -> None:
+    def __delitem__(self, index: int) -> None:  # type: ignore[override]
         self.remove(self[index])
 
-    def __setitem__(self, index: int, job: ExpertJob) -> None:
+    def __setitem__(self, index: int, job: ExpertJob) -> None:  # type: ignore[override]
         raise ConfigError("a job is not put in the place of another; insert and remove")
 
     def _count(self, job: ExpertJob, by: int) -> None:

@@ -87,7 +87,7 @@ def check_one_top_level_package(site):
     names = {path.as_posix() for path in found.files}
     wanted = ROOT.rglob("configs/**/*.gin")
     assert {f"moe_edge/{path.relative_to(ROOT)}" for path in wanted} <= names
-    assert "moe_edge/commands/scripts/generate.py" in names
+    assert {"moe_edge/commands/scripts/generate.py", "moe_edge/py.typed"} <= names
     assert not [name for name in names if "launch" in name.split("/")]
 
 

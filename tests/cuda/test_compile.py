@@ -65,7 +65,8 @@ def test_resident(name):
 def test_offloaded(name, mode):
     def run():
         # Fewer slots than a prompt's experts: waves.
-        options = OffloadOptions(device_memory=f"{100 * 6 / BLOCKS}%", mode=mode)
+        given = {"mode": mode, "slot_plan": "one_pool"}
+        options = OffloadOptions(device_memory=f"{100 * 6 / BLOCKS}%", **given)
         reader = StoreReader(ALL[name], dtype=ml_dtypes.bfloat16)
         with make_offloaded(reader, options) as engine:
             forced_logits(engine, random_prompts(ALL[name], LENGTHS), 2)

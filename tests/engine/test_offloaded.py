@@ -118,7 +118,7 @@ def test_default_model_is_bit_equal_in_a_fiftieth_of_its_experts():
 def test_share_counts_expert_bytes_only():
     options = OffloadOptions(device_memory="25%")
     engine = make_offloaded(StoreReader(GQA), options)
-    assert engine.manager.spec.layer_S == (-1,) * 6
+    assert engine.manager.spec.layer_S == (1, 1, 1, 2, 2, 2)
     assert engine.manager.queue.slots.array.shape == (6, 1920)
     engine.close()
 
@@ -272,7 +272,7 @@ def test_options_that_no_model_could_run_with_are_refused(change, message):
             "slots of plan planned is 'many', expected a list",
         ),
         (
-            {"slot_plan_options": {"slots": [2, 2]}},
+            {"slot_plan": "one_pool", "slot_plan_options": {"slots": [2, 2]}},
             "option of slot plan one_pool 'slots'",
         ),
         ({"memory": "tape"}, "expert memory 'tape'; known: host, mmap, pinned"),
@@ -308,8 +308,9 @@ def test_budget_alone_takes_the_default_policies():
     assert resolve_offload("20%", policy) == dataclasses.replace(
         policy, device_memory="20%"
     )
-    bare = OffloadOptions(device_memory="20%", slot_plan="auto", mode="auto")
+    bare = OffloadOptions(device_memory="20%")
     assert resolve_offload("20%", None) == bare
+    assert (bare.slot_plan, bare.mode) == ("auto", "auto")
 
 
 def test_auto_is_fused_on_a_gpu_where_nothing_needs_layered():

@@ -9,11 +9,13 @@ import shutil
 import numpy as np
 import pytest
 
+import moe_edge as me
 from moe_edge.configurables import ROOTS, get_root
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
-from moe_edge.core.checks import CapacityError
+from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.run_generate import run_generate
 from moe_edge.evaluate.run import _cache_room, run_evaluate
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 from tests.support.tiny_models import ALL
@@ -35,7 +37,10 @@ def files(tmp_path_factory):
 
 
 COMMANDS = {
-    "generate": ("2 rows of 75 tokens", ("--prompt", "ab", "--prompt", "abc")),
+    "generate": (
+        "2 rows of 75 tokens",
+        ("--prompt", "ab", "--prompt", "abc", "--max_context", 75),
+    ),
     "text": ("8 rows of 32 tokens", ("--text", "t.txt", "--window", 32)),
     "mcq": ("8 rows of 10 tokens", ("--mcq", "q.jsonl")),
     "tokens": ("5 rows of 12 tokens", ("--tokens", "t.npy", "--logits", "l.npz")),
@@ -119,3 +124,38 @@ def test_rows_that_do_not_run_together_need_no_cache():
     assert _cache_room(config, [90, 500], 64, False) == {"batch": 1, "capacity": 100}
     assert _cache_room(config, [20] * 9, 64, False) == {"batch": 6, "capacity": 20}
     assert _cache_room(config, [20, 20], 64, True) == {"batch": 64, "capacity": 20}
+
+
+def test_a_size_gives_the_command_the_slots_that_it_gives_python(files, tmp_path):
+    """One rule: a size reserves the KV cache of rows of max_context tokens."""
+    folder = shutil.copytree(files["model"], tmp_path / "long")
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = 2048
+    (folder / "config.json").write_text(json.dumps(config))
+    model = me.load(folder)
+    with pytest.raises(CapacityError, match="1 row of 1024 tokens") as refused:
+        model.offload("1B")
+    least = int(re.search(r"that is (\d+) bytes", str(refused.value))[1])
+    size = f"{least + 2 * model.expert_bytes}B"
+
+    def slots(max_context=None, new=8):
+        given = {"checkpoint": str(folder), "out_dir": str(tmp_path / "o")}
+        given |= {"max_context": max_context, "max_new_tokens": new, "prompt": ["ab"]}
+        run_generate(**given, device_memory=size, overwrite=True)
+        return json.loads((tmp_path / "o" / "offload.json").read_text())["slots"]
+
+    def slots_of_python(max_context=None):
+        with model.offload(size, max_context=max_context) as engine:
+            return engine.core.report()["slots"]
+
+    assert slots() == slots_of_python() == slots_of_python(1024) == slots(1024) == 4
+    assert slots(64) == slots_of_python(64) > 4
+    # The command knows its prompts, and reserves more where they are longer than that.
+    with pytest.raises(CapacityError, match="KV cache .* for 1 row of 1202 tokens"):
+        slots(new=1200)
+    with pytest.raises(CapacityError, match="are up to 66 tokens, more than max_con"):
+        slots(32, new=64)
+    with pytest.raises(CapacityError, match="max_context of 4096 tokens exceeds the"):
+        slots(4096)
+    with pytest.raises(ConfigError, match="max_context must be a positive whole"):
+        slots(0)

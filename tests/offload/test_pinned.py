@@ -208,10 +208,10 @@ def test_a_check_sets_the_limit_before_it_starts_jax(monkeypatch):
 def test_loading_sets_the_limit_for_modes_that_pin(monkeypatch):
     monkeypatch.setattr(pinned, "backends_are_initialized", lambda: False)
     monkeypatch.setattr("moe_edge.engine.inline.run_inline", lambda offload: None)
-    load.prepare_process(large_reader(), OffloadOptions())
+    load.prepare_process(large_reader(), OffloadOptions(mode="layered"))
     load.prepare_process(large_reader(), None)
     assert VARIABLE not in os.environ
-    load.prepare_process(large_reader(), OffloadOptions(mode="auto"))  # fused on a GPU
+    load.prepare_process(large_reader(), OffloadOptions())  # auto: fused on a GPU
     assert os.environ[VARIABLE] == str(needed_gib(40, 2 * GIB))
 
 

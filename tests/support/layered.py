@@ -49,8 +49,12 @@ def _programs(name, dtype) -> LayerPrograms:
 def layered(
     name="gqa", dtype=np.float32, slots=9, with_trace=True, **options
 ) -> LayeredEngine:
-    """A new engine; those of one model share compiled programs (and `num_compiled`)."""
-    options = OffloadOptions(device_memory=f"{100 * slots / BLOCKS}%", **options)
+    """A new engine; those of one model share compiled programs (and `num_compiled`).
+
+    All layers share its slots, unless a plan is given.
+    """
+    given = {"mode": "layered", "slot_plan": "one_pool"} | options
+    options = OffloadOptions(device_memory=f"{100 * slots / BLOCKS}%", **given)
     reader = StoreReader(ALL[name], dtype=dtype)
     programs = _programs(name, dtype)
     engine = make_offloaded(reader, options, with_trace=with_trace, programs=programs)

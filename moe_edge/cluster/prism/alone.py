@@ -35,6 +35,8 @@ def load_alone(
     blocks = len(config.moe_layers) * config.moe.num_experts
     options = OffloadOptions(
         device_memory=f"{100 * min(slots / blocks, 1):.9f}%",
+        mode="layered",
+        slot_plan="one_pool",
         eviction="moe_infinity",
         predictor="moe_infinity",
         link_bytes_per_s=bytes_per_s,

@@ -1,14 +1,19 @@
 """A route trace as the lookups an engine would make, and policies built from it."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.core.context import Context
 from moe_edge.offload.evict_belady import future_uses
-from moe_edge.offload.policy import POLICIES, CacheSpec, EvictionPolicy, get_policy
+from moe_edge.offload.policy import (
+    EVICTION_KINDS,
+    POLICIES,
+    CacheSpec,
+    EvictionPolicy,
+)
 from moe_edge.offload.slot_plan import PLANS, plan_slots, static_hit_curves
 from moe_edge.workload.traces import DECODE, PREFILL, Trace, expert_counts
 
@@ -134,16 +139,21 @@ def known_policies(trace: Trace) -> list[str]:
     return [*known, *PLAN_NAMES]
 
 
-def policy_of(name: str, trace: Trace) -> EvictionPolicy:
-    """A policy by name; what it must know beforehand comes from the trace.
+def policy_of(given: Any, trace: Trace, **options: Any) -> EvictionPolicy:
+    """A policy by name, class or object; what a name or a class must know beforehand
+    comes from the trace.
 
-    Raises ConfigError for an unknown name, or needs the trace does not hold.
+    Args:
+      options: of a name or a class.
+    Raises:
+      ConfigError: an unknown name, or needs the trace does not hold.
     """
-    check_known("cache policy", name, POLICY_NAMES)
-    if name in PLAN_NAMES:
-        return get_policy("lru")
-    check_holds("cache policy", name, POLICIES[name].needs, trace)
-    return get_policy(name, **context_of(trace).fill(POLICIES[name], {}))
+    if isinstance(given, str):
+        check_known("cache policy", given, POLICY_NAMES)
+        given = "lru" if given in PLAN_NAMES else given
+    kind = EVICTION_KINDS.class_of(given)
+    check_holds("cache policy", kind.name, kind.needs, trace)
+    return EVICTION_KINDS.make(given, options, context_of(trace))
 
 
 def _prompt_steps(trace: Trace) -> int:

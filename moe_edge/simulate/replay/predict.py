@@ -4,10 +4,12 @@ What is predicted after layer l for the j-th layer after it is compared with wha
 router then chose there; past the last layer the next token begins.
 """
 
+from typing import Any
+
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.base import Predictor
 from moe_edge.predict.predictor_run import PredictorRun
-from moe_edge.predict.registry import PREDICTORS, get_predictor
+from moe_edge.predict.registry import PREDICTOR_KINDS, PREDICTORS
 from moe_edge.simulate.replay.lookups import (
     cache_spec,
     check_holds,
@@ -51,13 +53,14 @@ def known_predictors(trace: Trace) -> list[str]:
     ]
 
 
-def predictor_of(name: str, trace: Trace) -> Predictor:
-    """A predictor by name; the oracle gets the trace's own choices.
+def predictor_of(given: Any, trace: Trace, **options: Any) -> Predictor:
+    """A predictor by name, class or object; the oracle gets the trace's own choices.
 
+    Args:
+      options: of a name or a class.
     Raises:
       ConfigError: an unknown name, or needs the trace does not hold.
     """
-    if name not in PREDICTORS:
-        return get_predictor(name)  # refuses it
-    check_holds("predictor", name, PREDICTORS[name].needs, trace)
-    return get_predictor(name, **context_of(trace).fill(PREDICTORS[name], {}))
+    kind = PREDICTOR_KINDS.class_of(given)
+    check_holds("predictor", kind.name, kind.needs, trace)
+    return PREDICTOR_KINDS.make(given, options, context_of(trace))

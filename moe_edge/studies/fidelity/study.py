@@ -12,13 +12,14 @@ from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.model.quantised import BLOCK_BYTES
 from moe_edge.route.drop import DropAbsent
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.quickstart.texts import BOOKS
 from moe_edge.studies.registry import later
 from moe_edge.studies.settings import RULES, Rules, StudySettings
 from moe_edge.studies.study import Study
 
 # Serial transfers and no prefetching: what is resident is then the same in every run.
-BASE = OffloadOptions(eviction="smoe_score", asynchronous=False)
+BASE = studied(eviction="smoe_score", asynchronous=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from moe_edge.studies.moe_prism import making, models
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.quality import Point, measure, read_tokens
 from moe_edge.studies.moe_prism.studies import PAPER_CHANGE, Fig8Settings
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.prompts import make_pool
 from moe_edge.studies.rounds import (
     Rounds,
@@ -77,7 +78,7 @@ def run(settings: Fig8Settings) -> Findings:
             (who, level): measure(benches[who].resident.at_k(k), texts)
             for (who, level), k in ks.items()
         }
-        lru = OffloadOptions(eviction="lru")
+        lru = studied(eviction="lru")
         with contextlib.ExitStack() as stack:
             engines = {
                 (who, level, budget): stack.enter_context(

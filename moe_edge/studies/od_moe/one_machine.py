@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.session import cache_bytes
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import Findings, metric
@@ -18,6 +17,7 @@ from moe_edge.studies.cases import Case, past_sequences
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.od_moe.studies import OneMachineSettings
 from moe_edge.studies.od_moe.token_time import LIMITS, token_ratios
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.rounds import median_metric, median_panel, round_ratios
 from moe_edge.studies.timed_cases import Timing, run_cases
 
@@ -44,9 +44,9 @@ def cases_of(
     for budget in settings.budgets:
         whole = float(budget.rstrip("%")) / 100
         shares = {LRU: whole, GATE: whole}
-        options = {LRU: OffloadOptions(), GATE: OffloadOptions(predictor="stale_gate")}
+        options = {LRU: studied(), GATE: studied(predictor="stale_gate")}
         for precision, taken in shadow_share.items():
-            shadow = OffloadOptions(
+            shadow = studied(
                 predictor="shadow",
                 predictor_options={"precision": precision},
                 horizon=settings.horizon,

@@ -13,6 +13,7 @@ from moe_edge.studies.cases import LIMITS, Case, prepare
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.od_moe.recorded import bar_checks
 from moe_edge.studies.od_moe.studies import Table1Settings
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.study import SPREAD
 
 ANY, NEXT, PRECISION = "recall (eq. 3)", "recall where it predicts", "precision"
@@ -23,9 +24,7 @@ def policies(precisions: Sequence[str]) -> dict[str, OffloadOptions]:
     """Every predictor over LRU."""
 
     def over_lru(name: str, horizon: int = 1, **options) -> OffloadOptions:
-        return OffloadOptions(
-            predictor=name, predictor_options=options, horizon=horizon
-        )
+        return studied(predictor=name, predictor_options=options, horizon=horizon)
 
     names = ("previous", "frequency", "moe_infinity", "stale_gate")
     return {

@@ -14,6 +14,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.route.policy import get_route
 from moe_edge.studies.od_moe.live import check_departure
 from moe_edge.studies.od_moe.studies import check_precision
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.prompts import PromptSettings, check_inputs
 from moe_edge.studies.registry import later
 from moe_edge.studies.settings import RULES, Rules, check_steps
@@ -38,21 +39,19 @@ STAND_INS = {  # peer -> what of it we run, and what not
 def peers(hit_curves, top_k: int, threshold: float) -> dict[str, OffloadOptions]:
     """What stands for each peer; `hit_curves` and `top_k` as of `adapmoe_dp`."""
     return {
-        "Mixtral-offloading": OffloadOptions(
+        "Mixtral-offloading": studied(
             slot_plan="equal",
             predictor="stale_gate",
             predictor_options={"norm": "own"},
         ),
-        "MoE-Infinity": OffloadOptions(
-            eviction="moe_infinity", predictor="moe_infinity"
-        ),
-        "HOBBIT": OffloadOptions(
+        "MoE-Infinity": studied(eviction="moe_infinity", predictor="moe_infinity"),
+        "HOBBIT": studied(
             slot_plan="equal",
             predictor="n_layer_gate",
             predictor_options={"look_ahead": AHEAD},
             horizon=AHEAD,
         ),
-        "AdapMoE": OffloadOptions(
+        "AdapMoE": studied(
             slot_plan="adapmoe_dp",
             slot_plan_options={"hit_curves": hit_curves, "top_k": top_k},
             predictor="stale_gate",

@@ -10,7 +10,6 @@ import numpy as np
 from moe_edge.core.events import Event, Recorder
 from moe_edge.engine.generate import generate_rows
 from moe_edge.engine.load import Loaded, load_engine
-from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.prompts import TextStream, encode_prompts
 from moe_edge.evaluate.specialisation import DomainScore, DomainScorer
 from moe_edge.evaluate.usage import usage_distances
@@ -19,6 +18,7 @@ from moe_edge.metrics.plots import expert_usage, timeline
 from moe_edge.metrics.results import metric
 from moe_edge.model.sampling import Sampling
 from moe_edge.studies.engines import describe_model
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.quickstart.study import QuickstartSettings
 from moe_edge.studies.quickstart.texts import (
     held_out_texts,
@@ -142,7 +142,7 @@ def show_offloaded(
     layer_s = 1 / max(speed["tokens_per_s"], 1e-9) / config.num_layers
     records = next(e for e in loaded.engine.weights.experts if e is not None)
     rate = records.nbytes / config.moe.num_experts / (LOAD_OF_LAYER * layer_s)
-    options = OffloadOptions(
+    options = studied(
         device_memory=BUDGET,
         predictor="stale_gate",
         link_bytes_per_s=rate,

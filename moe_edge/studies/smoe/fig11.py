@@ -27,6 +27,7 @@ from moe_edge.studies.cases import (
     prepare,
 )
 from moe_edge.studies.engines import Bench
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.prompts import check_inputs, make_pool
 from moe_edge.studies.settings import RULES
 from moe_edge.studies.smoe import fig14
@@ -86,18 +87,14 @@ def systems(
 ) -> dict[str, list[OffloadOptions]]:
     """The configurations of every system; of layer-wise offload there are none here."""
     static = fig14.bases(counts_LE)[fig14.STEPS[0]]
-    hybrid = OffloadOptions(
-        eviction="hybrimoe", predictor="stale_gate", assist="two_front"
-    )
+    hybrid = studied(eviction="hybrimoe", predictor="stale_gate", assist="two_front")
     ours = [
-        OffloadOptions(eviction=eviction, predictor=predictor, assist="two_pointer")
+        studied(eviction=eviction, predictor=predictor, assist="two_pointer")
         for eviction in ("lfu", "successor")
         for predictor in ("none", "smoe_partial")
     ]
     matrices = [
-        OffloadOptions(
-            eviction="moe_infinity", predictor="moe_infinity", horizon=horizon
-        )
+        studied(eviction="moe_infinity", predictor="moe_infinity", horizon=horizon)
         for horizon in horizons
     ]
     return {
@@ -190,7 +187,7 @@ def run(settings: Fig11Settings) -> Findings:
         layerwise = LayerwiseEngine(bench.weights, bench.store, link)
         closing.callback(layerwise.close)
         for batch in settings.batches:
-            case = Case(LAYERWISE, "two layers", batch, OffloadOptions())
+            case = Case(LAYERWISE, "two layers", batch, studied())
             cases.append(case)
             groups |= {
                 (LAYERWISE, loads, batch): [case] for loads in settings.host_loads

@@ -17,6 +17,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.slot_plan import static_hit_curves
 from moe_edge.studies.cases import AHEAD_LIMIT, INLINE_LIMIT, LIMITS
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.rounds import median_metric
 from moe_edge.studies.smoe import fig14
@@ -49,13 +50,13 @@ def policies(
     plan = {"hit_curves": hit_curves, "top_k": config.moe.top_k}
     matrices = {"eviction": "moe_infinity", "predictor": "moe_infinity"}
     each = {
-        "LRU": OffloadOptions(eviction="lru"),
-        "LFU": OffloadOptions(eviction="lfu"),
-        "successor (ours)": OffloadOptions(eviction="successor"),
-        "static, by the prompt": OffloadOptions(eviction="static_prompt"),
-        "HybriMoE, eviction only": OffloadOptions(eviction="hybrimoe"),
+        "LRU": studied(eviction="lru"),
+        "LFU": studied(eviction="lfu"),
+        "successor (ours)": studied(eviction="successor"),
+        "static, by the prompt": studied(eviction="static_prompt"),
+        "HybriMoE, eviction only": studied(eviction="hybrimoe"),
         **{
-            f"MoE-Infinity, {ahead} ahead": OffloadOptions(**matrices, horizon=ahead)
+            f"MoE-Infinity, {ahead} ahead": studied(**matrices, horizon=ahead)
             for ahead in horizons
         },
         FULL: fig14.smoe_steps(a)["+BA"],
@@ -65,9 +66,7 @@ def policies(
         for name, options in each.items()
         for told, plan_name in PLANS.items()
     }
-    slots_only = OffloadOptions(
-        eviction="lru", slot_plan="adapmoe_dp", slot_plan_options=plan
-    )
+    slots_only = studied(eviction="lru", slot_plan="adapmoe_dp", slot_plan_options=plan)
     return {"LRU, AdapMoE's slots only": slots_only} | named
 
 

@@ -39,6 +39,7 @@ from moe_edge.studies.cases import (
     past_sequences,
 )
 from moe_edge.studies.engines import Bench
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.rounds import median_metric, median_panel
 from moe_edge.studies.smoe.score_classes import Brought, brought
@@ -73,15 +74,13 @@ class BudgetSettings(TimedSettings):
 
 def bases(profile_LE: np.ndarray) -> dict[str, OffloadOptions]:
     """What SMoE is added to: a static cache of the experts that were used most."""
-    base = OffloadOptions(
-        eviction="static_oracle", eviction_options={"profile": profile_LE}
-    )
+    base = studied(eviction="static_oracle", eviction_options={"profile": profile_LE})
     return {STEPS[0]: base, ON_CPU: dataclasses.replace(base, assist="fiddler")}
 
 
 def smoe_steps(a: float) -> dict[str, OffloadOptions]:
     """SMoE, a part more in every step."""
-    evict = OffloadOptions(eviction="smoe_score")
+    evict = studied(eviction="smoe_score")
     route = dataclasses.replace(evict, route="substitute", route_options={"a": a})
     fetch = dataclasses.replace(
         route, predictor="smoe_partial", predictor_options={"top_a": a}

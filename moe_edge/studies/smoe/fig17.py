@@ -25,6 +25,7 @@ from moe_edge.studies.cases import (
     prepare,
 )
 from moe_edge.studies.engines import Bench
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.study import SPREAD, Claim, Findings, Study
@@ -111,9 +112,7 @@ def policies(
     """
 
     def over_lru(name: str, horizon: int = 1, **options) -> OffloadOptions:
-        return OffloadOptions(
-            predictor=name, predictor_options=options, horizon=horizon
-        )
+        return studied(predictor=name, predictor_options=options, horizon=horizon)
 
     ahead = {"look_ahead": settings.horizon}
     probe = {} if profile is None else {PROBE: ahead | {"profile": profile}}

@@ -14,7 +14,6 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.layered import LayeredEngine
-from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import Agreement, compare
 from moe_edge.evaluate.likelihood import Forced
 from moe_edge.evaluate.stepwise import score_batches
@@ -24,6 +23,7 @@ from moe_edge.model.config import MoeConfig
 from moe_edge.route.base import RoutePolicy, gate_scores, rescale
 from moe_edge.studies.cases import LIMITS, workload_of
 from moe_edge.studies.engines import Bench
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.prompts import PromptPool, PromptSettings, check_inputs, make_pool
 from moe_edge.studies.smoe.fig6 import record_scores
 from moe_edge.studies.study import Claim, Findings, Study
@@ -107,7 +107,7 @@ def run(settings: RankSettings) -> Findings:
         pool = make_pool(settings, bench.tokenizer, settings.rounds, length)
         texts = [Forced(ids, settings.prompt_tokens) for ids in pool.rows]
         reference = score_batches(bench.resident, texts, settings.batch_size)
-        whole = bench.engine(OffloadOptions(device_memory="100%"), settings.batch_size)
+        whole = bench.engine(studied(device_memory="100%"), settings.batch_size)
         runs = {}
         for rank in range(bench.config.moe.top_k):
             for kind in (LEFT_OUT, REPLACED):

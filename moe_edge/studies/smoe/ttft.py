@@ -21,6 +21,7 @@ from moe_edge.studies.cases import (
     workload_of,
 )
 from moe_edge.studies.engines import Bench
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.prompts import LinkSettings, PromptPool, check_inputs, make_pool
 from moe_edge.studies.rounds import measure_rounds, median_metric, median_panel
 from moe_edge.studies.smoe import fig14
@@ -65,8 +66,8 @@ Found = dict[tuple[str, int], Waited]  # by policy and prompt length
 def policies(a: float) -> dict[str, OffloadOptions]:
     """The offloaded engines."""
     return {
-        "on_demand": OffloadOptions(eviction="on_demand"),
-        "lru": OffloadOptions(eviction="lru"),
+        "on_demand": studied(eviction="on_demand"),
+        "lru": studied(eviction="lru"),
         "smoe": fig14.smoe_steps(a)["+BA"],
     }
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.engine.load import load_engine
-from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.studies.cases import Case
 from moe_edge.studies.engines import Bench
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.smoe.fig14 import smoe_steps
 from moe_edge.studies.speed.models import write_random
@@ -198,7 +198,7 @@ def smoe_rows(settings: OffloadSettings) -> Rows:
         link_latency_s=LATENCY_S,
         fidelity_rows=settings.fidelity_rows,
     )
-    named = {name: OffloadOptions(**options) for name, options in LOSSLESS.items()}
+    named = {name: studied(**options) for name, options in LOSSLESS.items()}
     cases = [
         Case(name, SHARE, BATCH, options)
         for name, options in ({"smoe": SMOE} | named).items()

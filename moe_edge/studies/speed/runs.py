@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from moe_edge.engine.load import load_engine
-from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.sampling import likeliest
 from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.predict.accuracy import PredictionLog
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.rounds import seconds_of
 from moe_edge.studies.speed.models import olmoe_config
 from moe_edge.studies.speed.suite import SuiteSettings
@@ -67,7 +67,7 @@ def random_prompts(engine, batch: int, tokens: int) -> np.ndarray:
 def load_offloaded(folder, capacity: int = 1024, **options):
     """An offloaded engine without tokenizer; `options`: of `OffloadOptions`. An
     absolute budget leaves room for a KV cache of `capacity` tokens."""
-    given = {"offload": OffloadOptions(**options), "capacity": capacity, "batch": 1}
+    given = {"offload": studied(**options), "capacity": capacity, "batch": 1}
     return load_engine(folder, with_tokenizer=False, **given).engine
 
 

@@ -21,12 +21,12 @@ import numpy as np
 from moe_edge.convert.families import config_from_hf
 from moe_edge.core.checks import check_count, check_known
 from moe_edge.engine.base import Engine
-from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights, load_weights, to_device
 from moe_edge.evaluate.texts import find_file
 from moe_edge.offload.store import HostStore, pin_records
+from moe_edge.studies.offloading import studied
 from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed import peers
 from moe_edge.studies.speed.decode import (
@@ -211,7 +211,7 @@ def _cases(reader: TracedReader, stack: ExitStack, steps: int, ways) -> Iterator
     store = HostStore(reader, memory)
     hosts = _pinned_layers(reader)
     for budget, way in itertools.product(BUDGETS, ways):
-        options = OffloadOptions(
+        options = studied(
             device_memory=budget,
             memory="host" if WAYS[way]["mode"] == "fused" else memory,
             **WAYS[way],
