@@ -52,8 +52,12 @@ def kind_of(name: str) -> str:
 
 def documented(name: str) -> str:
     """The directive that makes a name's docstring part of a page."""
-    is_class = inspect.isclass(getattr(moe_edge, name))
-    lines = [f".. {'autoclass' if is_class else 'autofunction'}:: moe_edge.{name}"]
+    found = getattr(moe_edge, name)
+    is_class = inspect.isclass(found)
+    # Under another name Sphinx shows no more than "alias of".
+    place = "moe_edge" if found.__name__ == name else found.__module__
+    kind = "autoclass" if is_class else "autofunction"
+    lines = [f".. {kind}:: {place}.{found.__name__}"]
     if is_class and kind_of(name) != "errors":
         lines += ["   :members:"]
     return "\n".join(["```{eval-rst}", *lines, "```"])
