@@ -5,12 +5,16 @@ A page asks for one by a comment, `<!-- generated: NAME ARGUMENT -->`.
 
 import importlib
 import inspect
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import moe_edge
+from moe_edge.commands import main
 
 ROOT = Path(__file__).resolve().parents[1]
 ASKED = re.compile(r"<!-- generated: (\w+) ?(\S*) -->")
@@ -113,10 +117,27 @@ def policies(_: str) -> str:
     return "\n\n".join(f"### {name}: names\n\n{known(name)}" for name in found)
 
 
+def commands(_: str) -> str:
+    """What `moe-edge NAME --help` prints, of every command."""
+    parts = []
+    for name in main.names():
+        done = subprocess.run(
+            [sys.executable, "-m", main.__name__, name, "--help"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            cwd=ROOT,  # whose files python -m takes first
+            env=os.environ | {"COLUMNS": "100"},
+        )
+        parts.append(f"## {name}\n\n```text\n{done.stdout.strip()}\n```")
+    return "\n\n".join(parts)
+
+
 PARTS: dict[str, Callable[[str], str]] = {
     "entries": entries,
     "public": public,
     "known": known,
     "plug_ins": plug_ins,
     "policies": policies,
+    "commands": commands,
 }

@@ -100,7 +100,15 @@ def test_tables_of_entries_link_them(generated):
         generated.entries("x_")
 
 
-def test_pages_ask_for_parts_that_there_are(generated):
+def test_page_of_flags_is_what_help_prints(generated, monkeypatch):
+    monkeypatch.setattr(generated.main, "names", lambda: ["replay"])
+    text = generated.commands("")
+    assert text.startswith("## replay\n\n```text\n")
+    assert "\n  --slots_per_layer" in text and "dry_run" in text
+
+
+def test_pages_ask_for_parts_that_there_are(generated, monkeypatch):
+    monkeypatch.setattr(generated.main, "names", lambda: ["replay"])
     asked = [
         match
         for path in (ROOT / "docs").rglob("*.md")
