@@ -18,8 +18,8 @@ from moe_edge.core.plug_in import Registry
 from moe_edge.engine.load import allow_pinned
 from moe_edge.engine.offload_options import OffloadOptions, default_offload
 from moe_edge.engine.sizes import check_context
-from moe_edge.offload.policy import EVICTION_KINDS
-from moe_edge.predict.registry import PREDICTOR_KINDS
+from moe_edge.offload.evict_base import EVICTIONS
+from moe_edge.predict.base import PREDICTORS
 from moe_edge.public.arguments import (
     LOAD_HINTS,
     OFFLOAD_HINTS,
@@ -27,7 +27,7 @@ from moe_edge.public.arguments import (
     read_record,
     refuse_unknown,
 )
-from moe_edge.route.policy import ROUTE_KINDS
+from moe_edge.route.base import ROUTES
 
 if TYPE_CHECKING:
     from moe_edge.engine.weights import Weights
@@ -217,9 +217,9 @@ class Model:
         if isinstance(device_memory, str) and device_memory == "auto":
             device_memory = self._auto_memory()
         given = default_offload(device_memory, **options)
-        self._note_class(EVICTION_KINDS, given.eviction)
-        self._note_class(PREDICTOR_KINDS, given.predictor)
-        self._note_class(ROUTE_KINDS, given.route)
+        self._note_class(EVICTIONS, given.eviction)
+        self._note_class(PREDICTORS, given.predictor)
+        self._note_class(ROUTES, given.route)
         return given
 
     def _note_class(self, registry: Registry, given: Any) -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.place.placer import PLACERS, get_placer
 from moe_edge.place.plan import Placement
-from moe_edge.place.policy import PLACERS, get_placer
 from tests.place.support import cost_model, frequencies, unequal_slots
 
 UNEQUAL = [name for name in PLACERS if name != "eplb"]

@@ -8,7 +8,7 @@ import pytest
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.loop import Limits, RequestLoop
-from moe_edge.schedule.policy import Decision, Job, SchedulePolicy
+from moe_edge.schedule.policy import Decision, Job, Scheduler
 from moe_edge.schedule.to_idle import ToIdle
 
 
@@ -48,7 +48,7 @@ def test_busy_lane_passes_on_to_the_nearest_idle_one():
 
 
 @dataclasses.dataclass(frozen=True)
-class ByK(SchedulePolicy):
+class ByK(Scheduler):
     """Waits for two, the largest id first; K changes while they run."""
 
     name = "by_k"
