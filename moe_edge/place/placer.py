@@ -252,8 +252,14 @@ def listed_placers(
 def fit_placers(
     problem: Problem, options: PlacerOptions | None = None
 ) -> tuple[dict[str, Placer], dict[str, str]]:
-    """All placers that fit a problem, by name, and why the others do not."""
+    """All placers that fit a problem, by name, and why the others do not.
+
+    Raises:
+      ConfigError: options of a placer that does not exist.
+    """
     options = options or {}
+    for name in options:
+        PLACERS.class_of(name)
     found, left_out = {}, {}
     for name, kind in PLACERS.items():
         own = options.get(name, {})

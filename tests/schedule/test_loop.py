@@ -236,6 +236,19 @@ def test_rules_that_no_policy_breaks(decision, message):
         loop.begin_step(0, 0.0)
 
 
+def test_policy_that_runs_more_than_it_says_is_refused():
+    class Greedy(Continuous):
+        def pick(self, lane, now_s):
+            return Decision([(job.id, None) for job in lane.waiting])
+
+    loop = RequestLoop(Greedy(max_batch=2))
+    come(loop, Job(0), Job(1), Job(2))
+    with pytest.raises(
+        ConfigError, match="Greedy runs 3 requests in lane 0, its max_b"
+    ):
+        loop.begin_step(0, 0.0)
+
+
 def test_limits_that_are_none_are_refused():
     with pytest.raises(ConfigError, match="max_waiting must be a positive .*got 0"):
         Limits(max_waiting=0)
