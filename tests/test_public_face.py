@@ -802,10 +802,14 @@ def test_compare_shows_a_lossy_route_as_such():
 
 
 @pytest.mark.slow
-def test_python_of_the_documentation_runs(capsys, tmp_path, monkeypatch):
-    """docs/use.md, on the default model; it prints a text and its statistics."""
+@pytest.mark.parametrize(
+    "page, said", [("docs/use.md", "'tokens_per_s'"), ("docs/plug_ins.md", "0.")]
+)
+def test_python_of_the_documentation_runs(page, said, capsys, tmp_path, monkeypatch):
+    """On the default model; what it prints."""
     monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[1] / "docs/use.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(EVICTIONS, "_classes", dict(EVICTIONS._classes))
+    text = (Path(__file__).parents[1] / page).read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(compile(code, "docs/use.md", "exec"), {"__name__": "docs"})
-    assert "'tokens_per_s'" in capsys.readouterr().out
+    exec(compile(code, page, "exec"), {"__name__": "docs"})
+    assert said in capsys.readouterr().out

@@ -10,13 +10,12 @@ from moe_edge.engine.fused_cache import DeviceCache
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, get_eviction
 from moe_edge.offload.evict_lru import Lru
 from moe_edge.offload.slot_cache import SlotCache
+from tests.support.evictions import eviction_of
 
 L, E, K, R = 3, 11, 2, 64
 EQUAL = (0,) * 4 + (2,) * 6  # layer 1 is dense
 POOL = (-1,) * 7
 IN_JIT = [name for name, cls in EVICTIONS.items() if not cls.host_only]
-COUNTS_LE = np.random.default_rng(1).integers(0, 9, (L, E))
-OPTIONS = {"static_oracle": {"profile": COUNTS_LE}}
 
 
 def look_ups(tokens, steps=40, seed=0):
@@ -48,7 +47,7 @@ def host_records(layer):
 )
 def test_acquire_replayed_on_the_host_agrees(name, layer_S, tokens):
     spec = CacheSpec(L, E, K, layer_S)
-    policy = get_eviction(name, **OPTIONS.get(name, {}))
+    policy = eviction_of(name, L, E)
     device, host = DeviceCache(spec, policy, (0, 2)), SlotCache(spec, policy)
     acquire = jax.jit(device.acquire, donate_argnums=0)
     # Where the arrays are is stated, as by the engine: else it compiles twice.

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.offload.assist_base import Assist
 from moe_edge.predict.base import Predictor, best_first
 from moe_edge.route.base import Route, TopK
 from tests.support.layered import (
@@ -222,3 +224,37 @@ def test_the_base_predictor_answers_all_that_engines_ask():
     for kind in (Plain, Partial):
         engine = layered("gqa", np.float32, 9, with_trace=False, predictor=kind)
         assert_same_bits(engine, "gqa", np.float32, THREE, steps=STEPS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rest(Assist):
+    """The host computes all absent experts but the first."""
+
+    name = "rest"
+
+    def take(self, absent, ids_TK, costs):
+        calls.append((absent, ids_TK, costs))
+        return absent[1:]
+
+
+@pytest.mark.parametrize("given", [Rest, Rest()], ids=["class", "object"])
+def test_layered_asks_an_assist_once_a_layer_about_what_is_absent(given):
+    engine = layered("gqa", np.float32, 9, with_trace=False, assist=given)
+    forced_logits(engine, random_prompts(GQA, [9]), STEPS)
+    assert 0 < len(calls) <= STEPS * len(MOE_LAYERS)
+    for absent, ids_TK, costs in calls:
+        assert ids_TK.shape == (1, K) and absent and {*absent} <= {*ids_TK[0].tolist()}
+        assert costs.load_s > 0 < costs.host_s and costs.device_s == 0
+    helped = sum(len(absent) - 1 for absent, _, _ in calls)
+    assert engine.report()["host_computed"] == helped > 0
+    with pytest.raises(ConfigError, match="mode fused has no assist; use mode layered"):
+        OffloadOptions(mode="fused", assist=given)
+
+
+def test_what_is_no_assist_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"CPU assist is 3, expected a name \(all, .*of Assist"
+    ):
+        OffloadOptions(assist=3)
+    with pytest.raises(ConfigError, match="Assist'>, expected a name"):
+        OffloadOptions(assist=Assist)

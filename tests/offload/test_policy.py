@@ -14,16 +14,10 @@ from moe_edge.offload.evict_base import (
     get_eviction,
     put,
 )
+from tests.support.evictions import eviction_of
 
 L, E, K, S = 3, 10, 2, 12
-JITTED = ("lru", "lfu", "smoe_score", "hybrimoe", "moe_infinity", "static_prompt")
-JITTED += ("successor",)
-OPTIONS = {
-    "static_oracle": {"profile": np.arange(L * E).reshape(L, E) % 7},
-    "static_prompt": {"prompt_steps": 4},
-    "smoe_score": {"window": 3},
-    "belady": {"future": [[[1, 2]] * E] * L},
-}
+JITTED = [name for name, kind in EVICTIONS.items() if not kind.host_only]
 SPEC = CacheSpec(L, E, K, (-1,) * S)
 
 
@@ -47,9 +41,9 @@ def drive(policy, state, step, layer, ids_TK, scores_TE, protected_S, xp):
     return slot, put(state, slot, key, xp)
 
 
-@pytest.mark.parametrize("name", [*JITTED, "static_oracle", "on_demand"])
+@pytest.mark.parametrize("name", JITTED)
 def test_victims_in_jit_match_numpy_without_recompilation(name):
-    policy = get_eviction(name, **OPTIONS.get(name, {}))
+    policy = eviction_of(name, L, E)
     compiled = jax.jit(functools.partial(drive, policy, xp=jnp))
     host, device = policy.init(SPEC), policy.init(SPEC, jnp)
     rng = np.random.default_rng(5)
@@ -72,7 +66,7 @@ def test_victims_in_jit_match_numpy_without_recompilation(name):
 
 @pytest.mark.parametrize("name", sorted(EVICTIONS))
 def test_victim_any_policy_takes_empty_unprotected_slot_first(name):
-    policy = get_eviction(name, **OPTIONS.get(name, {}))
+    policy = eviction_of(name, L, E)
     state = policy.init(SPEC)
     scores_TE = np.linspace(0.1, 1, E, dtype=np.float32).reshape(1, E)
     state = policy.touch(state, 0, np.array([[1, 2]], np.int32), scores_TE, 0)
@@ -86,7 +80,7 @@ def test_victim_any_policy_takes_empty_unprotected_slot_first(name):
 
 @pytest.mark.parametrize("name", sorted(EVICTIONS))
 def test_order_any_policy_is_that_of_its_victims(name):
-    policy = get_eviction(name, **OPTIONS.get(name, {}))
+    policy = eviction_of(name, L, E)
     state, rng = policy.init(SPEC), np.random.default_rng(2)
     for step, layer, ids_TK, scores_TE in random_lookups(8):
         state = policy.touch(state, layer, ids_TK, scores_TE, step)
@@ -103,7 +97,7 @@ def test_order_any_policy_is_that_of_its_victims(name):
 
 @pytest.mark.parametrize("name", sorted(EVICTIONS))
 def test_policy_names_itself_its_needs_and_its_source(name):
-    policy = get_eviction(name, **OPTIONS.get(name, {}))
+    policy = eviction_of(name, L, E)
     assert policy.name == name
     assert policy.SOURCE
     assert policy.needs <= {"ids", "weights", "scores", "future", "profile"}

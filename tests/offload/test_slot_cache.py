@@ -7,6 +7,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, get_eviction
 from moe_edge.offload.evict_belady import future_uses
 from moe_edge.offload.slot_cache import SlotCache
+from tests.support.evictions import eviction_of
 from tests.support.traces import ROUTING as TRACES
 
 # Decode hit ratios of ../shared/interfaces.md at 13, 32 and 64 slots a layer.
@@ -90,12 +91,7 @@ def test_lfu_hand_computed():
 def test_cache_holds_its_laws_under_random_use(name, layer_S):
     """Both tables agree; slots keep to their layer; the running experts stay."""
     L, E, K, S = 2, 8, 3, len(layer_S)
-    options = {
-        "static_oracle": {"profile": np.arange(L * E).reshape(L, E)},
-        "belady": {"future": [[list(range(0, 60, 2 + e)) for e in range(E)]] * L},
-        "static_prompt": {"prompt_steps": 5},
-    }.get(name, {})
-    cache = SlotCache(CacheSpec(L, E, K, layer_S), get_eviction(name, **options))
+    cache = SlotCache(CacheSpec(L, E, K, layer_S), eviction_of(name, L, E))
     rng = np.random.default_rng(1)
     for step in range(30):
         for layer in range(L):
