@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, MoeEdgeError, RequestError, built
+from moe_edge.core.checks import MoeEdgeError, RequestError, built
 from moe_edge.core.files import check_there, write_text
 from moe_edge.core.json_reader import parse_json, text_lines
 from moe_edge.engine.sizes import SlotSizes
@@ -54,12 +54,7 @@ class LoopMade:
         Raises:
           ConfigError: a scheduler without a name, by which decisions are made again.
         """
-        if not isinstance(options.policy, str):
-            raise ConfigError(
-                f"policy is {options.policy!r:.60}, and a load is made again from a "
-                "name; register its class, or give it an entry point, and its options "
-                "in policy_options"
-            )
+        options.check_named("a load is made again from a name")
         return cls(
             options=dataclasses.asdict(options) | {"costs": None},
             max_context=max_context,

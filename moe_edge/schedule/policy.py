@@ -141,7 +141,8 @@ class Scheduler(PlugIn):
     max_wait_s, own_k and costs (of steps: `hardware.step_costs.StepCosts`) get the
     server's value, unless they are given in `policy_options`. A server of tokens has
     one lane, whose jobs are `token_job.TokenJob`, and refuses a scheduler whose
-    `max_batch` exceeds its own. Servers of a cluster schedule by themselves.
+    `max_batch` exceeds its own; servers in processes of their own (`serve --servers`)
+    know names alone. moe-edge cluster schedules by itself.
 
     Attributes:
       max_batch: jobs that a lane runs at a time; 0 of a policy that names no such

@@ -79,6 +79,14 @@ class ServingOptions:
         if self.prompt_cache != "0" and parse_budget(self.prompt_cache).share == 1:
             raise ConfigError("prompt_cache 100% leaves nothing for running rows")
 
+    def check_named(self, why: str) -> None:
+        """Raises ConfigError for a scheduler that has no name to write down."""
+        if not isinstance(self.policy, str):
+            raise ConfigError(
+                f"policy is {self.policy!r:.60}, and {why}; install its class as a "
+                "package (docs/plug_ins.md), or register it, and give its name"
+            )
+
     def check_model(self, own_k: int, max_positions: int) -> None:
         """Refuses what this model cannot be served with.
 

@@ -10,7 +10,9 @@ from moe_edge.schedule.fifo import Fifo
 from moe_edge.schedule.loop import NO_LIMITS
 from moe_edge.schedule.policy import NOTHING, Scheduler
 from moe_edge.serve.options import ServingOptions, make_loop
+from moe_edge.serve.run_serve import run_serve
 from tests.support.serving import COSTS
+from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,3 +77,14 @@ def test_server_fills_the_fields_that_it_has():
 def test_server_refuses(policy, options, text):
     with pytest.raises(ConfigError, match=text):
         policy_of(policy, policy_options=options)
+
+
+def test_servers_in_other_processes_refuse_a_policy_without_a_name(tmp_path):
+    given = {"checkpoint": str(write_tiny_checkpoint(tmp_path / "tiny")), "servers": 2}
+    given |= {"dry_run": True, "max_batch": 4, "max_context": 64}
+    for policy in (Fifo(2), Patient):
+        with pytest.raises(
+            ConfigError, match="and servers in processes of their own know names alone"
+        ):
+            run_serve(policy=policy, **given)
+    assert run_serve(policy="fifo", **given)["dry_run"] is True
