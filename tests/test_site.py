@@ -84,13 +84,6 @@ def test_every_public_name_is_documented_once(generated):
         assert f"<!-- generated: {asked} -->" in page
 
 
-def test_tables_of_policies_have_their_names_and_sources(generated):
-    text = generated.policies("")
-    for name in ("lru", "smoe_score", "stale_gate", "substitute"):
-        assert f"| `{name}` | " in text
-    assert "| `optimal` | " in generated.known("place.placer.Placer")
-
-
 def test_tables_of_entries_link_them(generated):
     table = generated.entries("smoe_")
     links = re.findall(r"\]\(/(results/\S+\.md)\)", table)
@@ -114,6 +107,6 @@ def test_pages_ask_for_parts_that_there_are(generated, monkeypatch):
         for path in (ROOT / "docs").rglob("*.md")
         for match in generated.ASKED.findall(path.read_text(encoding="utf-8"))
     ]
-    assert len(asked) >= 10
+    assert len(asked) >= 9
     for name, argument in asked:
         assert generated.PARTS[name](argument)

@@ -99,6 +99,6 @@ def test_options_and_defaults_are_those_of_the_flags():
         fields = {field.name: field.default for field in dataclasses.fields(kind)}
         assert {*shown[of]} == {*fields}
         for name, default in fields.items():
-            if default not in (None, ()):
+            if default not in (None, (), dataclasses.MISSING):
                 said = f"{default:g}" if type(default) is float else str(default)
                 assert shown[of][name].lower() == said.lower(), name
