@@ -50,6 +50,17 @@ class PlugIn:
 def register(found: Class) -> Class:
     """Decorator of a class of one of the six bases: from here on its name means it.
 
+    >>> @me.register
+    ... class Patient(me.Eviction):
+    ...     name = "patient"
+    >>> from moe_edge.engine.offload_options import OffloadOptions
+    >>> OffloadOptions(eviction="patient").eviction
+    'patient'
+
+    Args:
+      found: the class.
+    Returns:
+      the class itself.
     Raises:
       ConfigError: another base, or another class of that kind has the name.
     """

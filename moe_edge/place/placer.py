@@ -145,6 +145,14 @@ class Placer(PlugIn):
       needs: fields of a `Problem` that must not be None.
       follows_statistics: whether other statistics give another placement; those of
         others are never asked again.
+
+    >>> class Everything(me.Placer):
+    ...     '''Every server holds every block.'''
+    ...     def choose(self, problem):
+    ...         return numpy.ones(problem.frequency_NLE.shape, bool)
+    >>> calls_NLE = numpy.ones((2, 1, 4))  # of two servers, a layer of four blocks
+    >>> Everything().place(calls_NLE, [numpy.array([4]), numpy.array([4])]).coverage
+    1.0
     """
 
     needs: ClassVar[tuple[str, ...]] = ()

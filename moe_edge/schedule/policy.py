@@ -147,6 +147,17 @@ class Scheduler(PlugIn):
     Attributes:
       max_batch: jobs that a lane runs at a time; 0 of a policy that names no such
         number, which no server takes.
+
+    >>> from moe_edge.schedule.policy import Decision
+    >>> class OneByOne(me.Scheduler):
+    ...     '''Requests in order of arrival, one at a time.'''
+    ...     max_batch = 1
+    ...     def pick(self, lane, now_s):
+    ...         jobs = lane.first(1 - len(lane.running))
+    ...         return Decision([(job.id, job.floor) for job in jobs])
+    >>> from moe_edge.serve.options import ServingOptions
+    >>> ServingOptions(policy=OneByOne, max_batch=1).policy.name
+    'OneByOne'
     """
 
     required: ClassVar[tuple[str, ...]] = ("pick",)
