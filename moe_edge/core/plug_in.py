@@ -86,7 +86,7 @@ def _package_of(found: type) -> str:
     return found.__module__.partition(".")[0]
 
 
-class Registry(Mapping[str, type]):
+class Registry(Mapping[str, type[Any]]):
     """The plug-ins of one kind: name -> class, sorted.
 
     Attributes:
@@ -117,7 +117,7 @@ class Registry(Mapping[str, type]):
 
     # --- names
 
-    def __getitem__(self, name: str) -> type:
+    def __getitem__(self, name: str) -> type[Any]:
         found = self._find(name)
         if found is None:
             raise KeyError(name)
@@ -168,7 +168,7 @@ class Registry(Mapping[str, type]):
 
     # --- what was given
 
-    def class_of(self, given: Any) -> type:
+    def class_of(self, given: Any) -> type[Any]:
         """The class of a name, a class, or an object.
 
         Raises:

@@ -216,7 +216,7 @@ def get_scheduler(
       ConfigError: an unknown name (the known ones are listed), an option that it needs
         and did not get, or a bad value.
     """
-    kind = SCHEDULERS.class_of(policy)
+    kind: Any = SCHEDULERS.class_of(policy)
     if not is_object(policy) and dataclasses.is_dataclass(kind):
         fields = {field.name for field in dataclasses.fields(kind) if field.init}
         filled = {n: v for n, v in has.items() if n in fields and v is not None}
