@@ -120,7 +120,8 @@ def run_place(
     problem = dataclasses.replace(problem, seed=seed, traffic=traffic)
     if run.dry_run:
         return facts
-    placers, left_out = {n: p for n, p in (named or {}).items() if p}, {}
+    placers = {name: each for name, each in (named or {}).items() if each}
+    left_out: dict[str, str] = {}
     if named is None:
         placers, left_out = fit_placers(problem, placer_options)
     placed = place_all(problem, placers)

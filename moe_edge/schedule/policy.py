@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.core.plug_in import PlugIn, Registry, is_object, needed
+from moe_edge.core.plug_in import PlugIn, Registry, is_object, needed, options_of
 
 COMING, WAITING, RUNNING = "coming", "waiting", "running"
 OUTCOMES = ("finished", "cancelled", "refused", "failed", "expired")
@@ -216,9 +216,9 @@ def get_scheduler(
       ConfigError: an unknown name (the known ones are listed), an option that it needs
         and did not get, or a bad value.
     """
-    kind: Any = SCHEDULERS.class_of(policy)
-    if not is_object(policy) and dataclasses.is_dataclass(kind):
-        fields = {field.name for field in dataclasses.fields(kind) if field.init}
+    kind = SCHEDULERS.class_of(policy)
+    if not is_object(policy):
+        fields = {field.name for field in options_of(kind)}
         filled = {n: v for n, v in has.items() if n in fields and v is not None}
         if missing := [n for n in needed(kind) if n not in {*filled, *options}]:
             raise ConfigError(
