@@ -3,7 +3,7 @@
 import dataclasses
 from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -145,6 +145,14 @@ class Placer(PlugIn):
       needs: fields of a `Problem` that must not be None.
       follows_statistics: whether other statistics give another placement; those of
         others are never asked again.
+
+    >>> class Everything(me.Placer):
+    ...     '''Every server holds every block.'''
+    ...     def choose(self, problem):
+    ...         return numpy.ones(problem.frequency_NLE.shape, bool)
+    >>> calls_NLE = numpy.ones((2, 1, 4))  # of two servers, a layer of four blocks
+    >>> Everything().place(calls_NLE, [numpy.array([4]), numpy.array([4])]).coverage
+    1.0
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -199,7 +207,8 @@ PlacerOptions = Mapping[str, Mapping[str, Any]]  # by the name of a placer
 # Servers that load what they lack from their own memory and ask nobody: name -> whether
 # busy ones pass requests on to idle ones (Prism, table I).
 ALONE = {"moe_infinity": False, "moe_infinity_lb": True}
-METHODS = ChainMap(PLACERS, ALONE)  # whose keys are those of both
+# The keys of both, looked up when they are asked for.
+METHODS: Mapping[str, Any] = ChainMap(cast(Any, PLACERS), ALONE)
 
 
 def get_placer(placer: str | type | Placer, **options) -> Placer:
@@ -225,14 +234,15 @@ def listed_placers(
     Raises:
       ConfigError: an unknown name or option, two of one name, or options of none.
     """
+    wanted: Sequence[Any] | None = None if isinstance(given, str) else given
     if isinstance(given, str):
-        kind = "method" if alone else "placer"
-        given = chosen(kind, given, ChainMap(PLACERS, dict.fromkeys(alone)))
-    if given is None:
+        known: Mapping[str, Any] = ChainMap(cast(Any, PLACERS), dict.fromkeys(alone))
+        wanted = chosen("method" if alone else "placer", given, known)
+    if wanted is None:
         return None
     found: dict[str, Placer | None] = {}
     left = dict(options or {})
-    for one in given:
+    for one in wanted:
         is_alone = isinstance(one, str) and one in alone
         name = one if is_alone else PLACERS.class_of(one).name
         if name in found:
