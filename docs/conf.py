@@ -47,6 +47,7 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_typehints = "none"  # docstrings say shapes and units
 default_role = "literal"
 # As text: of "a row a case: ..." a return type would be made.
@@ -54,6 +55,7 @@ napoleon_custom_sections = ["Source", "Returns"]
 
 
 def setup(app):
-    from generated import fill
+    from generated import fill, keep_indented
 
     app.connect("source-read", fill)
+    app.connect("autodoc-process-docstring", keep_indented, priority=400)
