@@ -43,7 +43,7 @@ when it is first used, so that `import moe_edge` alone loads neither JAX nor Num
 """
 
 import importlib
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the names below, for type checkers and editors
     from moe_edge.core.checks import CapacityError as CapacityError
@@ -52,7 +52,10 @@ if TYPE_CHECKING:  # the names below, for type checkers and editors
     from moe_edge.core.checks import MoeEdgeError as MoeEdgeError
     from moe_edge.core.checks import OutputError as OutputError
     from moe_edge.core.checks import RequestError as RequestError
-    from moe_edge.offload.evict_base import EvictionPolicy
+    from moe_edge.core.plug_in import register as register
+    from moe_edge.offload.assist_base import Assist as Assist
+    from moe_edge.offload.evict_base import Eviction as Eviction
+    from moe_edge.place.placer import Placer as Placer
     from moe_edge.predict.base import Predictor as Predictor
     from moe_edge.public.compare import compare as compare
     from moe_edge.public.engine import Engine as Engine
@@ -62,10 +65,8 @@ if TYPE_CHECKING:  # the names below, for type checkers and editors
     from moe_edge.public.output import Output as Output
     from moe_edge.public.plot import plot as plot
     from moe_edge.public.replay import replay as replay
-    from moe_edge.route.base import RoutePolicy
-
-    Eviction: TypeAlias = EvictionPolicy
-    Route: TypeAlias = RoutePolicy
+    from moe_edge.route.base import Route as Route
+    from moe_edge.schedule.policy import Scheduler as Scheduler
 
 # Name -> module, and what it is called there.
 _PUBLIC = {
@@ -77,9 +78,13 @@ _PUBLIC = {
     "plot": ("public.plot", "plot"),
     "replay": ("public.replay", "replay"),
     "run_inline": ("public.inline", "run_inline"),
-    "Eviction": ("offload.evict_base", "EvictionPolicy"),
+    "Eviction": ("offload.evict_base", "Eviction"),
     "Predictor": ("predict.base", "Predictor"),
-    "Route": ("route.base", "RoutePolicy"),
+    "Route": ("route.base", "Route"),
+    "Assist": ("offload.assist_base", "Assist"),
+    "Placer": ("place.placer", "Placer"),
+    "Scheduler": ("schedule.policy", "Scheduler"),
+    "register": ("core.plug_in", "register"),
     "MoeEdgeError": ("core.checks", "MoeEdgeError"),
     "ConfigError": ("core.checks", "ConfigError"),
     "CheckpointError": ("core.checks", "CheckpointError"),

@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import functools
 import gc
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +18,12 @@ from moe_edge.core.arrays import module_of
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
+from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.offload.evict_lru import Lru
-from moe_edge.offload.policy import EVICTION_KINDS
 from moe_edge.predict.history import PreviousToken
 from moe_edge.public.labels import label
 from moe_edge.public.resident_run import run_resident
-from moe_edge.route.policy import ROUTE_KINDS
+from moe_edge.route.base import ROUTES
 from moe_edge.route.substitute import Substitute
 from tests.support.public import resident, tiny_folder, tiny_model
 
@@ -524,8 +523,8 @@ OFFLOAD_REFUSALS = {
     "typo": (("50%",), {"evictoin": "lru"}, "'evictoin': did you mean eviction"),
     "other": (("50%",), {"policy": "lru"}, "'policy': write eviction, predictor"),
     "no_policy": (("50%",), {"eviction": 3}, "eviction policy is 3, expected a name"),
-    "base": (("50%",), {"eviction": me.Eviction}, "subclass of EvictionPolicy"),
-    "route": (("50%",), {"route": Lru()}, "route policy is Lru.*of RoutePolicy"),
+    "base": (("50%",), {"eviction": me.Eviction}, "subclass of Eviction"),
+    "route": (("50%",), {"route": Lru()}, "route policy is Lru.*of Route"),
     "options": (
         ("50%",),
         {"eviction": OwnLru(), "eviction_options": {"calls": []}},
@@ -776,13 +775,13 @@ def test_compare_refuses_before_it_runs():
 
 
 def test_label_says_what_an_object_was_made_with():
-    assert label(ROUTE_KINDS, Substitute(a=0.25)) == "substitute(a=0.25)"
-    assert label(ROUTE_KINDS, "substitute") == label(ROUTE_KINDS, Substitute)
-    assert label(EVICTION_KINDS, OwnLru()) == "OwnLru"
-    assert label(EVICTION_KINDS, OwnLru([1])) == "OwnLru", "no part of what it is"
-    assert label(EVICTION_KINDS, Weighted()) == "Weighted"
-    assert label(EVICTION_KINDS, Weighted({"b": 9})) == "Weighted(of={'b': 9})"
-    assert label(ROUTE_KINDS, "substitute", {"a": 0.5}) == "substitute(a=0.5)"
+    assert label(ROUTES, Substitute(a=0.25)) == "substitute(a=0.25)"
+    assert label(ROUTES, "substitute") == label(ROUTES, Substitute)
+    assert label(EVICTIONS, OwnLru()) == "OwnLru"
+    assert label(EVICTIONS, OwnLru([1])) == "OwnLru", "no part of what it is"
+    assert label(EVICTIONS, Weighted()) == "Weighted"
+    assert label(EVICTIONS, Weighted({"b": 9})) == "Weighted(of={'b': 9})"
+    assert label(ROUTES, "substitute", {"a": 0.5}) == "substitute(a=0.5)"
 
 
 def test_resident_child_runs_this_code_on_this_checkpoint(tmp_path, monkeypatch):
@@ -839,13 +838,3 @@ def test_compare_shows_a_lossy_route_as_such():
     assert table["tokens_equal"].tolist() == [True, True, False]
     assert table["route"].tolist() == ["", "topk", "substitute(a=0.9)"]
     assert table["agreement"].iloc[2] < 1
-
-
-@pytest.mark.slow
-def test_python_of_the_documentation_runs(capsys, tmp_path, monkeypatch):
-    """docs/use.md, on the default model; it prints a text and its statistics."""
-    monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[1] / "docs/use.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(compile(code, "docs/use.md", "exec"), {"__name__": "docs"})
-    assert "'tokens_per_s'" in capsys.readouterr().out

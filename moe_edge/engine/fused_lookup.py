@@ -12,13 +12,13 @@ import jax.numpy as jnp
 
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.kernels import few, lookup
-from moe_edge.offload.evict_base import EvictionPolicy
+from moe_edge.offload.evict_base import Eviction
 
 
-def own_choice(policy: EvictionPolicy) -> str | None:
+def own_choice(policy: Eviction) -> str | None:
     """The method by which a policy chooses victims one by one; None: it has none."""
     for name in ("victim", "gave_up"):
-        if getattr(type(policy), name) is not getattr(EvictionPolicy, name):
+        if getattr(type(policy), name) is not getattr(Eviction, name):
             return name
     return None
 
@@ -35,7 +35,7 @@ def look_up(
       (cache, whose slots are as they were; the rows of each slot, as of `few.plan`).
     """
     policy, state, slot_N = device.policy, cache.policy, cache.slot_N
-    if is_own := type(policy).touch is not EvictionPolicy.touch:
+    if is_own := type(policy).touch is not Eviction.touch:
         state, slot_N = device.touch(cache, layer, ids_TK, scores_TE)
     value_S = policy.value(state)
     is_float = value_S is None or value_S.dtype == jnp.float32
@@ -119,7 +119,7 @@ def look_up_by_xla(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
     return cache, jnp.where(is_miss_P, new_P, slot_P), host_P
 
 
-def _order(policy: EvictionPolicy, state, free_S) -> jax.Array:
+def _order(policy: Eviction, state, free_S) -> jax.Array:
     """How many of these slots are given up before each slot, int32 `[S]`."""
     key_S = state["key_S"]
     last_S = jnp.where(key_S < 0, -2, state["last_B"][key_S])

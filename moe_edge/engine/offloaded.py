@@ -26,11 +26,11 @@ from moe_edge.engine.weights import Weights, load_weights, weight_shapes
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.carried_queue import CarriedQueue
 from moe_edge.offload.direct_queue import DirectQueue
+from moe_edge.offload.evict_base import EVICTIONS, CacheSpec
 from moe_edge.offload.indexed_slots import IndexedSlots
 from moe_edge.offload.link import Link
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.pinned import check_limit, pinned_gib
-from moe_edge.offload.policy import EVICTION_KINDS, CacheSpec
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
     least_slots,
@@ -43,9 +43,8 @@ from moe_edge.offload.slot_plan import (
 from moe_edge.offload.slots import DonatedSlots, Slots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype, widened
 from moe_edge.offload.transfer_queue import TransferQueue
-from moe_edge.predict.base import Predictor, check_look_ahead
-from moe_edge.predict.registry import PREDICTOR_KINDS
-from moe_edge.route.policy import get_route
+from moe_edge.predict.base import PREDICTORS, Predictor, check_look_ahead
+from moe_edge.route.base import get_route
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import DECODE, TraceRecorder, expert_counts
 
@@ -107,7 +106,7 @@ def plan_cache(
 def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
     """The predictor, with what it takes from the run."""
     given = options.predictor, options.predictor_options
-    predictor = PREDICTOR_KINDS.make(*given, context)
+    predictor = PREDICTORS.make(*given, context)
     check_look_ahead(predictor, options.horizon)
     return predictor
 
@@ -311,7 +310,7 @@ def assemble(
         shadow = shadow or make_shadow(weights, predictor.precision, store)
         local = LocalShadow(shadow, predictor)
     given = options.eviction, options.eviction_options
-    policy = EVICTION_KINDS.make(*given, context)
+    policy = EVICTIONS.make(*given, context)
     route = get_route(options.route, **options.route_options)
     recorded = is_recorded(recorder, with_trace)
     if options.choose_mode(jax.default_backend(), recorded) == "fused":
@@ -332,9 +331,9 @@ def assemble(
         shape = spec.num_slots, store.record_size, store.dtype
         slots = make_slots(*shape, elsewhere=kind)
         link, backends = options.link(), []
-        if options.assist is not None:
-            rule = options.assist, options.assist_expert_s
-            backends.append(HostBackend(config, store, link, *rule))
+        if (assist := options.make_assist()) is not None:
+            given = assist, options.assist_expert_s
+            backends.append(HostBackend(config, store, link, *given))
         trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
         timed = recorded or bool(backends)
         queue = make_queue(store, slots, link, recorder, options, timed)

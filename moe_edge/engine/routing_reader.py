@@ -15,10 +15,10 @@ from moe_edge.engine.layer_words import Reads, split
 from moe_edge.engine.offload_options import AVAILABLE
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.router import Routing
+from moe_edge.offload.evict_base import check_needs
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.offload.policy import check_needs
-from moe_edge.route.base import RoutePolicy, TopK, gate_scores
+from moe_edge.route.base import Route, TopK, gate_scores
 from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
 
 
@@ -58,7 +58,7 @@ class RoutingReader:
         self,
         moe: MoeConfig,
         manager: OffloadManager,
-        route: RoutePolicy,
+        route: Route,
         trace: TraceRecorder | None,
         *,
         trace_scores: bool = True,

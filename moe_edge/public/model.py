@@ -177,9 +177,9 @@ class Model:
             the commands).
           record: what the engine keeps of its run: "trace" (every lookup), "events"
             (transfers and waits).
-          **options: fields of `OffloadOptions`: eviction, predictor and route, each a
-            name, a class or an object; eviction_options, ..., for a name or a class;
-            mode ("auto"), slot_plan ("auto"), horizon, assist, memory, ...
+          **options: fields of `OffloadOptions`: eviction, predictor, route and assist,
+            each a name, a class or an object; eviction_options, ..., for a name or a
+            class; mode ("auto"), slot_plan ("auto"), horizon, memory, ...
         Raises:
           ConfigError: an unknown argument or name, what is no policy, or options that
             exclude each other or do not fit the model.

@@ -7,16 +7,18 @@ from typing import Any
 from moe_edge.core.checks import ConfigError, check_options
 from moe_edge.core.plug_in import Registry
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.offload.policy import EVICTION_KINDS
-from moe_edge.predict.registry import PREDICTOR_KINDS
+from moe_edge.offload.assist_base import ASSISTS
+from moe_edge.offload.evict_base import EVICTIONS
+from moe_edge.predict.base import PREDICTORS
 from moe_edge.public.arguments import OFFLOAD_HINTS, refuse_unknown
-from moe_edge.route.policy import ROUTE_KINDS
+from moe_edge.route.base import ROUTES
 
 # Checked by their registries.
 PLUG_INS: dict[str, Registry] = {
-    "eviction": EVICTION_KINDS,
-    "predictor": PREDICTOR_KINDS,
-    "route": ROUTE_KINDS,
+    "eviction": EVICTIONS,
+    "predictor": PREDICTORS,
+    "route": ROUTES,
+    "assist": ASSISTS,
 }
 OPTIONS = tuple(
     field.name
@@ -55,7 +57,8 @@ class OptionsReader:
         check_options("offload", OffloadOptions, plain)
         given = OffloadOptions(device_memory=device_memory, **options)
         for name, registry in PLUG_INS.items():
-            self._note_class(registry, getattr(given, name))
+            if (plug_in := getattr(given, name)) is not None:
+                self._note_class(registry, plug_in)
         from moe_edge.engine.offloaded import check_fits_model  # loads JAX
 
         check_fits_model(self._reader, given)

@@ -13,8 +13,8 @@ import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_count
 from moe_edge.core.progress import progress
+from moe_edge.offload.evict_base import Eviction
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.offload.policy import EvictionPolicy
 from moe_edge.offload.slot_plan import (
     least_slots,
     parse_budget,
@@ -212,7 +212,7 @@ def _plan(trace: Trace, budget: Any, slot_plan: str) -> tuple[int, ...]:
 
 def _policies(
     given: Any, trace: Trace, options: Mapping[str, Any]
-) -> list[tuple[str, EvictionPolicy]]:
+) -> list[tuple[str, Eviction]]:
     if isinstance(given, str) and given == "all":
         given = [name for name in known_policies(trace) if name not in PLAN_NAMES]
     found = []

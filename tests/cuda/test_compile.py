@@ -26,7 +26,7 @@ from moe_edge.model.router import Routing
 from moe_edge.model.shapes import layer_shapes
 from moe_edge.model.transformer import make_chunk
 from moe_edge.offload import indexed_slots
-from moe_edge.offload.policy import CacheSpec, get_policy
+from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from moe_edge.offload.store import host_sharding
 from moe_edge.studies.speed.models import olmoe_config
 from tests.support.gpu_kernels import as_on_a_gpu
@@ -160,7 +160,7 @@ def test_launches_of_a_layer_without_copies(tokens):
     layers, sizes = 2, {"hidden": 2048, "heads": 16}
     config = config_from_hf(olmoe_config(16, "bfloat16", **sizes))
     E, K, size = config.moe.num_experts, config.moe.top_k, RecordLayout.of(config).size
-    device = DeviceCache(CacheSpec(16, E, K, 512 * (-1,)), get_policy("lru"), (0, 1))
+    device = DeviceCache(CacheSpec(16, E, K, 512 * (-1,)), get_eviction("lru"), (0, 1))
     shape, pinned = jax.ShapeDtypeStruct, jax.devices("cpu")[0]
     pinned = jax.sharding.SingleDeviceSharding(pinned, memory_kind="pinned_host")
     host_ER = shape((E, size), jnp.bfloat16, sharding=pinned)

@@ -8,7 +8,7 @@ import pytest
 from moe_edge.engine.fused_cache import DeviceCache
 from moe_edge.engine.fused_lookup import look_up, own_choice
 from moe_edge.kernels import lookup
-from moe_edge.offload.policy import POLICIES, CacheSpec, get_policy
+from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, get_eviction
 
 L, E, K, R = 3, 11, 3, 32
 MOE_LAYERS = (0, 2)
@@ -18,16 +18,16 @@ COUNTS_LE = np.random.default_rng(1).integers(0, 4, (L, E))
 OPTIONS = {"static_oracle": {"profile": COUNTS_LE}, "smoe_score": {"window": 3}}
 AT_ONCE = [
     name
-    for name, kind in POLICIES.items()
+    for name, kind in EVICTIONS.items()
     if not kind.host_only
-    and own_choice(get_policy(name, **OPTIONS.get(name, {}))) is None
+    and own_choice(get_eviction(name, **OPTIONS.get(name, {}))) is None
 ]
 
 
 def device_of(name, layer_S, experts=E) -> DeviceCache:
     spec = CacheSpec(L, experts, K, layer_S)
     options = OPTIONS.get(name, {})
-    return DeviceCache(spec, get_policy(name, **options), MOE_LAYERS)
+    return DeviceCache(spec, get_eviction(name, **options), MOE_LAYERS)
 
 
 def look_ups(tokens, experts, chosen, steps, seed):
@@ -126,6 +126,6 @@ def test_sub_experts_with_thousands_of_slots():
 
 
 def test_policies_that_choose_one_by_one_are_known():
-    assert own_choice(get_policy("lru")) is None
-    assert own_choice(get_policy("moe_infinity")) == "gave_up"
+    assert own_choice(get_eviction("lru")) is None
+    assert own_choice(get_eviction("moe_infinity")) == "gave_up"
     assert len(AT_ONCE) >= 8

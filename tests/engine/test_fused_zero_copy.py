@@ -18,7 +18,7 @@ from moe_edge.kernels import few, native
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
-from moe_edge.offload.policy import CacheSpec, get_policy
+from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.route.base import gate_scores
 from tests.support.gpu_kernels import as_on_a_gpu, interpreted_kernels
@@ -57,7 +57,8 @@ def check_bits(name, dtype, lengths, slots, steps=STEPS, **options):
 def test_a_layer_computes_its_experts_and_keeps_them():
     config, rng, rows = ALL["gqa"], np.random.default_rng(0), 2
     layout, moe, slots = RecordLayout.of(config), config.moe, 7
-    device = DeviceCache(CacheSpec(3, 12, 3, slots * (-1,)), get_policy("lru"), (1, 2))
+    spec = CacheSpec(3, 12, 3, slots * (-1,))
+    device = DeviceCache(spec, get_eviction("lru"), (1, 2))
     host_ER = rng.standard_normal((12, layout.size), np.float32)
     host_ER = jnp.asarray(host_ER, jnp.bfloat16)
     cache = device.empty(jnp.zeros((slots, layout.size), jnp.bfloat16))
@@ -139,7 +140,7 @@ def test_waves_of_rows_where_slots_are_few():
     np.testing.assert_array_equal(got, want)
 
     # The same on the host: a hit is an expert that no wave of its layer fetched.
-    cache = SlotCache(CacheSpec(3, 12, 3, 7 * (1,) + 7 * (2,)), get_policy("lru"))
+    cache = SlotCache(CacheSpec(3, 12, 3, 7 * (1,) + 7 * (2,)), get_eviction("lru"))
     counted_L2 = np.zeros((3, 2), int)
     for place, (layer, routing) in enumerate(seen):
         ids_TK, fetched = np.asarray(routing.ids_TK), []
@@ -199,7 +200,7 @@ def test_experts_that_the_kernel_lacks_are_refused(change, reason):
 )
 def test_what_runs_by_the_loop_says_why(policy, slots, reason):
     spec = CacheSpec(3, 12, 3, (-1,) * slots)
-    device = DeviceCache(spec, get_policy(policy), (1, 2))
+    device = DeviceCache(spec, get_eviction(policy), (1, 2))
     with as_on_a_gpu():
         zero_copy = ZeroCopy(device, ALL["gqa"])
     ids_TK = np.zeros((1, 3), np.int32)

@@ -4,18 +4,15 @@ What is predicted after layer l for the j-th layer after it is compared with wha
 router then chose there; past the last layer the next token begins.
 """
 
-from typing import Any
-
 from moe_edge.predict.accuracy import PredictionLog
-from moe_edge.predict.base import Predictor
+from moe_edge.predict.base import PREDICTORS, Predictor
 from moe_edge.predict.predictor_run import PredictorRun
-from moe_edge.predict.registry import PREDICTOR_KINDS, PREDICTORS
 from moe_edge.simulate.replay.lookups import (
     cache_spec,
-    check_holds,
     check_horizon,
-    context_of,
     lookups,
+    made_for,
+    replayable,
 )
 from moe_edge.workload.traces import DECODE, Trace
 
@@ -46,21 +43,18 @@ def replay_predictor(
 
 def known_predictors(trace: Trace) -> list[str]:
     """Names of the predictors whose needs the trace holds."""
-    return [
-        name
-        for name, kind in PREDICTORS.items()
-        if name != "none" and kind.needs <= trace.holds
-    ]
+    return [name for name in replayable(PREDICTORS, trace) if name != "none"]
 
 
-def predictor_of(given: Any, trace: Trace, **options: Any) -> Predictor:
-    """A predictor by name, class or object; the oracle gets the trace's own choices.
+def predictor_of(
+    predictor: str | type | Predictor, trace: Trace, **options
+) -> Predictor:
+    """The predictor of a name, a class or an object; the oracle gets the trace's own
+    choices.
 
     Args:
       options: of a name or a class.
     Raises:
       ConfigError: an unknown name, or needs the trace does not hold.
     """
-    kind = PREDICTOR_KINDS.class_of(given)
-    check_holds("predictor", kind.name, kind.needs, trace)
-    return PREDICTOR_KINDS.make(given, options, context_of(trace))
+    return made_for(PREDICTORS, predictor, trace, options)

@@ -21,8 +21,7 @@ from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.evaluate.texts import sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
-from moe_edge.route.base import RoutePolicy
-from moe_edge.route.policy import get_route
+from moe_edge.route.base import Route, get_route
 from moe_edge.studies.engines import describe_model
 from moe_edge.studies.fidelity import quantised
 from moe_edge.studies.fidelity.rows import forced_rows
@@ -47,7 +46,7 @@ STRENGTHS = {"substitute": "a", "drop": "threshold"}  # the option that is varie
 Cards = Sequence[Mapping[str, Any]]
 
 
-def grid_of(settings: FidelitySettings) -> list[RoutePolicy]:
+def grid_of(settings: FidelitySettings) -> list[Route]:
     """The lossy routes that are measured."""
     grid, base = lossy_routes(settings.a_values, settings.thresholds), settings.base
     if not base.lossless:
