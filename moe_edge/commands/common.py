@@ -203,8 +203,14 @@ def call_root(
     arguments = {}
     if "config_text" in known:
         arguments["config_text"] = gin.operative_config_str
-    with out_dir.removed_if_empty(made), counter(root):
+    with out_dir.removed_if_empty(made), counter(purpose(function, root)):
         return function(**arguments)
+
+
+def purpose(function: Callable, root: str) -> str:
+    """What a progress line calls the whole run: the first sentence of its docstring."""
+    first = (inspect.getdoc(function) or root).partition("\n")[0]
+    return re.split(r"[.:;](?: |$)", first.replace("`", ""))[0]
 
 
 def hand_over(root: str, option: str, kind: Callable) -> None:

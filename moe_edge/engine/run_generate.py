@@ -176,26 +176,35 @@ def run_generate(
         for text, completion in zip(texts, completions, strict=True):
             print(f"--- {text.id}\n{text.text}{completion}")
     if offload is not None and not offload.lossless:
-        print(lossy_line(engine.report(), engine.movement()))
-    seconds = f"{speed['warm_up_s']:.1f} s"
-    print(f"compilation and a first run took {seconds}, not timed", file=sys.stderr)
+        print(lossy_line(engine.report()))
+    movement = engine.movement()
+    print(speed_line(speed, movement), file=sys.stderr)
     return {
         "tokens_per_s": speed["tokens_per_s"],
         "ttft_s": speed["ttft_s"],
-        **engine.movement(),
+        **movement,
     }
 
 
-def lossy_line(report: dict[str, Any], movement: dict[str, Any]) -> str:
+def speed_line(speed: dict[str, Any], movement: dict[str, Any]) -> str:
+    """How fast a run was and how many experts were there, in one sentence."""
+    told = f"first token after {1e3 * speed['ttft_s']:.1f} ms"
+    if speed["tokens_per_s"]:
+        told += f", then {speed['tokens_per_s']:.4g} tokens/s"
+    if movement.get("hit_ratio") is not None:
+        told += (
+            f"; {100 * movement['hit_ratio']:.0f} % of the experts used were on the "
+            f"device, {movement['bytes_moved'] / 1e6:.1f} MB moved"
+        )
+    return f"{told}; before that {speed['warm_up_s']:.1f} s of compilation, not counted"
+
+
+def lossy_line(report: dict[str, Any]) -> str:
     """What a lossy route did in a run, in one sentence."""
-    done = f"hit ratio {movement['hit_ratio'] or 0:.2f}"
+    done = f"lossy route {report['route']}"
     if "rerouted" in report:
-        changed = f"{report['rerouted']} of {report['choices']} expert choices changed"
-        done = f"{changed}, {done}"
-    return (
-        f"lossy route {report['route']}: {done}, {movement['bytes_moved'] / 1e6:.1f} "
-        "MB moved (moe-edge fidelity: how far from the model's own text)"
-    )
+        done += f": {report['rerouted']} of {report['choices']} expert choices changed"
+    return f"{done} (moe-edge fidelity: how far from the model's own text)"
 
 
 def write_generations(path: Path, prompts, texts, tokens) -> None:

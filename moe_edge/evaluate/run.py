@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,7 @@ def run_evaluate(
         summary = _run_text(engine, ids, content, window, stride, batch_size)
     if lossy:
         summary |= {"lossless": False, **loaded.engine.movement()}
+    print(_told(summary))
     summary |= {"checkpoint": loaded.name, "checkpoint_hf": loaded.hf_source}
     summary |= {"k": loaded.engine.config.moe.top_k}
     _write(run, summary | {"mode": mode}, paths, lines)
@@ -216,6 +218,23 @@ def _write(
                 file.writelines(json.dumps(line) + "\n" for line in lines)
 
     run.write(save)
+
+
+def _told(summary: Mapping[str, Any]) -> str:
+    """The result for people."""
+    if "accuracy" in summary:
+        low, high = (100 * share for share in summary["interval95"])
+        return (
+            f"{100 * summary['accuracy']:.1f} % of {summary['n']} questions right, "
+            f"95 % interval {low:.1f} to {high:.1f}; by guessing "
+            f"{100 * summary['chance']:.1f} %"
+        )
+    value = summary["perplexity"]
+    return (
+        f"perplexity {'infinite' if value is None else format(value, '.4g')} over "
+        f"{summary['tokens']} tokens, in windows of {summary['window']} that begin "
+        f"every {summary['stride']}; {summary['nats_per_byte']:.4g} nats a byte"
+    )
 
 
 def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:

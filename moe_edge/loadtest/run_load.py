@@ -1,6 +1,7 @@
 """The root of `moe-edge load`: requests at their times, and how they were served."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ def run_load(
     for note in results.notes:
         print(note)
     summary = results.summary(slo_ttft_ms / 1e3, slo_tpot_ms / 1e3)
+    summary |= {"slo_ttft_ms": slo_ttft_ms, "slo_tpot_ms": slo_tpot_ms}
+    print("\n".join(table(summary)))
 
     def save(folder: Path) -> None:
         write_json(folder / "load.json", {"target": target, **summary})
@@ -94,6 +97,31 @@ def run_load(
         files[decisions] = lambda at: write_decisions(at, results.made, results.lines)
     run.write(save, files)
     return summary
+
+
+def table(summary: Mapping[str, Any]) -> list[str]:
+    """The last line's figures for people."""
+    outcomes = ", ".join(f"{n} {name}" for name, n in summary["outcomes"].items())
+    lines = [
+        f"{summary['requests']} requests, {outcomes or 'none sent'}; "
+        f"{summary['throughput_req_s']:.3g} requests/s, "
+        f"{summary['output_tokens_per_s']:.4g} tokens/s",
+        f"{'ms':24}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p95", "p99")),
+    ]
+    for key, name in (
+        ("ttft_ms", "until the first token"),
+        ("tpot_ms", "from token to token"),
+        ("e2e_ms", "until the last token"),
+    ):
+        cells = ("-" if ms is None else f"{ms:.1f}" for ms in summary[key].values())
+        lines.append(f"{name:24}" + "".join(f"{cell:>10}" for cell in cells))
+    if summary["slo_attainment"] is not None:
+        lines.append(
+            f"{100 * summary['slo_attainment']:.0f} % of the requests had their first "
+            f"token within {summary['slo_ttft_ms']:g} ms and then one every "
+            f"{summary['slo_tpot_ms']:g} ms (--slo_ttft_ms, --slo_tpot_ms)"
+        )
+    return lines
 
 
 def _check(

@@ -127,6 +127,15 @@ def run_place(
     return {"methods": rows, "left_out": left_out}
 
 
+# What the columns of the table mean.
+LEGEND = """\
+objective    remote share of the calls to experts, summed over servers and layers
+             (Prism, equation 2); lower is better. gap %: above the least possible
+remote %     share of the calls to experts that another server answers
+coverage     share of the experts that some server holds; memory %: slots in use
+predicted s  latency of a mean request, by the cost model. took s: to find it"""
+
+
 def place_all(
     problem: Problem, names: Sequence[str] | None
 ) -> tuple[dict[str, tuple[Placement, float]], dict[str, str]]:
@@ -187,6 +196,7 @@ def print_table(rows: Mapping[str, Mapping[str, Any]], left_out: Mapping[str, st
         )
     for name, reason in left_out.items():
         print(f"{name:20}left out: {reason}")
+    print(LEGEND)
 
 
 def statistics_case(

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -87,8 +89,7 @@ class PrismProgramme(Programme):
                 policy, held_NLE = self._placement(name, frequency_NLE, costs, traffic)
                 given = {"policy": policy, "cost_model": costs}
                 runs[name], rows[name] = self._run_placed(name, held_NLE, **given)
-            latency_s = rows[name]["mean_latency_s"]
-            print(f"{name}: {latency_s} s a request, local {rows[name]['local_ratio']}")
+            print(_told(name, rows[name]))
         self.write_texts(next(iter(runs.values())).asked)
         placed = {n: run for n, run in runs.items() if isinstance(run, MethodRun)}
         notes = [facts for run in runs.values() for facts, _ in run.notes.values()]
@@ -277,3 +278,14 @@ class PrismProgramme(Programme):
                 names = ", ".join(other)
                 print(f"warning: {name} gave other tokens than {first} for {names}")
         return same
+
+
+def _told(name: str, row: Mapping[str, Any]) -> str:
+    """A method's row in one sentence."""
+    latency_s, local = row["mean_latency_s"], row["local_ratio"]
+    if latency_s is None:
+        return f"{name}: no request was finished"
+    told = f"{name}: {latency_s:.3f} s a request"
+    if local is None:
+        return told
+    return f"{told}, {100 * local:.1f} % of the calls to experts stayed on their server"

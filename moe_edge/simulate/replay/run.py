@@ -164,15 +164,16 @@ def _facts(trace: Trace) -> dict[str, int]:
 
 def print_tables(summary: dict[str, Any]) -> None:
     """The summary for people."""
-    for measure, columns in (
-        ("hit_ratio", "hit ratio, slots a layer"),
-        ("recall", "recall, layers ahead"),
-        ("precision", "precision, layers ahead"),
+    for measure, meaning, columns in (
+        ("hit_ratio", "of the experts used, the share in a slot", "slots a layer"),
+        ("recall", "of the experts used, the share predicted", "layers ahead"),
+        ("precision", "of the predictions, the share used", "layers ahead"),
     ):
         rows = summary[measure]
         if rows:
             heads = next(iter(rows.values()))
-            print(f"{columns:26}" + "".join(f"{head:>8}" for head in heads))
+            print(f"{measure.replace('_', ' ')}: {meaning}")
+            print(f"{columns:>26}" + "".join(f"{head:>8}" for head in heads))
         for name, row in rows.items():
             values = ("-" if v is None else f"{v:.3f}" for v in row.values())
             print(f"{name:26}" + "".join(f"{value:>8}" for value in values))
