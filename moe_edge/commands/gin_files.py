@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from moe_edge.commands.suggest import did_you_mean
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.suggest import did_you_mean
 
 PACKAGE = Path(__file__).resolve().parents[1]
 ENDING = ".gin"

@@ -58,7 +58,10 @@ def test_other_executors_share_one_memory_and_leave_another_alone():
     }
     shared = with_executors(uma, {"gpu": 3, "cpu": 1}).memory_bytes
     assert shared["gpu"] == 3 * shared["cpu"]
-    with pytest.raises(ConfigError, match="unknown kind of executor 'npu'; known: cpu"):
+    with pytest.raises(
+        ConfigError,
+        match="unknown kind of executor 'npu'; did you mean 'gpu'. known: cpu",
+    ):
         with_executors(numa, {"npu": 1})
 
 
