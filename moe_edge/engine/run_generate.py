@@ -70,19 +70,22 @@ def run_generate(
 
     Args:
       run: folder of the results.
-      checkpoint: path or `default`.
-      prompt: texts; one alone is streamed to the terminal.
+      checkpoint: folder (Hugging Face's or ours), GGUF file, or `default`, the model in
+        the package.
+      prompt: text to continue; may be given several times. A single one is streamed to
+        the terminal.
       prompts: JSON-lines file `{"id", "prompt"}`, instead of `prompt`.
-      max_new_tokens: upper bound per prompt.
-      temperature: 0 is greedy.
-      top_k: keep the k likeliest tokens (0: all).
-      top_p: keep the likeliest tokens up to this mass.
+      max_new_tokens: most new tokens of each prompt.
+      temperature: of sampling; 0 always takes the likeliest token.
+      top_k: sample from the k likeliest tokens only; 0: from all.
+      top_p: sample from the likeliest tokens only whose probabilities add up to this.
       seed: of sampling.
-      batch_size: prompts decoded together.
-      k: experts a token computes, in a refactored model sub-experts (None: its own).
+      batch_size: prompts that are decoded together.
+      k: experts that a token computes (sub-experts in a refactored model); None: as
+        many as the model was made for.
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
-        holds the dense weights, the KV cache and staging; None: as `offload` says, or
-        all resident.
+        holds the dense weights, the KV cache and staging; None: as the gin file's
+        `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` next to it.

@@ -47,15 +47,18 @@ def run_load(
       target: URL of a server, `engine` (in this process), `computed` (time by --costs)
         or `replay` (of --decisions).
       load: the requests; options: of the engine, or the computed one.
-      checkpoint: path or `default`, of an engine (None: default) or of computed time
-        (None: K and context as costs and options say).
-      slo_ttft_ms: until the first token, of a request that is served well;
-        slo_tpot_ms: from token to token.
-      decisions: file of what the scheduler decided: written, or read by replay.
-      api_key_file: file with the server's key; None: the variable MOE_EDGE_API_KEY.
-      device_memory: of an engine: a share of the experts' bytes (`25%`), or a size
+      checkpoint: folder, GGUF file or `default`: for `engine` the model (None:
+        default), for `computed` where K and the context come from (None: from --costs
+        and the options).
+      slo_ttft_ms: limit of the time to the first token, of the requests that
+        `slo_attainment` counts.
+      slo_tpot_ms: limit of the mean time between two of its tokens.
+      decisions: file for what the scheduler decided; `replay` reads it.
+      api_key_file: file with the server's key; None: the environment variable
+        MOE_EDGE_API_KEY.
+      device_memory: for `engine`: a share of the experts' bytes (`25%`), or a size
         (`2GiB`) that also holds the dense weights, the KV cache and staging; None: as
-        `offload` says, or all resident.
+        the gin file's `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
     Raises:
       MoeEdgeError: bad input.

@@ -61,25 +61,27 @@ def run_place(
     Args:
       run: folder of `place.json`, `config.gin`, and of `placement_METHOD.npy`
         (bool [servers, layers, experts]) with `.json` (GPUs) for every method.
-      statistics: file in the schema of expert_counts.jsonl.
-      model: of the statistics, if they hold several; or the preset.
-      top_k: of the statistics, if they hold several.
-      server_domains: one domain a server, separated by commas.
-      slots: with `statistics`, blocks that fit on each server over all layers of the
-        file, separated by commas; `80+80` is a server of two GPUs.
-      checkpoint: with `statistics`, the checkpoint that was counted, for the sizes of
-        its blocks; default: the model that the statistics name.
-      d_model: with `statistics`, width of the model, instead of `checkpoint`; weights
+      statistics: file of how often each expert was called, one JSON line a model,
+        domain and layer (the schema of expert_counts.jsonl).
+      model: which model, where `statistics` hold several; without `statistics` a
+        preset.
+      top_k: experts a token, where `statistics` hold several values.
+      server_domains: the domain whose calls each server gets, separated by commas.
+      slots: with `statistics`: how many experts fit on each server over all layers,
+        separated by commas; `80+80` is a server of two GPUs.
+      checkpoint: with `statistics`: the model that was counted, for the bytes of its
+        experts; default: the model that the statistics name.
+      d_model: with `statistics`: width of the model, instead of `checkpoint`; weights
         are then taken to be bfloat16.
-      expert_dim: likewise, neurons of an expert.
+      expert_dim: with `statistics`: neurons of an expert, instead of `checkpoint`.
       cluster: preset of machines or path of a machine.json; with `statistics` and no
         `slots`, what fits in its memory. `statistics` without it: A100s of 40 GB and
         500 Mbit/s between servers are assumed where times matter, and named.
       cluster_options: of the preset.
-      methods: placers separated by commas, or `all` that fit the machines.
-      prompt_tokens: of a mean request, for the predicted latency.
-      output_tokens: likewise.
-      data_dir: where a relative path is looked up too.
+      methods: placers, separated by commas; `all`: every one that fits the machines.
+      prompt_tokens: tokens of a mean prompt, for the predicted latency.
+      output_tokens: tokens of a mean answer, for the predicted latency.
+      data_dir: folder in which relative paths are looked up, too.
       seed: of what is random.
     Raises:
       MoeEdgeError: bad input, or less memory than one copy of the model.

@@ -75,7 +75,7 @@ def run_refactor(
     Args:
       run: folder of the new checkpoint, in our format, with `report.json`; of a matrix
         see `run_matrix`.
-      checkpoint: the parent, path or `default`.
+      checkpoint: the model to refactor: folder, GGUF file or `default`.
       profile: folder of moe-edge profile_model, of the same checkpoint.
       activations: `.npy` file to partition instead of a model.
       settings: how experts are split and their blocks chosen.

@@ -47,13 +47,15 @@ def run_replay(
 
     Args:
       run: folder of the results: `replay.json`, `config.gin`.
-      trace: CSV file, ours or a public one.
-      slots_per_layer: whole numbers from 2, separated by commas.
-      policies: names separated by commas, or `all` whose needs the trace holds.
-      predictors: likewise, or an empty string for none.
+      trace: CSV file of routing (`generate --trace` writes one), or a public trace.
+      slots_per_layer: sizes of the cache to try: experts a layer, from 2, separated by
+        commas.
+      policies: eviction policies, separated by commas; `all`: every one for which the
+        trace holds enough.
+      predictors: predictors, separated by commas; `all` as above; an empty text: none.
       horizon: how many layers predictors look ahead.
       num_experts: experts of a layer, for traces that do not say.
-      data_dir: where a relative path is looked up too.
+      data_dir: folder in which relative paths are looked up, too.
     Raises:
       MoeEdgeError: bad input; OSError: the trace cannot be read.
     """
