@@ -168,7 +168,7 @@ def run_node(spec: Spec, number: int, began: Path, make_node=node_of) -> None:
 def run_scheduler(spec: Spec, choose=programme_of) -> None:
     """Process 0."""
     from moe_edge.cluster.node.membership import Reception
-    from moe_edge.cluster.scheduler.asked import NobodyLeft
+    from moe_edge.cluster.scheduler.requests import NobodyLeft
 
     options, address = spec.options, spec.address
     started_s = time.perf_counter()

@@ -18,8 +18,8 @@ from moe_edge.cluster.od_moe.passes import Helpers, Pass
 from moe_edge.cluster.od_moe.timing import Timing
 from moe_edge.cluster.options import BALANCED, ClusterOptions
 from moe_edge.cluster.roles import FIRST, MAIN, SHADOW
-from moe_edge.cluster.scheduler.asked import Failure, NobodyLeft
 from moe_edge.cluster.scheduler.programme import Programme
+from moe_edge.cluster.scheduler.requests import Failure, NobodyLeft
 from moe_edge.cluster.scheduler.scheduler import NOTES_S, Scheduler
 from moe_edge.cluster.scheduler.serving import Serving
 from moe_edge.cluster.scheduler.written import served_rows

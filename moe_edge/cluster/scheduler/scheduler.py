@@ -17,9 +17,9 @@ import numpy as np
 from moe_edge.cluster.drills import SIGNALS, Drill
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.roles import FIRST
-from moe_edge.cluster.scheduler.asked import NobodyLeft
 from moe_edge.cluster.scheduler.event import Event
 from moe_edge.cluster.scheduler.inquiries import Inquiries
+from moe_edge.cluster.scheduler.requests import NobodyLeft
 from moe_edge.cluster.scheduler.returning import Returning
 from moe_edge.cluster.scheduler.said import SAID, is_well_formed
 from moe_edge.cluster.transport.base import HUNG_S, PeerLost, Refused, Transport
