@@ -7,10 +7,8 @@ import functools
 import gc
 import importlib
 import io
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -799,13 +797,3 @@ def test_compare_shows_a_lossy_route_as_such():
     assert table["tokens_equal"].tolist() == [True, True, False]
     assert table["route"].tolist() == ["", "topk", "substitute(a=0.9)"]
     assert table["agreement"].iloc[2] < 1
-
-
-@pytest.mark.slow
-def test_python_of_the_documentation_runs(capsys, tmp_path, monkeypatch):
-    """docs/use.md, on the default model; it prints a text and its statistics."""
-    monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[1] / "docs/use.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(compile(code, "docs/use.md", "exec"), {"__name__": "docs"})
-    assert "'tokens_per_s'" in capsys.readouterr().out

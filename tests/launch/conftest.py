@@ -1,4 +1,5 @@
 import contextlib
+import functools
 import io
 import json
 import os
@@ -69,19 +70,19 @@ def as_a_new_process(folder: Path, arguments: list[str]):
         os.environ.update(environment)
 
 
-@pytest.fixture
-def run_script(tmp_path):
-    """Runs `python launch/NAME.py ARGS` in this process and an empty folder.
+@pytest.fixture(scope="session")
+def run_script_in():
+    """Runs `python launch/NAME.py ARGS` in this process and a folder.
 
     A script's imports and compiled programs are there from the test before; only what
     is about the process itself needs `run_process`.
     """
 
-    def run(name, *arguments):
+    def run(folder, name, *arguments):
         script = name if os.path.isabs(name) else f"{ROOT}/launch/{name}.py"
         out, err, code = io.StringIO(), io.StringIO(), 0
         with (
-            as_a_new_process(tmp_path, [script, *map(str, arguments)]),
+            as_a_new_process(folder, [script, *map(str, arguments)]),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
@@ -92,6 +93,12 @@ def run_script(tmp_path):
         return Done(code, out.getvalue(), err.getvalue())
 
     return run
+
+
+@pytest.fixture
+def run_script(run_script_in, tmp_path):
+    """`run_script_in` an empty folder."""
+    return functools.partial(run_script_in, tmp_path)
 
 
 @pytest.fixture
