@@ -105,9 +105,9 @@ def run(
 
 
 def leave(code: int) -> int:
-    """After a signal, without Python's own shutdown: XLA's threads may still compute,
-    and crash in an interpreter that closes. All folders have been tidied up by now.
-    Who ignores SIGTERM was told to end, and did (`run_until_signal`)."""
+    """Ends the process. After a signal Python's own shutdown is left out: XLA's threads
+    may still compute and would crash in it. All folders have been tidied up by now.
+    SIGTERM is ignored once `run_until_signal` has received it."""
     told = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     if told or code in (INTERRUPTED, TERMINATED):
         sys.stdout.flush()

@@ -53,6 +53,6 @@ class Helpers(Holders):
 
     def lost(self, server: int) -> None:
         if server == MAIN - FIRST:
-            raise NobodyLeft("the main node is lost; nothing can go on")
+            raise NobodyLeft("the main node is lost; the run cannot continue")
         if not self._scheduler.alive_N[FIRST_WORKER - FIRST :].any():
-            raise NobodyLeft("all workers are lost; nothing can go on")
+            raise NobodyLeft("all workers are lost; the run cannot continue")

@@ -242,7 +242,7 @@ class TableKeeper(Holders):
         scheduler = self._scheduler
         if self.degraded and not scheduler.slots_N[scheduler.alive_N].any():
             raise NobodyLeft(
-                f"servers {scheduler.alive} are left and have no slots; nobody can "
+                f"servers {scheduler.alive} are left and have no slots; no server can "
                 "compute an expert"
             )
         self._publish()

@@ -238,7 +238,7 @@ class Scheduler:
         self.transport.disconnect(FIRST + server)
         self.tell_all("lost", {"server": server})
         if not self.alive_N.any():
-            raise NobodyLeft("all servers are lost; nothing can go on")
+            raise NobodyLeft("all servers are lost; the run cannot continue")
         return True
 
     def end(self) -> None:

@@ -58,14 +58,14 @@ class Holders:
         """A server cannot reach another one; returns one that is of no use any more.
 
         Raises:
-          NobodyLeft: nothing can go on so.
+          NobodyLeft: the run cannot continue so.
         """
 
     def lost(self, server: int) -> None:
         """A server is gone.
 
         Raises:
-          NobodyLeft: nothing can go on without it.
+          NobodyLeft: the run cannot continue without it.
         """
 
     def back(self, server: int) -> bool:
