@@ -280,8 +280,17 @@ def report(error: BaseException) -> int:
     if DEBUG.value or os.environ.get("MOE_EDGE_DEBUG"):
         traceback.print_exception(error)
     else:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {gin_place(error)}{one_line(error)}", file=sys.stderr)
     return getattr(error, "exit_code", BAD_INPUT)
+
+
+def gin_place(error: BaseException) -> str:
+    """Which line of a gin file gave the value that is refused, if one did."""
+    if not isinstance(error, ConfigError):
+        return ""
+    with contextlib.suppress(OSError):  # a file that is gone by now
+        return gin_files.place_of(str(error), GIN_FILE.value)
+    return ""
 
 
 def one_line(error: BaseException) -> str:
