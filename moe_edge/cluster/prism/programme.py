@@ -3,9 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +17,7 @@ from moe_edge.cluster.prism.outcome import (
     alone_row,
     summary_row,
     token_events,
+    told,
     write_method,
     write_served,
 )
@@ -89,7 +88,7 @@ class PrismProgramme(Programme):
                 policy, held_NLE = self._placement(name, frequency_NLE, costs, traffic)
                 given = {"policy": policy, "cost_model": costs}
                 runs[name], rows[name] = self._run_placed(name, held_NLE, **given)
-            print(_told(name, rows[name]))
+            print(told(name, rows[name]))
         self.write_texts(next(iter(runs.values())).asked)
         placed = {n: run for n, run in runs.items() if isinstance(run, MethodRun)}
         notes = [facts for run in runs.values() for facts, _ in run.notes.values()]
@@ -278,14 +277,3 @@ class PrismProgramme(Programme):
                 names = ", ".join(other)
                 print(f"warning: {name} gave other tokens than {first} for {names}")
         return same
-
-
-def _told(name: str, row: Mapping[str, Any]) -> str:
-    """A method's row in one sentence."""
-    latency_s, local = row["mean_latency_s"], row["local_ratio"]
-    if latency_s is None:
-        return f"{name}: no request was finished"
-    told = f"{name}: {latency_s:.3f} s a request"
-    if local is None:
-        return told
-    return f"{told}, {100 * local:.1f} % of the calls to experts stayed on their server"

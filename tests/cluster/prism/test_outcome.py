@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from moe_edge.cluster.prism.outcome import events_of
+from moe_edge.cluster.prism.outcome import events_of, told
 from moe_edge.cluster.scheduler.requests import ClusterRequest, Failure
 
 BEGUN_S, OFFSET_S = 100.0, 7.0  # the server's clock is ahead
@@ -47,3 +47,14 @@ def test_a_request_that_is_served_again_knows_nothing_of_before():
     again = one.fresh()
     assert vars(again) == vars(ClusterRequest(4, "a", 1, "words", 0.5, [1, 2], 2))
     assert again.made_by is not one.made_by
+
+
+def test_a_row_is_told_in_one_sentence():
+    row = {"mean_latency_s": 0.09374581, "local_ratio": 0.92261}
+    assert told("optimal", row) == (
+        "optimal: 0.094 s a request, 92.3 % of the calls to experts stayed on their "
+        "server"
+    )
+    none = {"mean_latency_s": None, "local_ratio": None}
+    assert told("a", none) == "a: no request was finished"
+    assert told("a", row | {"local_ratio": None}) == "a: 0.094 s a request"
