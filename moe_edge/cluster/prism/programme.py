@@ -75,7 +75,7 @@ class PrismProgramme(Programme):
         options = self.options
         warm_s = self._warm_up()
         ready_at = time.time()
-        print(f"compiled in {warm_s:.1f} s")
+        print(f"compiled in {warm_s:.1f} s; serving {len(self.fresh())} requests")
         frequency_NLE = None
         if not ALONE.keys() >= set(options.method_names):
             frequency_NLE = self._frequencies()
