@@ -49,8 +49,8 @@ nb_execution_timeout = 300
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings say shapes and units
 default_role = "literal"
-napoleon_custom_sections = [("Source", "notes_style")]
-napoleon_use_rtype = False
+# As text: of "a row a case: ..." a return type would be made.
+napoleon_custom_sections = ["Source", "Returns"]
 
 
 def setup(app):

@@ -3,19 +3,19 @@
 A page asks for one by a comment, `<!-- generated: NAME ARGUMENT -->`.
 """
 
-import importlib
 import inspect
-import pkgutil
+import os
 import re
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import moe_edge
+from moe_edge.commands import main
 
 ROOT = Path(__file__).resolve().parents[1]
 ASKED = re.compile(r"<!-- generated: (\w+) ?(\S*) -->")
-# What plug-ins stand in; all of their files are imported, so that classes are known.
-FOLDERS = ("offload", "predict", "route", "schedule", "place")
 
 
 def fill(app, page: str, source: list[str]) -> None:
@@ -52,67 +52,42 @@ def kind_of(name: str) -> str:
 
 def documented(name: str) -> str:
     """The directive that makes a name's docstring part of a page."""
-    is_class = inspect.isclass(getattr(moe_edge, name))
-    lines = [f".. {'autoclass' if is_class else 'autofunction'}:: moe_edge.{name}"]
+    found = getattr(moe_edge, name)
+    is_class = inspect.isclass(found)
+    # Under another name Sphinx shows no more than "alias of".
+    place = "moe_edge" if found.__name__ == name else found.__module__
+    kind = "autoclass" if is_class else "autofunction"
+    lines = [f".. {kind}:: {place}.{found.__name__}"]
     if is_class and kind_of(name) != "errors":
         lines += ["   :members:"]
     return "\n".join(["```{eval-rst}", *lines, "```"])
 
 
-def known(base: str) -> str:
-    """The policies of a base class: name, what it does, its source.
-
-    Args:
-      base: a public name, or MODULE.CLASS within the package.
-    """
-    module, _, name = f"moe_edge.{base}".rpartition(".")
-    kinds = named(getattr(importlib.import_module(module), name))
-    rows = sorted(((each.name, each) for each in kinds), key=lambda row: row[0])
-    if not rows:
-        raise ValueError(f"moe_edge.{base} has no subclass")
-    lines = ["| name | what it does | source |", "|---|---|---|"]
-    for name, kind in rows:
-        what = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
-        lines.append(f"| `{name}` | {what} | {getattr(kind, 'SOURCE', '')} |")
-    return "\n".join(lines)
-
-
-def named(base: type) -> Iterator[type]:
-    """Subclasses of `base` in the package that have a name of their own."""
-    for folder in FOLDERS:
-        package = importlib.import_module(f"moe_edge.{folder}")
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"moe_edge.{folder}.{module.name}")
-    todo = [base]
-    while todo:
-        kind = todo.pop()
-        todo += kind.__subclasses__()
-        if kind.__module__.startswith("moe_edge.") and is_named(kind):
-            yield kind
-
-
-def is_named(kind: type) -> bool:
-    """Whether it is asked for by name; a base class is named by its class."""
-    name = kind.__dict__.get("name")
-    return isinstance(name, str) and name not in ("", kind.__name__)
-
-
 def plug_ins(_: str) -> str:
-    """The contract of every base class, and the policies that keep it."""
+    """The contract of every base class."""
     found = [name for name in moe_edge.__all__ if kind_of(name) == "plug_ins"]
-    return "\n\n".join(f"### {name}\n\n{documented(name)}" for name in found)
+    return "\n\n".join(f"### me.{name}\n\n{documented(name)}" for name in found)
 
 
-def policies(_: str) -> str:
-    """A table for every base class."""
-    found = [name for name in moe_edge.__all__ if kind_of(name) == "plug_ins"]
-    return "\n\n".join(f"### {name}: names\n\n{known(name)}" for name in found)
+def commands(_: str) -> str:
+    """What `moe-edge NAME --help` prints, of every command."""
+    parts = []
+    for name in main.names():
+        done = subprocess.run(
+            [sys.executable, "-m", main.__name__, name, "--help"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            cwd=ROOT,  # whose files python -m takes first
+            env=os.environ | {"COLUMNS": "100"},
+        )
+        parts.append(f"## {name}\n\n```text\n{done.stdout.strip()}\n```")
+    return "\n\n".join(parts)
 
 
 PARTS: dict[str, Callable[[str], str]] = {
     "entries": entries,
     "public": public,
-    "known": known,
     "plug_ins": plug_ins,
-    "policies": policies,
+    "commands": commands,
 }

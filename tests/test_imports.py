@@ -46,6 +46,8 @@ LANGUAGE = (
 
 # Tables of names, which import what is asked for only.
 LAZY = (
+    "moe_edge/core/entry_points.py",
+    "moe_edge/core/plug_in.py",
     "moe_edge/commands/main.py",
     "moe_edge/__init__.py",
     "moe_edge/configurables.py",

@@ -18,11 +18,11 @@ from moe_edge.core.arrays import module_of
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import default_offload, resolve_offload
+from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.offload.evict_lru import Lru
-from moe_edge.offload.policy import EVICTION_KINDS
 from moe_edge.predict.history import PreviousToken
 from moe_edge.public.compare import label, run_resident
-from moe_edge.route.policy import ROUTE_KINDS
+from moe_edge.route.base import ROUTES
 from moe_edge.route.substitute import Substitute
 from tests.support.public import resident, tiny_folder, tiny_model
 
@@ -476,8 +476,8 @@ OFFLOAD_REFUSALS = {
     "typo": (("50%",), {"evictoin": "lru"}, "'evictoin': did you mean eviction"),
     "other": (("50%",), {"policy": "lru"}, "'policy': write eviction, predictor"),
     "no_policy": (("50%",), {"eviction": 3}, "eviction policy is 3, expected a name"),
-    "base": (("50%",), {"eviction": me.Eviction}, "subclass of EvictionPolicy"),
-    "route": (("50%",), {"route": Lru()}, "route policy is Lru.*of RoutePolicy"),
+    "base": (("50%",), {"eviction": me.Eviction}, "subclass of Eviction"),
+    "route": (("50%",), {"route": Lru()}, "route policy is Lru.*of Route"),
     "options": (
         ("50%",),
         {"eviction": OwnLru(), "eviction_options": {"calls": []}},
@@ -734,13 +734,13 @@ def test_compare_refuses_before_it_runs():
 
 
 def test_label_says_what_an_object_was_made_with():
-    assert label(ROUTE_KINDS, Substitute(a=0.25)) == "substitute(a=0.25)"
-    assert label(ROUTE_KINDS, "substitute") == label(ROUTE_KINDS, Substitute)
-    assert label(EVICTION_KINDS, OwnLru()) == "OwnLru"
-    assert label(EVICTION_KINDS, OwnLru([1])) == "OwnLru", "no part of what it is"
-    assert label(EVICTION_KINDS, Weighted()) == "Weighted"
-    assert label(EVICTION_KINDS, Weighted({"b": 9})) == "Weighted(of={'b': 9})"
-    assert label(ROUTE_KINDS, "substitute", {"a": 0.5}) == "substitute(a=0.5)"
+    assert label(ROUTES, Substitute(a=0.25)) == "substitute(a=0.25)"
+    assert label(ROUTES, "substitute") == label(ROUTES, Substitute)
+    assert label(EVICTIONS, OwnLru()) == "OwnLru"
+    assert label(EVICTIONS, OwnLru([1])) == "OwnLru", "no part of what it is"
+    assert label(EVICTIONS, Weighted()) == "Weighted"
+    assert label(EVICTIONS, Weighted({"b": 9})) == "Weighted(of={'b': 9})"
+    assert label(ROUTES, "substitute", {"a": 0.5}) == "substitute(a=0.5)"
 
 
 def test_resident_child_runs_this_code_on_this_checkpoint(tmp_path, monkeypatch):

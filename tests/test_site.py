@@ -76,18 +76,12 @@ def test_every_public_name_is_documented_once(generated):
     """On the page of the interface, or on that of plug-ins."""
     parts = [generated.public(kind) for kind in ("functions", "classes", "errors")]
     text = "\n".join([*parts, generated.plug_ins("")])
-    found = re.findall(r":: moe_edge\.(\w+)", text)
-    assert sorted(found) == sorted(moe_edge.__all__)
+    found = re.findall(r"^\.\. auto\w+:: moe_edge\S*\.(\w+)$", text, re.MULTILINE)
+    names = [getattr(moe_edge, name).__name__ for name in moe_edge.__all__]
+    assert sorted(found) == sorted(names)
     page = read("docs/api.md") + read("docs/plug_ins.md")
     for asked in ("public functions", "public classes", "public errors", "plug_ins"):
         assert f"<!-- generated: {asked} -->" in page
-
-
-def test_tables_of_policies_have_their_names_and_sources(generated):
-    text = generated.policies("")
-    for name in ("lru", "smoe_score", "stale_gate", "substitute"):
-        assert f"| `{name}` | " in text
-    assert "| `optimal` | " in generated.known("place.placer.Placer")
 
 
 def test_tables_of_entries_link_them(generated):
@@ -99,12 +93,20 @@ def test_tables_of_entries_link_them(generated):
         generated.entries("x_")
 
 
-def test_pages_ask_for_parts_that_there_are(generated):
+def test_page_of_flags_is_what_help_prints(generated, monkeypatch):
+    monkeypatch.setattr(generated.main, "names", lambda: ["replay"])
+    text = generated.commands("")
+    assert text.startswith("## replay\n\n```text\n")
+    assert "\n  --slots_per_layer" in text and "dry_run" in text
+
+
+def test_pages_ask_for_parts_that_there_are(generated, monkeypatch):
+    monkeypatch.setattr(generated.main, "names", lambda: ["replay"])
     asked = [
         match
         for path in (ROOT / "docs").rglob("*.md")
         for match in generated.ASKED.findall(path.read_text(encoding="utf-8"))
     ]
-    assert len(asked) >= 10
+    assert len(asked) >= 9
     for name, argument in asked:
         assert generated.PARTS[name](argument)

@@ -8,8 +8,8 @@ from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.core.checks import CapacityError, ConfigError, MoeEdgeError
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.slot_plan import MIN_SLOTS
+from moe_edge.place.placer import ALONE
 from moe_edge.place.plan import Placement
-from moe_edge.place.policy import ALONE
 
 
 def check_model(options: ClusterOptions, reader) -> list[int] | None:

@@ -15,7 +15,15 @@ from moe_edge.core.checks import (
 )
 from moe_edge.core.files import check_there
 from moe_edge.place.migration_policy import MigrationRule
-from moe_edge.place.policy import ALONE, METHODS, PLACERS
+from moe_edge.place.placer import (
+    ALONE,
+    METHODS,
+    PLACERS,
+    Placer,
+    PlacerOptions,
+    get_placer,
+    listed_placers,
+)
 from moe_edge.predict.shadow import PRECISIONS
 from moe_edge.training.generators import FAMILIES
 from moe_edge.workload.cluster_run import COMBINES
@@ -50,6 +58,7 @@ class ClusterOptions:
       methods: placers, separated by commas; each serves all requests in turn. Also
         moe_infinity (every server serves alone and loads what its slots lack from its
         own host memory) and moe_infinity_lb (busy ones pass requests on to idle ones).
+      placer_options: {name: {option: value}} of placers.
       placement: stem of a placement (`moe-edge place_experts`), instead of methods.
       workload: synthetic requests: the task family of each server, separated by commas
         (arithmetic, words, stories, tables).
@@ -114,6 +123,7 @@ class ClusterOptions:
     servers: int = 3
     slots: str | None = None
     methods: str = "optimal"
+    placer_options: PlacerOptions | None = None
     placement: str | None = None
     workload: str | None = None
     requests_per_server: int = 4
@@ -187,8 +197,14 @@ class ClusterOptions:
                 check_there(self.prompts, "--prompts")
 
     def _check_names(self) -> None:
+        if not isinstance(self.methods, str):
+            raise ConfigError(
+                f"methods is {self.methods!r:.60}, and the processes of a cluster know "
+                "names alone; install the placer as a package (docs/plug_ins.md) and "
+                "give its name"
+            )
         if self.placement is None:
-            chosen("method", self.methods, METHODS)
+            listed_placers(self.methods, self.placer_options, ALONE)
         elif self.is_scheduler:
             for ending in ("npy", "json"):
                 check_there(f"{self.placement}.{ending}", "--placement")
@@ -288,6 +304,10 @@ class ClusterOptions:
         if self.placement is not None:
             return ["given"]
         return list(chosen("method", self.methods, METHODS) or PLACERS)
+
+    def placer(self, name: str) -> Placer:
+        """The placer of a method, with its options."""
+        return get_placer(name, **(self.placer_options or {}).get(name, {}))
 
     @property
     def serves_alone(self) -> bool:

@@ -18,23 +18,29 @@ STYLE = {
 
 
 @contextlib.contextmanager
-def picture(path: Path, title: str = "", **options) -> Iterator[tuple[Any, Any]]:
+def picture(
+    path: Path,
+    title: str = "",
+    *,
+    figsize: tuple[float, float] | None = None,
+    **options,
+) -> Iterator[tuple[Any, Any]]:
     """Figure and axes in our style, written to a PNG file at the end.
+
+    Without pyplot, whose settings (a notebook's) are the caller's.
 
     Args:
       path: of the file.
       title: of the picture.
-      **options: of `plt.subplots`.
+      figsize: width and height in inches.
+      **options: of `Figure.subplots`.
     """
     import matplotlib  # takes a second, which a refused value need not wait for
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(layout="constrained", **options)
-        yield figure, axes
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=figsize, layout="constrained")
+        yield figure, figure.subplots(**options)
         if title:
             figure.suptitle(title)
         figure.savefig(path)
-        plt.close(figure)

@@ -2,9 +2,8 @@
 
 The layered engine asks its backends in order which absent experts they take, starts
 them, and adds their `[T, D]` to the layer's sum. The host is one; another machine is
-another. The host's plan is SMoE's two pointers (algorithm 2), HybriMoE's two fronts,
-Fiddler's rule, or to compute all that is absent (llama.cpp with experts on the CPU);
-costs are means of the last measurements (`offload/assist.py`).
+another. Which ones the host takes an `offload.assist_base.Assist` says; costs are
+means of the last measurements (`offload/assist.py`).
 """
 
 import time
@@ -13,17 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
-from moe_edge.core.checks import check_known
-from moe_edge.engine.offload_options import ASSIST_RULES
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.routing_reader import Reading
 from moe_edge.model.config import ModelConfig
-from moe_edge.offload.assist import (
-    HostExperts,
-    MeasuredCost,
-    plan_fiddler,
-    plan_two_front,
-    plan_two_pointer,
-)
+from moe_edge.offload.assist import HostExperts, MeasuredCost
+from moe_edge.offload.assist_base import Assist, AssistCosts
 from moe_edge.offload.link import Link, wait_until
 from moe_edge.offload.store import HostStore
 
@@ -57,7 +50,7 @@ class Backend(Protocol):
 
 
 class HostBackend:
-    """The host's own cores: splits absent experts between link and host by a rule.
+    """The host's own cores: an assist splits absent experts between them and the link.
 
     Attributes:
       computed: experts since `reset`; busy_s: what they took.
@@ -72,11 +65,10 @@ class HostBackend:
         config: ModelConfig,
         store: HostStore,
         link: Link,
-        rule: str,
+        assist: Assist,
         expert_s: float | None = None,
     ):
-        check_known("CPU assist", rule, ASSIST_RULES)
-        self.rule, self._store, self._config = rule, store, config
+        self.assist, self._store, self._config = assist, store, config
         self._layers = {
             layer: HostExperts(
                 config, [store.record(layer, e) for e in range(store.num_experts)]
@@ -84,7 +76,7 @@ class HostBackend:
             for layer in store.moe_layers
         }
         self._expert_s = expert_s
-        # An expert on the device, for Fiddler's rule. On a CPU, where a host can only
+        # An expert on the device. On a CPU, where a host can only
         # be emulated, that is what it really takes here.
         self._device_s = 0.0 if expert_s is None else self._first_host_s()
         self.load = MeasuredCost(MEASUREMENTS, self._first_load_s(link))
@@ -107,20 +99,14 @@ class HostBackend:
         return _timed(lambda: experts.outputs([0], *token))
 
     def take(self, reading: Reading, absent: list[int]) -> list[int]:
-        costs = self.load.mean_s, self.host.mean_s
-        if self.rule == "all":
-            return list(absent)
-        if self.rule == "two_pointer":
-            return plan_two_pointer(absent, *costs)[1]
-        if self.rule == "two_front":
-            tokens = [np.count_nonzero(reading.ids_TK == expert) for expert in absent]
-            return plan_two_front(absent, tokens, *costs)[1]
-        # At the few tokens of decoding an expert costs the same for all of them
-        # (SMoE, fig. 8): each counts once.
-        ones = np.ones(len(absent), np.int64)
-        times = self.host.mean_s, self.load.mean_s, self._device_s
-        on_host = plan_fiddler(ones, *times)
-        return [expert for expert, here in zip(absent, on_host, strict=True) if here]
+        costs = AssistCosts(self.load.mean_s, self.host.mean_s, self._device_s)
+        taken = list(self.assist.take(absent, reading.ids_TK, costs))
+        if not {*taken} <= {*absent} or len({*taken}) < len(taken):
+            raise ConfigError(
+                f"assist {self.assist.name} took experts {taken} of layer "
+                f"{reading.layer}, expected each at most once, of the absent {absent}"
+            )
+        return taken
 
     def start(self, hidden_TD, reading: Reading, experts: list[int]):
         begun_s = time.perf_counter()

@@ -14,7 +14,7 @@ from moe_edge.engine.shadow import shadow_bytes
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.slot_plan import least_slots
 from moe_edge.offload.slots import DonatedSlots
-from moe_edge.predict.registry import get_predictor
+from moe_edge.predict.base import get_predictor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,9 +28,9 @@ from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import add_experts, seam
-from moe_edge.offload.policy import CacheSpec, EvictionPolicy
+from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slots import is_lost
-from moe_edge.route.base import RoutePolicy, TopK, gate_scores
+from moe_edge.route.base import Route, TopK, gate_scores
 
 
 class FusedEngine(Engine):
@@ -53,9 +53,9 @@ class FusedEngine(Engine):
         weights: Weights,
         hosts: Sequence[jax.Array | None],
         spec: CacheSpec,
-        policy: EvictionPolicy,
+        policy: Eviction,
         *,
-        route: RoutePolicy | None = None,
+        route: Route | None = None,
     ):
         config = weights.config
         moe, layout = config.moe, RecordLayout.of(config)

@@ -20,9 +20,9 @@ import numpy as np
 from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
+from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.expert_state import Moved
-from moe_edge.offload.evict_base import pick
-from moe_edge.offload.policy import POLICIES, CacheSpec, EvictionPolicy, State, put
+from moe_edge.offload.evict_base import CacheSpec, Eviction, State, pick, put
 
 HITS, MISSES, EVICTIONS = range(3)  # columns of the counters
 _copy = jax.jit(jnp.copy)
@@ -53,7 +53,7 @@ class DeviceCache:
     """
 
     spec: CacheSpec
-    policy: EvictionPolicy
+    policy: Eviction
     moe_layers: tuple[int, ...]
 
     def __post_init__(self):
@@ -91,7 +91,7 @@ class DeviceCache:
             jnp.int32(0),
             jnp.zeros((spec.num_layers, 3), jnp.int32),
             jnp.zeros(2, jnp.int32),
-            None if type(self.policy) in POLICIES.values() else jnp.int32(0),
+            None if is_ours(self.policy) else jnp.int32(0),
         )
 
     def slots_of(self, cache: Cache, layer) -> jax.Array:

@@ -32,7 +32,7 @@ from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.slots import is_lost
 from moe_edge.predict.base import NOT_WANTED, rank_scores
-from moe_edge.route.base import RoutePolicy, TopK
+from moe_edge.route.base import Route, TopK
 from moe_edge.workload.traces import TraceRecorder
 
 
@@ -68,7 +68,7 @@ class LayeredEngine(Engine):
         weights: Weights,
         manager: OffloadManager,
         *,
-        route: RoutePolicy | None = None,
+        route: Route | None = None,
         backends: Sequence[Backend] = (),
         trace: TraceRecorder | None = None,
         trace_scores: bool = True,

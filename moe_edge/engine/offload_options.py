@@ -15,22 +15,21 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.plug_in import is_object
-from moe_edge.offload.link import EmulatedLink, Link
-from moe_edge.offload.policy import (
-    EVICTION_KINDS,
-    EvictionPolicy,
+from moe_edge.offload.assist_base import Assist, get_assist
+from moe_edge.offload.evict_base import (
+    EVICTIONS,
+    Eviction,
     check_needs,
-    get_policy,
+    get_eviction,
 )
+from moe_edge.offload.link import EmulatedLink, Link
 from moe_edge.offload.slot_plan import parse_budget, plan_of
 from moe_edge.predict.base import NEEDS as PREDICTOR_NEEDS
-from moe_edge.predict.base import Predictor
-from moe_edge.predict.registry import PREDICTOR_KINDS, get_predictor
-from moe_edge.route.policy import ROUTE_KINDS, RoutePolicy, get_route
+from moe_edge.predict.base import PREDICTORS, Predictor, get_predictor
+from moe_edge.route.base import ROUTES, Route, get_route
 
 # What a running engine can give a policy; the future and profiles it cannot.
 AVAILABLE = frozenset({"ids", "weights", "scores"})
-ASSIST_RULES = ("two_pointer", "two_front", "fiddler", "all")
 MODES = ("layered", "fused", "auto")
 Options = Mapping[str, Any]
 
@@ -44,7 +43,7 @@ class OffloadOptions:
     device_memory: str | float = "50%"
     # `layered`, `fused`, or `auto`: fused on a GPU, where nothing else needs layered.
     mode: str = "layered"
-    eviction: str | EvictionPolicy | type[EvictionPolicy] = "lru"
+    eviction: str | Eviction | type[Eviction] = "lru"
     eviction_options: Options = dataclasses.field(default_factory=dict)
     # `equal`, `one_pool`, ...; `auto`: equal where every layer gets two slots, else one
     # pool.
@@ -56,9 +55,11 @@ class OffloadOptions:
     horizon: int = 1  # layers ahead that are prefetched
     prefetch_limit: int = 8  # most prefetches asked for after one layer's routing
     # `topk` is lossless; or `substitute` (SMoE), `drop`.
-    route: str | RoutePolicy | type[RoutePolicy] = "topk"
+    route: str | Route | type[Route] = "topk"
     route_options: Options = dataclasses.field(default_factory=dict)
-    assist: str | None = None  # one of ASSIST_RULES: the host computes absent experts
+    # Says which absent experts the host computes; None: all of them travel.
+    assist: str | Assist | type[Assist] | None = None
+    assist_options: Options = dataclasses.field(default_factory=dict)
     # Of an emulated host, slower than this one: seconds for an expert.
     assist_expert_s: float | None = None
     # A recorded route trace, whose counts `static_oracle` keeps and `adapmoe_dp` plans
@@ -88,8 +89,7 @@ class OffloadOptions:
         get_route(self.route, **self.route_options)
         check_count("horizon", self.horizon)
         check_count("prefetch_limit", self.prefetch_limit)
-        if self.assist is not None:
-            check_known("CPU assist", self.assist, ASSIST_RULES)
+        self.make_assist()
         if self.assist_expert_s is not None:
             check_positive("assist_expert_s", self.assist_expert_s)
             if self.assist is None:
@@ -105,13 +105,13 @@ class OffloadOptions:
     @property
     def has_shadow(self) -> bool:
         """Whether the predictor is another engine."""
-        return "shadow" in PREDICTOR_KINDS.class_of(self.predictor).needs
+        return "shadow" in PREDICTORS.class_of(self.predictor).needs
 
     @property
     def layered_only(self) -> list[str]:
         """Options given that mode fused does not have."""
         found = {
-            "predictor": PREDICTOR_KINDS.class_of(self.predictor) is not Predictor,
+            "predictor": PREDICTORS.class_of(self.predictor) is not Predictor,
             "assist": self.assist is not None,
             "link_bytes_per_s": self.link_bytes_per_s is not None,
             "memory": self.memory != "host",
@@ -128,7 +128,7 @@ class OffloadOptions:
         """
         if self.mode != "auto":
             return self.mode
-        kinds = EVICTION_KINDS.class_of(self.eviction), ROUTE_KINDS.class_of(self.route)
+        kinds = EVICTIONS.class_of(self.eviction), ROUTES.class_of(self.route)
         host_only = any(kind.host_only for kind in kinds)
         needs_layered = recorded or self.layered_only or host_only
         return "fused" if backend == "gpu" and not needs_layered else "layered"
@@ -143,7 +143,7 @@ class OffloadOptions:
 
     def _check_predictor(self) -> None:
         given, options = self.predictor, self.predictor_options
-        kind = PREDICTOR_KINDS.class_of(given)
+        kind = PREDICTORS.class_of(given)
         is_told = is_object(given) or {*kind.from_context} & {*options}
         if "future" in kind.needs and not is_told:
             raise ConfigError(
@@ -155,25 +155,36 @@ class OffloadOptions:
                 f"predictor {kind.name} needs {', '.join(wrong)}, which nothing gives; "
                 f"known: {', '.join(sorted(PREDICTOR_NEEDS))}"
             )
-        PREDICTOR_KINDS.check(given, options, kind.from_context)
+        PREDICTORS.check(given, options, kind.from_context)
         if not kind.from_context:  # the others need a model
             get_predictor(given, **options)
 
     def _check_eviction(self) -> None:
         given, options = self.eviction, self.eviction_options
-        kind = EVICTION_KINDS.class_of(given)
+        kind = EVICTIONS.class_of(given)
         if not is_object(given):
             self._check_profile(f"eviction {kind.name}", kind, options)
             if "profile" in kind.needs and options.get("profile") is None:
                 return  # it will come from the trace
-        policy = get_policy(given, **options)
+        policy = get_eviction(given, **options)
         check_needs(policy, AVAILABLE | {"profile"})
-        predictor = PREDICTOR_KINDS.class_of(self.predictor)
+        predictor = PREDICTORS.class_of(self.predictor)
         if policy.forgets and predictor is not Predictor:
             raise ConfigError(
                 f"eviction {policy.name} keeps nothing, so predictor "
                 f"{predictor.name} has nowhere to put a block; use predictor none"
             )
+
+    def make_assist(self) -> Assist | None:
+        """What says which absent experts the host computes."""
+        if self.assist is not None:
+            return get_assist(self.assist, **self.assist_options)
+        if self.assist_options:
+            raise ConfigError(
+                f"assist_options {', '.join(self.assist_options)} given and no assist; "
+                "name one"
+            )
+        return None
 
     def link(self) -> Link:
         """The link that these options describe."""

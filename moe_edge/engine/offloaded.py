@@ -23,10 +23,10 @@ from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.carried_queue import CarriedQueue
+from moe_edge.offload.evict_base import EVICTIONS, CacheSpec
 from moe_edge.offload.link import Link
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.pinned import check_limit, pinned_gib
-from moe_edge.offload.policy import EVICTION_KINDS, CacheSpec
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
     parse_budget,
@@ -38,9 +38,8 @@ from moe_edge.offload.slot_plan import (
 from moe_edge.offload.slots import Slots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype
 from moe_edge.offload.transfer_queue import TransferQueue
-from moe_edge.predict.base import Predictor
-from moe_edge.predict.registry import PREDICTOR_KINDS
-from moe_edge.route.policy import get_route
+from moe_edge.predict.base import PREDICTORS, Predictor
+from moe_edge.route.base import get_route
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import DECODE, TraceRecorder, expert_counts
 
@@ -104,7 +103,7 @@ def plan_cache(
 def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
     """The predictor, with what it takes from the run."""
     given = options.predictor, options.predictor_options
-    predictor = PREDICTOR_KINDS.make(*given, context)
+    predictor = PREDICTORS.make(*given, context)
     limit = predictor.look_ahead
     if limit is not None and limit < options.horizon:
         raise ConfigError(
@@ -278,7 +277,7 @@ def assemble(
         shadow = shadow or make_shadow(weights, predictor.precision, store)
         local = LocalShadow(shadow, predictor)
     given = options.eviction, options.eviction_options
-    policy = EVICTION_KINDS.make(*given, context)
+    policy = EVICTIONS.make(*given, context)
     route = get_route(options.route, **options.route_options)
     recorded = is_recorded(recorder, with_trace)
     if options.choose_mode(jax.default_backend(), recorded) == "fused":
@@ -295,9 +294,9 @@ def assemble(
         stay_awake()
         slots = make_slots(spec.num_slots, store.record_size, store.dtype)
         link, backends = options.link(), []
-        if options.assist is not None:
-            rule = options.assist, options.assist_expert_s
-            backends.append(HostBackend(config, store, link, *rule))
+        if (assist := options.make_assist()) is not None:
+            given = assist, options.assist_expert_s
+            backends.append(HostBackend(config, store, link, *given))
         trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
         queue = make_queue(store, slots, link, recorder, options.asynchronous)
         try:

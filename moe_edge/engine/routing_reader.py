@@ -13,10 +13,10 @@ import numpy as np
 from moe_edge.engine.layer_programs import Routed
 from moe_edge.engine.offload_options import AVAILABLE
 from moe_edge.model.config import MoeConfig
+from moe_edge.offload.evict_base import check_needs
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.offload.policy import check_needs
-from moe_edge.route.base import RoutePolicy, TopK, gate_scores
+from moe_edge.route.base import Route, TopK, gate_scores
 from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
 
 
@@ -55,7 +55,7 @@ class RoutingReader:
         self,
         moe: MoeConfig,
         manager: OffloadManager,
-        route: RoutePolicy,
+        route: Route,
         trace: TraceRecorder | None,
         *,
         trace_scores: bool = True,

@@ -8,23 +8,23 @@ import jax
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.fused_cache import DeviceCache
 from moe_edge.model.config import ModelConfig
-from moe_edge.offload.policy import POLICIES, CacheSpec, EvictionPolicy
-from moe_edge.route.base import RoutePolicy
-from moe_edge.route.policy import ROUTES
+from moe_edge.offload.evict_base import CacheSpec, Eviction
+from moe_edge.route.base import Route
 
 
 def check_traceable(
-    config: ModelConfig, spec: CacheSpec, policy: EvictionPolicy, route: RoutePolicy
+    config: ModelConfig, spec: CacheSpec, policy: Eviction, route: Route
 ) -> None:
     """Raises ConfigError for a policy or route that says it is for the host, or that
     fails inside jit; ours are known to run there."""
     cache = DeviceCache(spec, policy, config.moe_layers)  # refuses one for the host
     layer, E, K = config.moe_layers[0], spec.num_experts, spec.top_k
     ids, scores = ((1, K), np.int32), ((1, E), np.float32)
-    if type(policy) not in POLICIES.values():
-        own = [n for n in ("order", "victim") if _is_own(policy, n, EvictionPolicy)]
+    if not is_ours(policy):
+        own = [n for n in ("order", "victim") if _is_own(policy, n, Eviction)]
         if own == ["order"]:
             raise ConfigError(
                 f"eviction policy {policy.name} has an order of its own, which only "
@@ -41,7 +41,7 @@ def check_traceable(
         raise ConfigError(
             f"route policy {route.name} runs on the host only; use mode layered"
         )
-    if type(route) not in ROUTES.values():
+    if not is_ours(route):
 
         def choose(scores_TE, resident_E, ids_TK, weights_TK):
             given = layer, scores_TE, resident_E, config.moe, ids_TK, weights_TK

@@ -17,13 +17,12 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.stepwise import Forced, ForcedRun, score_batches
-from moe_edge.route.base import RoutePolicy, TopK
+from moe_edge.route.base import Route, TopK, get_route
 from moe_edge.route.drop import DropAbsent
-from moe_edge.route.policy import get_route
 from moe_edge.route.substitute import Substitute
 
 
-class CountedRoute(RoutePolicy):
+class CountedRoute(Route):
     """Another route, exchangeable, with a count of what it changed.
 
     Attributes:
@@ -34,10 +33,10 @@ class CountedRoute(RoutePolicy):
     name = "counted"
     SOURCE = "measuring instrument"
 
-    def __init__(self, inner: RoutePolicy | None = None):
+    def __init__(self, inner: Route | None = None):
         self.use(inner or TopK())
 
-    def use(self, inner: RoutePolicy) -> None:
+    def use(self, inner: Route) -> None:
         """Lets another route act and counts from 0."""
         self.inner = inner
         self.chosen = self.substituted = self.dropped = 0
@@ -102,12 +101,12 @@ class SwitchEngine:
         self.engine.manager.empty()
         self.engine.reset_records()
 
-    def start(self, route: RoutePolicy) -> None:
+    def start(self, route: Route) -> None:
         """Lets a route act from now on, with an empty cache."""
         self.empty()
         self.route.use(route)
 
-    def run(self, route: RoutePolicy, rows: Sequence[Forced], batch: int) -> ForcedRun:
+    def run(self, route: Route, rows: Sequence[Forced], batch: int) -> ForcedRun:
         """Scores the rows with a route, starting with an empty cache."""
         self.start(route)
         return score_batches(self.engine, rows, batch)
@@ -117,7 +116,7 @@ class SwitchEngine:
         self.engine.manager.queue.close()
 
 
-def lossy_routes(a_values, thresholds) -> list[RoutePolicy]:
+def lossy_routes(a_values, thresholds) -> list[Route]:
     """Every lossy route: substitution over `a` by weight rule, dropping.
 
     Rule `replaced` keeps the weights' sum by itself, so that renormalising changes
@@ -131,7 +130,7 @@ def lossy_routes(a_values, thresholds) -> list[RoutePolicy]:
 
 
 def card(
-    route: RoutePolicy, switch: SwitchEngine, run: ForcedRun, reference: ForcedRun
+    route: Route, switch: SwitchEngine, run: ForcedRun, reference: ForcedRun
 ) -> dict[str, Any]:
     """What one measurement of a route says, in JSON's types."""
     measured = dataclasses.asdict(compare(run, reference))

@@ -18,7 +18,7 @@ from moe_edge.loadtest.offered import (
 from moe_edge.loadtest.results import Results
 from moe_edge.schedule.decisions import Recorder
 from moe_edge.schedule.loop import RequestLoop
-from moe_edge.schedule.policy import SchedulePolicy
+from moe_edge.schedule.policy import Scheduler
 from moe_edge.schedule.token_job import TokenJob
 from moe_edge.serve.options import LONGEST_CONTEXT, ServingOptions
 from moe_edge.simulate.serving import ComputedServer, SlotSteps
@@ -112,7 +112,7 @@ def offered_jobs(
 def served_at(
     rate: float,
     requests: Sequence[Offered],
-    policy: SchedulePolicy,
+    policy: Scheduler,
     costs: StepCosts,
     sizes: SlotSizes,
 ) -> list[Served]:

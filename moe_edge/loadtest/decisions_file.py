@@ -49,7 +49,12 @@ class LoopMade:
         kv_budget_bytes: float = math.inf,
         costs: StepCosts | None = None,
     ) -> "LoopMade":
-        """What `make_loop` is given."""
+        """What `make_loop` is given.
+
+        Raises:
+          ConfigError: a scheduler without a name, by which decisions are made again.
+        """
+        options.check_named("a load is made again from a name")
         return cls(
             options=dataclasses.asdict(options) | {"costs": None},
             max_context=max_context,

@@ -1,9 +1,10 @@
 """CPU assist: absent experts are computed on the host while others travel.
 
-Planning is pure; costs are measured, never assumed. The host computes with the same
-kernels as the device (`model/experts.py`). On a CPU-only machine "host" and "device"
-are the same cores, and XLA:CPU runs one program at a time: there the assist is
-correct but saves only the transfer: it does not run while the device works.
+Which ones a rule says (`assist_base.py`); costs are measured, never assumed. The host
+computes with the same kernels as the device (`model/experts.py`). On a CPU-only machine
+"host" and "device" are the same cores, and XLA:CPU runs one program at a time: there
+the assist is correct but saves only the transfer: it does not run while the device
+works.
 """
 
 import collections
@@ -22,87 +23,6 @@ from moe_edge.kernels.experts_at import DTYPES, ExpertsAt
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.experts import choose_method, run_experts
 from moe_edge.model.record import RecordLayout
-
-
-def plan_two_pointer(
-    experts: Sequence[int], load_s: float, cpu_s: float
-) -> tuple[list[int], list[int]]:
-    """Splits absent experts between the link and the CPU.
-
-    From the head of the list while the link would be done first, else from the tail.
-    The longer side exceeds the best split's by less than one expert of that side.
-    A single expert always travels, whatever the costs, as in the paper.
-
-    Args:
-      experts: absent experts, best score first.
-      load_s: to transfer one, seconds.
-      cpu_s: to compute one on the CPU, seconds.
-    Returns:
-      (to load, best first; to compute, worst first).
-    Source: SMoE, algorithm 2.
-    """
-    load_total_s = cpu_total_s = 0.0
-    first, last = 0, len(experts)
-    while first < last:
-        if load_total_s <= cpu_total_s:
-            load_total_s += load_s
-            first += 1
-        else:
-            cpu_total_s += cpu_s
-            last -= 1
-    return list(experts[:first]), list(experts[last:])[::-1]
-
-
-def plan_fiddler(
-    tokens_E: np.ndarray, cpu_token_s: float, copy_s: float, gpu_s: float
-) -> np.ndarray:
-    """Which absent experts the CPU computes: where that is faster than fetching.
-
-    Args:
-      tokens_E: int, tokens of each absent expert.
-      cpu_token_s: one token of one expert on the CPU.
-      copy_s, gpu_s: to transfer one expert, and to run it on the device.
-    Returns:
-      bool, like `tokens_E`.
-    Source: Fiddler, arXiv 2402.07033.
-    """
-    return np.asarray(tokens_E) * cpu_token_s < copy_s + gpu_s
-
-
-def plan_two_front(
-    experts: Sequence[int], tokens: Sequence[int], load_s: float, cpu_s: float
-) -> tuple[list[int], list[int]]:
-    """Splits absent experts, the busiest for the link and the idlest for the CPU.
-
-    Each front takes its next expert when it would be done with that one earlier than
-    the other front with its own; where both would be done at once the link takes it.
-
-    Args:
-      experts: absent experts, best score first.
-      tokens: of each, tokens that chose it.
-      load_s: to transfer one, seconds.
-      cpu_s: to compute one on the CPU, seconds.
-    Returns:
-      (to load, busiest first; to compute, idlest first).
-    Source: HybriMoE, arXiv 2504.05897, intra-layer scheduling, without its third step,
-    by which an idle CPU takes cached experts from a busy GPU.
-    """
-    by_load = [
-        expert
-        for _, expert in sorted(
-            zip(tokens, experts, strict=True), key=lambda pair: -pair[0]
-        )
-    ]
-    load_total_s = cpu_total_s = 0.0
-    first, last = 0, len(by_load)
-    while first < last:
-        if load_total_s + load_s <= cpu_total_s + cpu_s:
-            load_total_s += load_s
-            first += 1
-        else:
-            cpu_total_s += cpu_s
-            last -= 1
-    return by_load[:first], by_load[last:][::-1]
 
 
 class MeasuredCost:

@@ -15,7 +15,7 @@ import numpy as np
 
 from moe_edge.core.arrays import module_of, set_at
 from moe_edge.core.checks import ConfigError, check_count
-from moe_edge.core.plug_in import Named
+from moe_edge.core.plug_in import PlugIn, Registry
 
 # key_S, last_B, clock and key_LE always; a policy adds arrays indexed by block or by
 # layer. Only key_S is indexed by slot: a cache may hand `victim` a part of the slots.
@@ -102,23 +102,45 @@ def mean_scores(ids_TK, scores_TE, spare):
     return xp.sum(scores_TE * real_T1, axis=0) / total
 
 
-class EvictionPolicy(Named):
+class Eviction(PlugIn):
     """Decides which slot is given up. Subclasses are frozen dataclasses.
 
-    Every function returns the state to use from then on. NumPy arrays of the state it
-    was given may have been changed (as a donated buffer): do not use that one again.
+    Modes layered and fused, replay and the cluster simulator call
+
+        init     once, and whenever the slots are emptied
+        touch    once a layer and step, before anything is fetched for it (mode fused:
+                 once for each part of a layer that exceeds its slots)
+        victim   once for each block that needs a slot; or, on the host, where `victim`
+                 is this class's own: `order` once after a `touch`, then `gave_up` for
+                 each slot of it that is taken
+        resume   of a policy with `per_sequence`: when another sequence goes on
+
+    and enter what the cache does with `put`. A policy writes `value`, or names an array
+    in `ranks`, or writes `victim`; and `touch` for what it takes note of. It knows no
+    time, device or byte. Every function returns the state to use from then on. NumPy
+    arrays of the state it was given may have been changed (as a donated buffer): do not
+    use that one again. Mode fused calls all of it inside jit, with jax.numpy's arrays
+    (`core.arrays.module_of`); a policy of another package is traced when the engine is
+    made. A `victim` that is protected, or no slot, is refused by name.
+
+    Attributes:
+      needs: what it cannot do without: ids, scores (of a run: `touch` then gets them),
+        future, profile (of a replayed trace, or of `profile_trace`).
+      from_context: of prompt_steps, profile, future, choices, top_k, model.
+      host_only: NumPy only, not inside jit: mode fused refuses it, auto takes layered.
+      forgets: `touch` may empty slots (key -1 in `key_S`).
+      per_sequence: its state is the record of one sequence: engines keep one for each,
+        and a server, whose rows join and leave, refuses it.
+      per_block: arrays [B] that it adds to the state, zeros.
+      ranks: the array [B] that says what a block is worth.
     """
 
-    name: ClassVar[str]
-    SOURCE: ClassVar[str]
-    # Trace fields it cannot do without: ids, weights, scores, future, profile.
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
-    from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
-    host_only: ClassVar[bool] = False  # True: NumPy only, not inside jit
-    forgets: ClassVar[bool] = False  # True: `touch` may empty slots
-    per_sequence: ClassVar[bool] = False  # True: its state is of one sequence
-    per_block: ClassVar[Mapping[str, type]] = {}  # arrays [B] that it adds, zeros
-    ranks: ClassVar[str | None] = None  # the array [B] that says what a block is worth
+    host_only: ClassVar[bool] = False
+    forgets: ClassVar[bool] = False
+    per_sequence: ClassVar[bool] = False
+    per_block: ClassVar[Mapping[str, type]] = {}
+    ranks: ClassVar[str | None] = None
 
     def init(self, spec: CacheSpec, xp=np) -> State:
         """State of an empty cache; `xp` is numpy or jax.numpy."""
@@ -190,3 +212,27 @@ class EvictionPolicy(Named):
         """
         slot = pick(state, self.value(state), protected_S)
         return slot, self.gave_up(state, slot)
+
+
+EVICTIONS = Registry(
+    "eviction policy", Eviction, "eviction_options", "moe_edge.offload"
+)
+
+
+def get_eviction(policy: str | type | Eviction, **options) -> Eviction:
+    """The policy of a name, a class, or an object.
+
+    Raises:
+      ConfigError: unknown name or option (the known ones are listed), or a bad value.
+    """
+    return EVICTIONS.make(policy, options)
+
+
+def check_needs(policy: Eviction, available) -> None:
+    """Raises ConfigError unless `available` holds all fields the policy needs."""
+    missing = sorted(policy.needs - set(available))
+    if missing:
+        raise ConfigError(
+            f"policy {policy.name} needs {', '.join(missing)}, which is not there "
+            f"(there is: {', '.join(sorted(available))}); use another policy"
+        )

@@ -7,7 +7,8 @@ import numpy as np
 
 from moe_edge.core.arrays import set_at
 from moe_edge.core.checks import ConfigError
-from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State
+from moe_edge.core.plug_in import register
+from moe_edge.offload.evict_base import CacheSpec, Eviction, State
 
 _BLOCK_STRIDE = 2**40  # above any clock: uses of all blocks in one sorted array
 
@@ -27,8 +28,9 @@ def future_uses(steps_R, layers_R, experts_R, num_layers: int, num_experts: int)
     return [parts[i : i + num_experts] for i in range(0, len(parts), num_experts)]
 
 
+@register
 @dataclasses.dataclass(frozen=True, eq=False)
-class Belady(EvictionPolicy):
+class Belady(Eviction):
     """Gives up the block whose next use lies furthest ahead.
 
     `future[layer][expert]`: the steps, in the count that `touch` is given, at which

@@ -14,15 +14,17 @@ import numpy as np
 
 from moe_edge.core.arrays import count_at, module_of
 from moe_edge.core.checks import ConfigError, check_count, check_shape
-from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State
+from moe_edge.core.plug_in import register
+from moe_edge.offload.evict_base import CacheSpec, Eviction, State
 
 
+@register
 @dataclasses.dataclass(frozen=True)
-class Lfu(EvictionPolicy):
+class Lfu(Eviction):
     """Gives up the block used by the fewest tokens so far; counts never reset."""
 
     name = "lfu"
-    SOURCE = "least frequently used, counts over tokens, interfaces.md"
+    SOURCE = "the classical baseline, counting tokens"
     per_block = {"count_B": np.int32}
     ranks = "count_B"
 
@@ -32,6 +34,7 @@ class Lfu(EvictionPolicy):
         return {**state, "count_B": count_at(state["count_B"], keys)}
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class StaticPrompt(Lfu):
     """Keeps the blocks that the prompt used most; later uses count for nothing."""
@@ -41,28 +44,29 @@ class StaticPrompt(Lfu):
     name = "static_prompt"
     per_sequence = True
     from_context = {"prompt_steps": "prompt_steps"}
-    SOURCE = "static cache from the prompt; algorithms.md, section 6"
+    SOURCE = "a static cache, chosen by the prompt"
 
     def __post_init__(self):
         check_count("prompt_steps", self.prompt_steps)
 
     def touch(self, state: State, layer, ids_TK, scores_TE, step) -> State:
-        state = EvictionPolicy.touch(self, state, layer, ids_TK, scores_TE, step)
+        state = Eviction.touch(self, state, layer, ids_TK, scores_TE, step)
         # After the prompt the counts go to the spare entry, which no slot reads.
         keys = state["key_LE"][layer, ids_TK]
         keys = module_of(keys).where(step < self.prompt_steps, keys, -1)
         return {**state, "count_B": count_at(state["count_B"], keys)}
 
 
+@register
 @dataclasses.dataclass(frozen=True, eq=False)
-class StaticOracle(EvictionPolicy):
+class StaticOracle(Eviction):
     """Keeps the most frequent blocks of a given profile: a bound for static caches."""
 
     # Counts [L, E] of the very run, or of another.
     profile: Sequence | np.ndarray | None = None
 
     name = "static_oracle"
-    SOURCE = "static cache from known counts; algorithms.md, section 6"
+    SOURCE = "a static cache, chosen by what is known beforehand"
     needs = frozenset({"ids", "profile"})
     from_context = {"profile": "profile"}
     ranks = "count_B"

@@ -5,26 +5,29 @@ import dataclasses
 import numpy as np
 
 from moe_edge.core.arrays import module_of, set_at
-from moe_edge.offload.evict_base import EvictionPolicy, State
+from moe_edge.core.plug_in import register
+from moe_edge.offload.evict_base import Eviction, State
 
 
+@register
 @dataclasses.dataclass(frozen=True)
-class Lru(EvictionPolicy):
+class Lru(Eviction):
     """Gives up the block whose last use lies furthest back."""
 
     name = "lru"
     SOURCE = "Eliseev and Mazur, Fast inference of MoE with offloading, section 3.1"
 
 
+@register
 @dataclasses.dataclass(frozen=True)
-class OnDemand(EvictionPolicy):
+class OnDemand(Eviction):
     """A block is gone once its lookup is over: the next one finds its slot empty.
 
     Only a block that was prefetched and not used yet survives a lookup.
     """
 
     name = "on_demand"
-    SOURCE = "algorithms.md, section 6"
+    SOURCE = "the floor of caching: nothing is kept"
     forgets = True
     per_block = {"used_B": bool}
 

@@ -5,11 +5,13 @@ import dataclasses
 import numpy as np
 
 from moe_edge.core.arrays import count_at, module_of, set_at
-from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State
+from moe_edge.core.plug_in import register
+from moe_edge.offload.evict_base import CacheSpec, Eviction, State
 
 
+@register
 @dataclasses.dataclass(frozen=True)
-class MoeInfinity(EvictionPolicy):
+class MoeInfinity(Eviction):
     """Lowest layer decay x the sequence's normalised row x visits while in the cache.
 
     The decay is 1 - distance / (L + 1), the distance counted forwards from the layer
@@ -20,7 +22,7 @@ class MoeInfinity(EvictionPolicy):
 
     name = "moe_infinity"
     per_sequence = True
-    SOURCE = "MoE-Infinity (paper), expert cache; algorithms.md, section 6"
+    SOURCE = "MoE-Infinity, arXiv 2401.14361, expert cache"
     # `tokens_B` is the sequence's activation matrix.
     per_block = {"tokens_B": np.int32, "visits_B": np.int32}
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from moe_edge.core.arrays import module_of, set_at
 from moe_edge.core.checks import ConfigError, check_count
-from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State, mean_scores
+from moe_edge.core.plug_in import register
+from moe_edge.offload.evict_base import CacheSpec, Eviction, State, mean_scores
 
 
-class ScoredPolicy(EvictionPolicy):
+class ScoredPolicy(Eviction):
     """Gives up the block with the lowest score in `score_B`."""
 
     needs = frozenset({"ids", "scores"})
@@ -21,6 +22,7 @@ class ScoredPolicy(EvictionPolicy):
     ranks = "score_B"
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class SmoeScore(ScoredPolicy):
     """Lowest mean gate score over the last `window` steps, chosen or not.
@@ -63,6 +65,7 @@ class SmoeScore(ScoredPolicy):
         }
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class HybriMoe(ScoredPolicy):
     """Lowest decayed score S <- mix * TopP(p) + (1 - mix) * S, with P = 2 * top_k.
@@ -73,7 +76,7 @@ class HybriMoe(ScoredPolicy):
     mix: float = 0.5
 
     name = "hybrimoe"
-    SOURCE = "HybriMoE, score-aware caching; algorithms.md, section 6"
+    SOURCE = "HybriMoE, arXiv 2504.05897, score-aware caching"
 
     def __post_init__(self):
         if not 0 < self.mix <= 1:

@@ -6,11 +6,13 @@ import numpy as np
 
 from moe_edge.core.arrays import add_at, count_at, module_of, set_at
 from moe_edge.core.checks import ConfigError, check_positive
-from moe_edge.offload.evict_base import CacheSpec, EvictionPolicy, State
+from moe_edge.core.plug_in import register
+from moe_edge.offload.evict_base import CacheSpec, Eviction, State
 
 
+@register
 @dataclasses.dataclass(frozen=True)
-class Successor(EvictionPolicy):
+class Successor(Eviction):
     """Lowest sum of how often a block was used lately and how often it will be.
 
     What is to come is learnt while running, a layer by itself: entry [i, j] of the

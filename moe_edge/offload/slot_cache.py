@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.offload.policy import CacheSpec, EvictionPolicy, State, put
+from moe_edge.offload.evict_base import CacheSpec, Eviction, State, put
 
 NOBODY = -1  # the sequence of a record that no lookup has begun yet
 
@@ -37,7 +37,7 @@ class SlotCache:
       meanwhile, for which the queue's thread may be waiting.
     """
 
-    def __init__(self, spec: CacheSpec, policy: EvictionPolicy):
+    def __init__(self, spec: CacheSpec, policy: Eviction):
         self.spec = spec
         self.policy = policy
         self.slot_LE = np.full((spec.num_layers, spec.num_experts), -1, np.int32)
@@ -71,7 +71,7 @@ class SlotCache:
           ids_TK: int32 NumPy array, best first; id E is padding.
           scores_TE: float32 gate scores, or None if the policy does not need them;
             then misses are ordered by their best rank over the tokens.
-          step: see EvictionPolicy.touch.
+          step: see Eviction.touch.
           sequence: whose record goes on, of a policy with one for each.
         """
         chosen = _distinct(ids_TK, scores_TE, self.spec.num_experts)
@@ -149,7 +149,7 @@ class SlotCache:
 
     def _give_up(self, layer: int, kept: Collection[int]) -> tuple[int | None, State]:
         """The slot to give up, if there is one, and the state from then on."""
-        if type(self.policy).victim is EvictionPolicy.victim:  # the first of its order
+        if type(self.policy).victim is Eviction.victim:  # the first of its order
             slot = self._victim(layer, kept)
             if slot is None:
                 return None, self.state

@@ -6,7 +6,7 @@ Every lookup and every transfer asks this: sets and dicts, no arrays.
 from collections.abc import Collection
 
 from moe_edge.offload.block_queue import Transfer
-from moe_edge.offload.policy import CacheSpec
+from moe_edge.offload.evict_base import CacheSpec
 
 
 class SlotPins:

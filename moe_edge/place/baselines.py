@@ -5,7 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from moe_edge.place.placer import Placer, Problem, share_out
+from moe_edge.core.plug_in import register
+from moe_edge.place.pack import share_out
+from moe_edge.place.placer import Placer, Problem
 from moe_edge.place.plan import ABSENT, Placement
 
 
@@ -53,6 +55,7 @@ def random_single_copy(problem: Problem, rng: np.random.Generator) -> np.ndarray
     return owned(np.stack([rng.permutation(gpu_E) for gpu_E in gpus]), problem.slots)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Uniform(Placer):
     """E / GPUs random blocks of every layer on each GPU, no copies.
@@ -69,6 +72,7 @@ class Uniform(Placer):
         return Placement(random_single_copy(problem, rng))
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Redundance(Placer):
     """Random blocks up to each GPU's capacity.
@@ -92,6 +96,7 @@ class Redundance(Placer):
         return Placement(gpu_NLE)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class SmartMoe(Placer):
     """One copy a block, equal slots a GPU, the busiest blocks to the idlest GPUs.

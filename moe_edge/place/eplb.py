@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.plug_in import register
 from moe_edge.place.baselines import balance, gpu_list, layer_slots
 from moe_edge.place.placer import Placer, Problem
 from moe_edge.place.plan import ABSENT, Placement
@@ -89,6 +90,7 @@ def _rebalance_layer(load_E, replicas: int, groups: int, nodes: int, gpus: int):
     return np.concatenate(slots_of_node)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Eplb(Placer):
     """EPLB as published: equal servers, equal GPUs, equally many slots a layer.
@@ -136,6 +138,7 @@ class Eplb(Placer):
         return Placement(gpu_NLE)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class EplbHeterogeneous(Placer):
     """EPLB for unequal memory and speed, as Prism compares with.

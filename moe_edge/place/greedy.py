@@ -5,9 +5,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from moe_edge.core.plug_in import register
 from moe_edge.place.placer import Placer, Problem
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Greedy(Placer):
     """Each server its most called blocks of any layer; missing ones where cheapest."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.checks import check_count, check_from_zero, one_or_each
+from moe_edge.core.plug_in import register
 from moe_edge.place.call_costs import Batch, CallCosts
 from moe_edge.place.greedy import cover_greedily, favourites
 from moe_edge.place.latency_model import LatencyModel
@@ -31,6 +32,7 @@ SMALLEST_SHARE = 0.01  # of the blocks that are free in a small step
 FREE = 0.2  # share from which nothing to move means that there is nothing
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class LatencyAware(Placer):
     """Minimises the predicted seconds of a mean request.

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from moe_edge.core.plug_in import register
 from moe_edge.place.greedy import favourites
 from moe_edge.place.placer import Placer, Problem
 
@@ -26,6 +27,7 @@ SCALE = 2.0**50  # of the largest value; a path adds at most 2 N of them
 FAR = np.int64(2**61)
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Optimal(Placer):
     """The least frequency of remote calls that any placement has."""

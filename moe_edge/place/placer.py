@@ -1,14 +1,23 @@
 """What every placer gets and gives: the problem, checked once, and the interface."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count, check_positive, check_shape
+from moe_edge.core.checks import (
+    ConfigError,
+    check_count,
+    check_positive,
+    check_shape,
+    chosen,
+)
+from moe_edge.core.plug_in import PlugIn, Registry, needed
 from moe_edge.hardware.cost_model import CostModel
-from moe_edge.place.plan import ABSENT, Placement, check_slots
+from moe_edge.place.pack import pack, served_load
+from moe_edge.place.plan import Placement, check_slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,19 +130,23 @@ class Problem:
         ]
 
 
-class Placer:
-    """Base of placers: frozen dataclasses whose fields are options.
+class Placer(PlugIn):
+    """Says which server holds which block. Subclasses are frozen dataclasses.
 
-    A subclass sets `name` and `SOURCE` and implements `choose` (what each server
-    holds) or `assign` (which GPU holds it).
+    moe-edge place_experts, the cluster simulator, and the scheduler of a cluster (with
+    the name of an installed placer) call `unfit` to leave it out of `all`, and `solve`;
+    migration calls `solve` again in every period, with new statistics and `current`. A
+    placer writes `choose` (what each server holds) or `assign` (which GPU holds it),
+    and `unfit` where it cannot solve every problem. It sees frequencies, slots and
+    costs, no weights. What it returns is checked: every block is on some server, and no
+    GPU holds more than its slots.
 
     Attributes:
       needs: fields of a `Problem` that must not be None.
-      follows_statistics: whether other statistics give another placement.
+      follows_statistics: whether other statistics give another placement; those of
+        others are never asked again.
     """
 
-    name: ClassVar[str]
-    SOURCE: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     follows_statistics: ClassVar[bool] = True
 
@@ -180,103 +193,84 @@ class Placer:
         raise NotImplementedError
 
 
-def pack(
-    on_NLE: np.ndarray,
-    slots: Sequence[np.ndarray],
-    load_NLE: np.ndarray,
-    speeds: Sequence[np.ndarray] | None = None,
-) -> np.ndarray:
-    """int8 [N, L, E]: the GPU of every block that is on its server, else -1.
+PLACERS = Registry("placer", Placer, "placer_options", "moe_edge.place")
+PlacerOptions = Mapping[str, Mapping[str, Any]]  # by the name of a placer
 
-    After the choice per server (Prism, constraint 2). A layer is as slow as its slowest
-    GPU, so each layer's load is spread over the GPUs of the server, by speed; memory
-    binds over all layers together.
+# Servers that load what they lack from their own memory and ask nobody: name -> whether
+# busy ones pass requests on to idle ones (Prism, table I).
+ALONE = {"moe_infinity": False, "moe_infinity_lb": True}
+METHODS = ChainMap(PLACERS, ALONE)  # whose keys are those of both
+
+
+def get_placer(placer: str | type | Placer, **options) -> Placer:
+    """The placer of a name, a class, or an object.
+
+    Raises:
+      ConfigError: unknown name or option (the known ones are listed), or a bad value.
+    """
+    return PLACERS.make(placer, options)
+
+
+def listed_placers(
+    given: str | Sequence[Any],
+    options: PlacerOptions | None = None,
+    alone: Collection[str] = (),
+) -> dict[str, Placer | None] | None:
+    """What a comparison runs, by name, in order; None for `all`.
 
     Args:
-      on_NLE: bool, what each server holds; at most its slots.
-      slots: of every server, blocks that fit on each GPU.
-      load_NLE: work that a block makes at a server, any unit.
-      speeds: of every server's GPUs, any unit; equal if None.
+      given: names separated by commas, or a list of names, classes and objects.
+      options: of placers by name.
+      alone: names of methods that are no placers, whose value is None.
+    Raises:
+      ConfigError: an unknown name or option, two of one name, or options of none.
     """
-    gpu_NLE = np.where(on_NLE, 0, ABSENT).astype(np.int8)
-    for server, slots_G in enumerate(slots):
-        if len(slots_G) > 1:
-            speed_G = np.ones(len(slots_G)) if speeds is None else speeds[server]
-            gpu_NLE[server] = _pack_server(
-                on_NLE[server], slots_G, load_NLE[server], speed_G
+    if isinstance(given, str):
+        kind = "method" if alone else "placer"
+        given = chosen(kind, given, ChainMap(PLACERS, dict.fromkeys(alone)))
+    if given is None:
+        return None
+    found: dict[str, Placer | None] = {}
+    left = dict(options or {})
+    for one in given:
+        is_alone = isinstance(one, str) and one in alone
+        name = one if is_alone else PLACERS.class_of(one).name
+        if name in found:
+            raise ConfigError(
+                f"placer {name} is given twice, and results are called by its name; "
+                "give one of them a name of its own"
             )
-    return gpu_NLE
+        found[name] = None if is_alone else get_placer(one, **left.pop(name, {}))
+    if left:
+        raise ConfigError(
+            f"placer_options are of {', '.join(left)}, and the placers are "
+            f"{', '.join(found)}; name them alike"
+        )
+    return found
 
 
-def served_load(frequency_NLE: np.ndarray, on_NLE: np.ndarray) -> np.ndarray:
-    """float64 [N, L, E]: calls that a server's copy serves.
+def fit_placers(
+    problem: Problem, options: PlacerOptions | None = None
+) -> tuple[dict[str, Placer], dict[str, str]]:
+    """All placers that fit a problem, by name, and why the others do not.
 
-    Its own calls, and an equal share of the calls of servers without a copy.
+    Raises:
+      ConfigError: options of a placer that does not exist.
     """
-    remote_LE = np.where(on_NLE, 0.0, frequency_NLE).sum(axis=0)
-    share_LE = remote_LE / np.maximum(on_NLE.sum(axis=0), 1)
-    return np.where(on_NLE, frequency_NLE + share_LE, 0.0)
-
-
-def quotas(count_L: np.ndarray, slots_G: np.ndarray) -> np.ndarray:
-    """int64 [L, G]: blocks of each layer for each GPU, in proportion to free memory.
-
-    Rows sum to count_L, columns stay within slots_G: a layer's share of a GPU is
-    proportional to what is left there, so rounding up never passes it.
-    """
-    left_G = slots_G.astype(np.int64)
-    quota_LG = np.zeros((len(count_L), len(slots_G)), np.int64)
-    for layer, count in enumerate(count_L):
-        quota_LG[layer] = apportion(count, left_G)
-        left_G = left_G - quota_LG[layer]
-    return quota_LG
-
-
-def apportion(total: int, weight_X: np.ndarray) -> np.ndarray:
-    """int64 [X] that sum to `total`, in proportion to weights.
-
-    What rounding down leaves goes to the largest fractions, the first of equals.
-    """
-    exact_X = total * weight_X / (weight_X.sum() or 1)
-    whole_X = np.floor(exact_X).astype(np.int64)
-    fraction_X = np.where(weight_X > 0, exact_X - whole_X, -1.0)
-    short = int(total - whole_X.sum())
-    whole_X[np.argsort(-fraction_X, kind="stable")[:short]] += 1
-    return whole_X
-
-
-def share_out(total: int, weight_X: np.ndarray, limit_X) -> np.ndarray:
-    """int64 [X] that sum to `total`, in proportion to weights within the limits.
-
-    What a full one cannot take is shared among the others, in proportion again; in
-    equal parts where only those without weight have room. The limits sum to `total` at
-    least.
-    """
-    share_X = np.zeros(len(weight_X), np.int64)
-    while (left := total - int(share_X.sum())) > 0:
-        open_X = share_X < limit_X
-        open_weight_X = np.where(open_X, weight_X, 0.0)
-        if not open_weight_X.any():
-            open_weight_X = open_X.astype(np.float64)
-        share_X = np.minimum(share_X + apportion(left, open_weight_X), limit_X)
-    return share_X
-
-
-def _pack_server(
-    on_LE: np.ndarray, slots_G: np.ndarray, load_LE: np.ndarray, speed_G: np.ndarray
-) -> np.ndarray:
-    """Longest first to the least busy GPU with quota left; all layers side by side."""
-    gpu_LE = np.full(on_LE.shape, ABSENT, np.int8)
-    count_L = on_LE.sum(axis=1)
-    free_LG = quotas(count_L, slots_G)
-    busy_LG = np.zeros(free_LG.shape)
-    order_LE = np.argsort(np.where(on_LE, -load_LE, np.inf), axis=1, kind="stable")
-    for place in range(int(count_L.max())):
-        layers = np.flatnonzero(count_L > place)
-        blocks = order_LE[layers, place]
-        seconds_XG = busy_LG[layers] + load_LE[layers, blocks, None] / speed_G
-        gpus = np.where(free_LG[layers] > 0, seconds_XG, np.inf).argmin(axis=1)
-        busy_LG[layers, gpus] += load_LE[layers, blocks] / speed_G[gpus]
-        free_LG[layers, gpus] -= 1
-        gpu_LE[layers, blocks] = gpus
-    return gpu_LE
+    options = options or {}
+    for name in options:
+        PLACERS.class_of(name)
+    found, left_out = {}, {}
+    for name, kind in PLACERS.items():
+        own = options.get(name, {})
+        if missing := [n for n in needed(kind) if n not in own]:
+            left_out[name] = (
+                f"placer {name} got no {', '.join(missing)}; give it in placer_options"
+            )
+            continue
+        placer = get_placer(name, **own)
+        if reason := placer.unfit(problem):
+            left_out[name] = reason
+        else:
+            found[name] = placer
+    return found, left_out

@@ -5,10 +5,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from moe_edge.core.plug_in import register
 from moe_edge.place.greedy import favourites
-from moe_edge.place.placer import Placer, Problem, share_out
+from moe_edge.place.pack import share_out
+from moe_edge.place.placer import Placer, Problem
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Prism(Placer):
     """Entropy decides how many blocks of a layer, frequency which.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_64_bits, chosen
+from moe_edge.core.checks import ConfigError, check_64_bits
 from moe_edge.core.files import write_json
 from moe_edge.core.progress import progress
 from moe_edge.core.run_folder import RunFolder, root
@@ -21,9 +21,16 @@ from moe_edge.hardware.specs import Cluster
 from moe_edge.place.counted_model import PRESETS, counted_model
 from moe_edge.place.latency_aware import LatencyAware
 from moe_edge.place.optimal import objective
-from moe_edge.place.placer import Problem, Traffic
+from moe_edge.place.placer import (
+    Placer,
+    PlacerOptions,
+    Problem,
+    Traffic,
+    fit_placers,
+    get_placer,
+    listed_placers,
+)
 from moe_edge.place.plan import Placement
-from moe_edge.place.policy import PLACERS, get_placer
 from moe_edge.place.statistics import read_statistics
 from moe_edge.workload.routing_model import BIGBENCH, RoutingModel
 
@@ -46,7 +53,8 @@ def run_place(
     expert_dim: int | None = None,
     cluster: str | None = None,
     cluster_options: Mapping[str, Any] | None = None,
-    methods: str = "all",
+    methods: str | Sequence[str | Placer | type[Placer]] = "all",
+    placer_options: PlacerOptions | None = None,
     prompt_tokens: float = 256.0,
     output_tokens: float = 32.0,
     data_dir: str | None = None,
@@ -78,7 +86,9 @@ def run_place(
         `slots`, what fits in its memory. `statistics` without it: A100s of 40 GB and
         500 Mbit/s between servers are assumed where times matter, and named.
       cluster_options: of the preset.
-      methods: placers, separated by commas; `all`: every one that fits the machines.
+      methods: placers, separated by commas; `all`: every one that fits the machines;
+        from Python also a list of names, classes and objects.
+      placer_options: {name: {option: value}}.
       prompt_tokens: tokens of a mean prompt, for the predicted latency.
       output_tokens: tokens of a mean answer, for the predicted latency.
       data_dir: folder in which relative paths are looked up, too.
@@ -87,7 +97,7 @@ def run_place(
       MoeEdgeError: bad input, or less memory than one copy of the model.
       OSError: statistics cannot be read.
     """
-    names = chosen("placer", methods, PLACERS)
+    placers = listed_placers(methods, placer_options)
     if statistics is not None:
         problem, facts = statistics_case(
             find_file(statistics, data_dir, "--statistics"),
@@ -112,7 +122,10 @@ def run_place(
     problem = dataclasses.replace(problem, seed=seed, traffic=traffic)
     if run.dry_run:
         return facts
-    placed, left_out = place_all(problem, names)
+    left_out: dict[str, str] = {}
+    if placers is None:
+        placers, left_out = fit_placers(problem, placer_options)
+    placed = place_all(problem, placers)
     rows = compare(placed, problem)
     stored = {**facts, "seed": seed, "methods": rows, "left_out": left_out}
 
@@ -139,23 +152,15 @@ predicted s  latency of a mean request, by the cost model. took s: to find it"""
 
 
 def place_all(
-    problem: Problem, names: Sequence[str] | None
-) -> tuple[dict[str, tuple[Placement, float]], dict[str, str]]:
-    """Placement and seconds of every method, and why others are left out.
-
-    Args:
-      names: of placers; None: all that are fit for the problem.
-    """
-    placed, left_out = {}, {}
-    for name in progress(names or PLACERS, "placements found"):
-        placer = get_placer(name)
-        if names is None and (reason := placer.unfit(problem)):
-            left_out[name] = reason
-            continue
+    problem: Problem, placers: Mapping[str, Placer]
+) -> dict[str, tuple[Placement, float]]:
+    """Placement and seconds of every placer."""
+    placed = {}
+    for name, placer in progress(placers.items(), "placements found"):
         started = time.perf_counter()
         placement = placer.solve(problem)
         placed[name] = (placement, time.perf_counter() - started)
-    return placed, left_out
+    return placed
 
 
 def compare(

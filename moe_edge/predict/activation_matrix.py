@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.checks import check_count
+from moe_edge.core.plug_in import register
 from moe_edge.predict.base import (
     Predictor,
     best_first,
@@ -23,6 +24,7 @@ from moe_edge.predict.base import (
 EPSILON = 1e-8
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class ActivationMatrix(Predictor):
     """Nearest matrix by the mean cosine of rows up to the current layer.
@@ -34,6 +36,7 @@ class ActivationMatrix(Predictor):
 
     capacity: int = 1000  # C, most matrices kept
     name: ClassVar[str] = "moe_infinity"
+    SOURCE: ClassVar[str] = "MoE-Infinity, arXiv 2401.14361, prefetching"
     per_sequence: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
     whole_prompt: ClassVar[bool] = True

@@ -6,12 +6,11 @@ stop wherever the link is full.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from moe_edge.core.plug_in import Named
+from moe_edge.core.plug_in import PlugIn, Registry, register
 
 State = dict[str, Any]
 
@@ -20,7 +19,7 @@ NEEDS = frozenset({"ids", "scores", "hidden", "partial_state", "shadow", "future
 
 
 class ModelShape(Protocol):
-    """What `init` needs of its spec (`offload.policy.CacheSpec` has it)."""
+    """What `init` needs of its spec (`offload.evict_base.CacheSpec` has it)."""
 
     num_layers: int
     num_experts: int
@@ -28,24 +27,47 @@ class ModelShape(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Predictor(Named):
-    """Predicts nothing; the base of those that do."""
+class Predictor(PlugIn):
+    """Names experts of the coming layers; this one, the base, names none.
+
+    Mode layered, replay and the cluster simulator call, always on the host,
+
+        init             once, and after a reset
+        observe          after a layer's routing, with what `needs` asks for
+        store            mode layered, decoding: with the scores that its programs
+                         computed for `gates_after(layer)`, a partial state or a shadow
+        predict          after that, once a layer and decode step
+        finish_sequence  when a sequence ends
+
+    Mode fused reads no routing on the host and refuses predictors; replay and the
+    simulator have the choices of a trace, some traces the scores, and refuse what else
+    a predictor needs.
+
+    Attributes:
+      needs: what it reads of a run, of NEEDS: ids and scores of `observe`; hidden
+        states; a partial_state or a shadow, from which the engine computes what `store`
+        gets; the future, which replay alone knows.
+      from_context: of model, top_k, dense_layers, profile (of `profile_trace`), and in
+        replay choices, the recorded ones.
+      whole_prompt: `observe` wants all tokens of a prompt. If not, the engine passes
+        the last token of every row only, whose successor is predicted.
+      observes: False: `observe` is not called; the engine computes scores (`store`).
+      per_sequence: its state is the record of one sequence, of which `PredictorRun`
+        then keeps one for each that runs.
+      look_ahead: int, how many layers ahead it names experts; None: any. A longer
+        `horizon` is refused.
+      top_a: float, with partial_state: the margin of the experts that it wants, as of
+        `device_scores.wanted_scores`; None: all that the next layer would choose.
+    """
 
     name: ClassVar[str] = "none"
-    # What it reads of a run, of NEEDS; replay refuses it where a trace lacks that.
+    SOURCE: ClassVar[str] = "nothing is fetched ahead"
     needs: ClassVar[frozenset[str]] = frozenset()
-    # Whether `observe` wants all tokens of a prompt. If not, the engine passes the last
-    # token of every row only, whose successor is predicted.
     whole_prompt: ClassVar[bool] = False
-    observes: ClassVar[bool] = True  # False: the engine computes scores (`store`)
-    # Whether its state is the record of one sequence, of which `PredictorRun` then
-    # keeps one for each that runs.
+    observes: ClassVar[bool] = True
     per_sequence: ClassVar[bool] = False
-    from_context: ClassVar[Mapping[str, str]] = {}  # see core/context.py
     # Not annotated: subclasses have options of these names, whose order would change.
-    look_ahead = None  # int, how many layers ahead it names experts; None: any
-    # float, with "partial_state": the margin of the experts that it wants, as of
-    # `device_scores.wanted_scores`; None: all that the next layer would choose.
+    look_ahead = None
     top_a = None
 
     def init(self, spec: ModelShape) -> State:
@@ -109,6 +131,19 @@ class Predictor(Named):
           the state from which they begin from now on.
         """
         return fresh
+
+
+PREDICTORS = Registry("predictor", Predictor, "predictor_options", "moe_edge.predict")
+register(Predictor)
+
+
+def get_predictor(predictor: str | type | Predictor, **options) -> Predictor:
+    """The predictor of a name, a class, or an object; options are fields of its class.
+
+    Raises:
+      ConfigError: an unknown name or option, one of another type, or a missing one.
+    """
+    return PREDICTORS.make(predictor, options)
 
 
 def target_layers(layer: int, horizon: int, num_layers: int) -> np.ndarray:

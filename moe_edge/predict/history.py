@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.plug_in import register
 from moe_edge.predict.base import (
     NOT_WANTED,
     Predictor,
@@ -17,11 +18,13 @@ from moe_edge.predict.base import (
 )
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class PreviousToken(Predictor):
     """The experts that the previous token chose at that layer."""
 
     name: ClassVar[str] = "previous"
+    SOURCE: ClassVar[str] = "baseline: experts repeat from token to token"
     per_sequence: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
 
@@ -40,6 +43,7 @@ class PreviousToken(Predictor):
         return best_first(last_LE[target_layers(layer, horizon, len(last_LE))])
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Frequency(Predictor):
     """The experts that the sequence chose most often at that layer.
@@ -49,6 +53,7 @@ class Frequency(Predictor):
 
     decay: float = 1.0  # of a layer's counts at each of its observations; 1 keeps all
     name: ClassVar[str] = "frequency"
+    SOURCE: ClassVar[str] = "baseline: counts of the sequence"
     per_sequence: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"ids"})
     whole_prompt: ClassVar[bool] = True

@@ -7,9 +7,11 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
+from moe_edge.core.plug_in import register
 from moe_edge.predict.base import NOT_WANTED, Predictor
 
 
+@register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Oracle(Predictor):
     """Knows every choice of a run that was recorded before.
@@ -21,6 +23,7 @@ class Oracle(Predictor):
     # first and each once; padded with -1 at the end.
     chosen_SLK: np.ndarray
     name: ClassVar[str] = "oracle"
+    SOURCE: ClassVar[str] = "foreknowledge: the bound of prefetching"
     needs: ClassVar[frozenset[str]] = frozenset({"future"})
     from_context: ClassVar[dict[str, str]] = {"chosen_SLK": "choices"}
 

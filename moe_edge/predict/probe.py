@@ -16,6 +16,7 @@ import numpy as np
 from moe_edge.core.checks import CheckpointError, ConfigError, check_count
 from moe_edge.core.json_reader import read_json
 from moe_edge.core.npy import load_npy
+from moe_edge.core.plug_in import register
 from moe_edge.model.config import ModelConfig
 from moe_edge.predict.stale_gate import Flat, LooksAhead
 
@@ -33,6 +34,7 @@ def neurons_path(profile: str | Path, layer: int, target: int) -> Path:
     return path.with_name(f"{path.stem}_neurons.npy")
 
 
+@register
 @dataclasses.dataclass(frozen=True, eq=False)
 class Probe(LooksAhead):
     """Probes of a profile on the current state, for the next layers.
@@ -47,6 +49,7 @@ class Probe(LooksAhead):
     profile: str
     look_ahead: int = 1
     name: ClassVar[str] = "probe"
+    SOURCE: ClassVar[str] = "ours"
     needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
     from_context: ClassVar[dict[str, str]] = {"config": "model"}
 

@@ -11,12 +11,14 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.plug_in import register
 from moe_edge.predict.base import NOT_WANTED, Predictor, best_first, no_prediction
 
 # `full` is the model itself; of the others see `model/packed.py`.
 PRECISIONS = ("full", "fp16", "bf16", "int8", "nf4")
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Shadow(Predictor):
     """Names the experts of all layers of the coming token.
@@ -29,6 +31,7 @@ class Shadow(Predictor):
     token_period: int = 1
     kv_period: int = 1
     name: ClassVar[str] = "shadow"
+    SOURCE: ClassVar[str] = "OD-MoE: a copy at lower precision runs ahead"
     needs: ClassVar[frozenset[str]] = frozenset({"shadow"})
     observes: ClassVar[bool] = False
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.core.plug_in import register
 from moe_edge.model.config import ModelConfig
 from moe_edge.predict.base import (
     NOT_WANTED,
@@ -79,6 +80,7 @@ class LooksAhead(DevicePredictor):
         return super().store(state, layer, rows_NE)
 
 
+@register
 @dataclasses.dataclass(frozen=True, eq=False)
 class GatePredictor(LooksAhead):
     """Routers of the next layers on the current state."""
@@ -92,6 +94,7 @@ class GatePredictor(LooksAhead):
     # layer's, or those it was normed with ("own", as Mixtral-offloading applies it).
     norm: str = "target"
     name: ClassVar[str] = "n_layer_gate"
+    SOURCE: ClassVar[str] = "HOBBIT, arXiv 2411.01433"
     needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
     from_context: ClassVar[dict[str, str]] = {
         "config": "model",
@@ -128,14 +131,17 @@ class GatePredictor(LooksAhead):
         return self._gates.get(layer, ())
 
 
+@register
 @dataclasses.dataclass(frozen=True, eq=False)
 class StaleGate(GatePredictor):
     """The router of the next layer only."""
 
     look_ahead: int = dataclasses.field(default=1, init=False)
     name: ClassVar[str] = "stale_gate"
+    SOURCE: ClassVar[str] = "Mixtral-offloading, arXiv 2312.17238"
 
 
+@register
 @dataclasses.dataclass(frozen=True, eq=False)
 class PartialState(DevicePredictor):
     """SMoE's: the next layer, from scores that the engine hands to `store`."""
@@ -144,6 +150,7 @@ class PartialState(DevicePredictor):
     # low-score experts ahead too.
     top_a: float | None = 0.0
     name: ClassVar[str] = "smoe_partial"
+    SOURCE: ClassVar[str] = "SMoE, section IV.C"
     needs: ClassVar[frozenset[str]] = frozenset({"partial_state"})
 
     def __post_init__(self):

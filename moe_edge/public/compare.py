@@ -23,12 +23,12 @@ from moe_edge.core.json_reader import parse_json
 from moe_edge.core.plug_in import Registry, is_object
 from moe_edge.core.progress import progress
 from moe_edge.evaluate.stepwise import Forced, score_batches
-from moe_edge.offload.policy import EVICTION_KINDS
-from moe_edge.predict.registry import PREDICTOR_KINDS
+from moe_edge.offload.evict_base import EVICTIONS
+from moe_edge.predict.base import PREDICTORS
 from moe_edge.public.arguments import OFFLOAD_HINTS, refuse_unknown
 from moe_edge.public.engine import Engine
 from moe_edge.public.model import OPTIONS, Model, load
-from moe_edge.route.policy import ROUTE_KINDS
+from moe_edge.route.base import ROUTES
 
 if TYPE_CHECKING:
     import pandas
@@ -39,9 +39,9 @@ PROMPTS = (
     "It was a cold morning in the city when",
 )
 _KINDS = {
-    "eviction": EVICTION_KINDS,
-    "predictor": PREDICTOR_KINDS,
-    "route": ROUTE_KINDS,
+    "eviction": EVICTIONS,
+    "predictor": PREDICTORS,
+    "route": ROUTES,
 }
 _CHILD = """import json, sys
 sys.path = json.loads(sys.argv[1])

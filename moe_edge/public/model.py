@@ -18,8 +18,9 @@ from moe_edge.core.plug_in import Registry
 from moe_edge.engine.load import allow_pinned
 from moe_edge.engine.offload_options import OffloadOptions, default_offload
 from moe_edge.engine.sizes import check_context
-from moe_edge.offload.policy import EVICTION_KINDS
-from moe_edge.predict.registry import PREDICTOR_KINDS
+from moe_edge.offload.assist_base import ASSISTS
+from moe_edge.offload.evict_base import EVICTIONS
+from moe_edge.predict.base import PREDICTORS
 from moe_edge.public.arguments import (
     LOAD_HINTS,
     OFFLOAD_HINTS,
@@ -27,7 +28,7 @@ from moe_edge.public.arguments import (
     read_record,
     refuse_unknown,
 )
-from moe_edge.route.policy import ROUTE_KINDS
+from moe_edge.route.base import ROUTES
 
 if TYPE_CHECKING:
     from moe_edge.engine.weights import Weights
@@ -39,7 +40,7 @@ OPTIONS = tuple(
     for field in dataclasses.fields(OffloadOptions)
     if field.name != "device_memory"
 )
-_PLUG_INS = ("eviction", "predictor", "route")  # checked by their registries
+_PLUG_INS = ("eviction", "predictor", "route", "assist")  # checked by their registries
 _SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
 
 
@@ -181,9 +182,9 @@ class Model:
             its continuation. A size reserves their KV cache (None: of 1024 tokens).
           record: what the engine keeps of its run: "trace" (every lookup), "events"
             (transfers and waits).
-          **options: fields of `OffloadOptions`: eviction, predictor and route, each a
-            name, a class or an object; eviction_options, ..., for a name or a class;
-            mode ("auto"), slot_plan ("auto"), horizon, assist, memory, ...
+          **options: fields of `OffloadOptions`: eviction, predictor, route and assist,
+            each a name, a class or an object; eviction_options, ..., for a name or a
+            class; mode ("auto"), slot_plan ("auto"), horizon, memory, ...
         Raises:
           ConfigError: an unknown argument or name, what is no policy, or options that
             exclude each other or do not fit the model.
@@ -217,9 +218,11 @@ class Model:
         if isinstance(device_memory, str) and device_memory == "auto":
             device_memory = self._auto_memory()
         given = default_offload(device_memory, **options)
-        self._note_class(EVICTION_KINDS, given.eviction)
-        self._note_class(PREDICTOR_KINDS, given.predictor)
-        self._note_class(ROUTE_KINDS, given.route)
+        self._note_class(EVICTIONS, given.eviction)
+        self._note_class(PREDICTORS, given.predictor)
+        self._note_class(ROUTES, given.route)
+        if given.assist is not None:
+            self._note_class(ASSISTS, given.assist)
         return given
 
     def _note_class(self, registry: Registry, given: Any) -> None:

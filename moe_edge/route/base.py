@@ -1,30 +1,32 @@
-"""The interface of route policies, and the gate scores they compare.
-
-A route policy sees a layer's scores, the model's own choice and a mask of what is
-resident, and returns the choice that is computed. It touches no cache, transfer or
-model code.
-
-Offloading engines call it in decoding only, whatever it says of itself: mode layered
-once for each MoE layer and step with NumPy arrays, mode fused once for each MoE layer
-while it makes its program of a step, with jax.numpy's. Prompts are computed as the
-model's router chooses. `TopK` itself is not called.
-"""
+"""The interface of route policies, and the gate scores they compare."""
 
 import dataclasses
 from typing import ClassVar
 
 from moe_edge.core.arrays import module_of
-from moe_edge.core.plug_in import Named
+from moe_edge.core.plug_in import PlugIn, Registry, register
 from moe_edge.model.config import MoeConfig
 
 
-class RoutePolicy(Named):
-    """Chooses the experts of a layer. Subclasses are frozen dataclasses."""
+class Route(PlugIn):
+    """Chooses the experts of a layer. Subclasses are frozen dataclasses.
 
-    name: ClassVar[str]
-    SOURCE: ClassVar[str]
+    It sees a layer's scores, the model's own choice and a mask of what is resident, and
+    returns the choice that is computed; it touches no cache, transfer or model code.
+
+    Offloading engines call `route` in decoding only, whatever it says of itself: mode
+    layered once for each MoE layer and step with NumPy arrays, mode fused once for each
+    MoE layer while it makes its program of a step, with jax.numpy's. Prompts are
+    computed as the model's router chooses. `TopK` itself is not called. Replay and the
+    simulators take the choices of a trace, and no route. A route of another package is
+    traced when an engine of mode fused is made.
+
+    Attributes:
+      host_only: NumPy only, not inside jit: mode fused refuses it, auto takes layered.
+    """
+
     required: ClassVar[tuple[str, ...]] = ("lossless", "route")
-    host_only: ClassVar[bool] = False  # True: NumPy only, not inside jit
+    host_only: ClassVar[bool] = False
 
     @property
     def lossless(self) -> bool:
@@ -51,8 +53,21 @@ class RoutePolicy(Named):
         raise NotImplementedError
 
 
+ROUTES = Registry("route policy", Route, "route_options", "moe_edge.route")
+
+
+def get_route(route: str | type | Route, **options) -> Route:
+    """The route policy of a name, a class, or an object.
+
+    Raises:
+      ConfigError: unknown name or option (the known ones are listed), or a bad value.
+    """
+    return ROUTES.make(route, options)
+
+
+@register
 @dataclasses.dataclass(frozen=True)
-class TopK(RoutePolicy):
+class TopK(Route):
     """Hands back what the model's router chose: lossless by construction."""
 
     name = "topk"

@@ -4,12 +4,14 @@ import dataclasses
 
 from moe_edge.core.arrays import module_of
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.plug_in import register
 from moe_edge.model.config import MoeConfig
-from moe_edge.route.base import RoutePolicy, rescale
+from moe_edge.route.base import Route, rescale
 
 
+@register
 @dataclasses.dataclass(frozen=True)
-class DropAbsent(RoutePolicy):
+class DropAbsent(Route):
     """Drops absent experts with less than `threshold` of the token's weight sum.
 
     A token's first expert is never dropped. A dropped one has id E and weight 0.

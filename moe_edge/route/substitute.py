@@ -6,12 +6,14 @@ import numpy as np
 
 from moe_edge.core.arrays import module_of
 from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.plug_in import register
 from moe_edge.model.config import MoeConfig
-from moe_edge.route.base import RoutePolicy, gate_scores, rescale
+from moe_edge.route.base import Route, gate_scores, rescale
 
 
+@register
 @dataclasses.dataclass(frozen=True)
-class Substitute(RoutePolicy):
+class Substitute(Route):
     """Replaces absent low-score experts by resident ones of nearly the same score.
 
     Per token, s = the best score that was not chosen (the (k+1)-th highest). Chosen
@@ -43,7 +45,7 @@ class Substitute(RoutePolicy):
     def route(
         self, layer, scores_TE, resident_E, params: MoeConfig, ids_TK, weights_TK
     ):
-        """As RoutePolicy.route; also inside jit. All resident: nothing is replaced.
+        """As Route.route; also inside jit. All resident: nothing is replaced.
 
         Replaced experts are taken in the order of ids_TK, which is by score unless
         a correction bias or groups took part in the choice.

@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from moe_edge.core.checks import check_count
+from moe_edge.core.plug_in import register
 from moe_edge.schedule.policy import (
     NOTHING,
     Decision,
@@ -12,6 +13,7 @@ from moe_edge.schedule.policy import (
 )
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Continuous(InOrderOfArrival):
     """First come, first served where it came in; every row at its own floor.

@@ -3,11 +3,13 @@
 import dataclasses
 from typing import ClassVar
 
+from moe_edge.core.plug_in import register
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.fifo import highest_floor
 from moe_edge.schedule.policy import Decision, Lane
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class ContinuousOneK(Continuous):
     """As Continuous, every row at the highest floor of those that run now.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from moe_edge.offload.pool import Pool
-from moe_edge.schedule.policy import NOTHING, Decision, Lane, SchedulePolicy
+from moe_edge.schedule.policy import NOTHING, Decision, Lane, Scheduler
 from moe_edge.schedule.run_queue import ExpertJob, Run, RunQueue
 
 
@@ -37,7 +37,7 @@ class ExpertCosts(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class InTurn(SchedulePolicy):
+class InTurn(Scheduler):
     """Requests go round the lanes; each serves them as they come.
 
     A batch is the first requests of the queue that need one expert.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from moe_edge.core.checks import check_count
+from moe_edge.core.plug_in import register
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.policy import Decision, Lane
@@ -14,6 +15,7 @@ from moe_edge.schedule.token_job import TokenJob
 PARTS = 4  # in how many parts what is free is taken back for a deadline
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Elastic(Continuous):
     """As Continuous, a row's K between its floor and the model's own.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from moe_edge.core.checks import check_count
+from moe_edge.core.plug_in import register
 from moe_edge.schedule.policy import (
     NOTHING,
     Decision,
@@ -14,6 +15,7 @@ from moe_edge.schedule.policy import (
 )
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Fifo(InOrderOfArrival):
     """All that wait, up to `max_batch`, at the highest floor among them.

@@ -4,10 +4,12 @@ import dataclasses
 from typing import ClassVar
 
 from moe_edge.core.checks import check_from_zero
+from moe_edge.core.plug_in import register
 from moe_edge.schedule.fifo import Fifo, as_one
 from moe_edge.schedule.policy import NOTHING, Decision, Lane
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class FullBatch(Fifo):
     """As Fifo, but a batch begins only once it is full or its first has waited enough.

@@ -34,7 +34,7 @@ from moe_edge.schedule.policy import (
     WAITING,
     Job,
     Lane,
-    SchedulePolicy,
+    Scheduler,
 )
 
 
@@ -76,7 +76,7 @@ class RequestLoop:
     """
 
     def __init__(
-        self, policy: SchedulePolicy, num_lanes: int = 1, limits: Limits = NO_LIMITS
+        self, policy: Scheduler, num_lanes: int = 1, limits: Limits = NO_LIMITS
     ):
         check_count("num_lanes", num_lanes)
         self.policy, self.limits = policy, limits
@@ -221,6 +221,11 @@ class RequestLoop:
             raise ConfigError(
                 f"policy {self.policy.name} filled lane {number} with caches of "
                 f"{lane.kv_bytes()} bytes, the budget is {lane.budget_bytes}"
+            )
+        if 0 < self.policy.max_batch < len(lane.running):
+            raise ConfigError(
+                f"policy {self.policy.name} runs {len(lane.running)} requests in lane "
+                f"{number}, its max_batch is {self.policy.max_batch}"
             )
         for chosen, own_k in k.items():
             job = self.open.get(chosen)

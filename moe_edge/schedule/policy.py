@@ -9,7 +9,11 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
-from typing import ClassVar, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.core.plug_in import PlugIn, Registry, is_object, needed
 
 COMING, WAITING, RUNNING = "coming", "waiting", "running"
 OUTCOMES = ("finished", "cancelled", "refused", "failed", "expired")
@@ -119,12 +123,33 @@ class Decision(NamedTuple):
 NOTHING = Decision()
 
 
-class SchedulePolicy:
-    """Base of scheduling policies: pure, host only, without a clock of their own."""
+class Scheduler(PlugIn):
+    """Decides which request runs next. Pure, host only, without a clock of its own.
 
-    name: ClassVar[str]
-    SOURCE: ClassVar[str]
-    # Jobs that a lane runs at a time; 0 of a policy that names no such number.
+    The request loop (`loop.RequestLoop`) of the server, the load generator, the
+    simulators and a collaboration of experts calls
+
+        queue    once for each lane
+        assign   when a request comes
+        place    when it is at its lane
+        pick     before every step of a lane, and at the `again_s` that it named
+        done     when a request has finished
+
+    with the time in seconds since any fixed moment. It holds a policy to the rules, and
+    refuses by name what breaks one: each request ends once; no cache beyond the budget;
+    no K below a floor; no more than `max_batch` running. Fields called max_batch,
+    max_wait_s, own_k and costs (of steps: `hardware.step_costs.StepCosts`) get the
+    server's value, unless they are given in `policy_options`. A server of tokens has
+    one lane, whose jobs are `token_job.TokenJob`, and refuses a scheduler whose
+    `max_batch` exceeds its own; servers in processes of their own (`serve --servers`)
+    know names alone. moe-edge cluster schedules by itself.
+
+    Attributes:
+      max_batch: jobs that a lane runs at a time; 0 of a policy that names no such
+        number, which no server takes.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("pick",)
     max_batch: int = 0
 
     def queue(self, number: int) -> MutableSequence[Job]:
@@ -148,7 +173,7 @@ class SchedulePolicy:
         return ()
 
 
-class InOrderOfArrival(SchedulePolicy):
+class InOrderOfArrival(Scheduler):
     """Base of policies whose queue stands in order of arrival."""
 
     def place(self, job: Job, lane: Lane, now_s: float) -> int:
@@ -158,3 +183,37 @@ class InOrderOfArrival(SchedulePolicy):
         while place and lane.waiting[place - 1].arrival_s > job.arrival_s:
             place -= 1
         return place
+
+
+SCHEDULERS = Registry(
+    "scheduling policy", Scheduler, "policy_options", "moe_edge.schedule"
+)
+
+
+def get_scheduler(
+    policy: str | type | Scheduler,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **has: Any,
+) -> Scheduler:
+    """The policy of a name, a class, or an object.
+
+    Args:
+      options: of a name or class.
+      **has: what a server gives to fields of these names: max_batch, max_wait_s, own_k
+        (experts a token of the model itself), costs (of its steps, or None).
+    Raises:
+      ConfigError: an unknown name (the known ones are listed), an option that it needs
+        and did not get, or a bad value.
+    """
+    kind = SCHEDULERS.class_of(policy)
+    if not is_object(policy) and dataclasses.is_dataclass(kind):
+        fields = {field.name for field in dataclasses.fields(kind) if field.init}
+        filled = {n: v for n, v in has.items() if n in fields and v is not None}
+        if missing := [n for n in needed(kind) if n not in {*filled, *options}]:
+            raise ConfigError(
+                f"scheduling policy {kind.name} got no {', '.join(missing)}; costs are "
+                "measured by moe-edge profile_machine --checkpoint, other options are "
+                "given in policy_options"
+            )
+        options = {**filled, **options}
+    return SCHEDULERS.make(policy, options)

@@ -3,12 +3,14 @@
 import dataclasses
 from typing import ClassVar
 
+from moe_edge.core.plug_in import register
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.full_batch import FullBatch
 from moe_edge.schedule.policy import NOTHING, Decision, Lane
 from moe_edge.schedule.token_job import TokenJob
 
 
+@register
 @dataclasses.dataclass(frozen=True)
 class Qos(FullBatch):
     """Launches the batch with the most tokens a second (equation 3).

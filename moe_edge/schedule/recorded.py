@@ -6,7 +6,7 @@ from collections.abc import MutableSequence, Sequence
 from typing import ClassVar
 
 from moe_edge.schedule.coserve import InTurn
-from moe_edge.schedule.policy import NOTHING, Decision, Job, Lane, SchedulePolicy
+from moe_edge.schedule.policy import NOTHING, Decision, Job, Lane, Scheduler
 from moe_edge.schedule.run_queue import ExpertJob
 
 Part = tuple[int, int]  # request and expert
@@ -24,13 +24,13 @@ class Plan:
     batches: dict[int, list[list[Part]]] = dataclasses.field(default_factory=dict)
 
 
-class Recording(SchedulePolicy):
+class Recording(Scheduler):
     """Another policy, whose decisions are written down in `plan`."""
 
     name: ClassVar[str] = "recording"
     SOURCE: ClassVar[str] = "CoServe, section 5.3: requests scheduled in advance"
 
-    def __init__(self, policy: SchedulePolicy):
+    def __init__(self, policy: Scheduler):
         self.policy, self.plan = policy, Plan()
         self.max_batch = policy.max_batch
         self._experts: dict[int, int] = {}

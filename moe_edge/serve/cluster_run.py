@@ -69,6 +69,7 @@ def serve_cluster(cluster: Cluster, reader, dry_run: bool) -> dict[str, Any]:
     from moe_edge.engine.slot_programs import SlotShapes
 
     options, serving = ServedOptions(**cluster.given), cluster.serving
+    serving.check_named("servers in processes of their own know names alone")
     check_model(options, reader)
     sizes = serving.sizes(serving.context(reader.config.max_positions))
     cache_bytes_of(serving, SlotShapes(reader.config, **sizes))

@@ -2,28 +2,28 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moe_edge.core.checks import (
     CapacityError,
     ConfigError,
     check_count,
     check_from_zero,
-    check_known,
 )
 from moe_edge.engine.sizes import check_context
 from moe_edge.hardware.step_costs import StepCosts, read_step_costs
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.schedule.loop import Limits, RequestLoop
-from moe_edge.schedule.registry import POLICIES, get_policy
+from moe_edge.schedule.policy import SCHEDULERS, Scheduler, get_scheduler
 
 if TYPE_CHECKING:  # the options alone are light: a script reads its flags from them
     from moe_edge.engine.base import Engine
     from moe_edge.engine.slot_programs import SlotShapes
     from moe_edge.serve.driver import Driver
 
+SERVED = ("max_batch", "max_wait_s", "own_k", "costs")  # what a scheduler is given
 LONGEST_CONTEXT = 4096  # unless asked for more: warm-up grows with it
 
 
@@ -32,7 +32,8 @@ class ServingOptions:
     """How requests for tokens are scheduled and run.
 
     Attributes:
-      policy: scheduling policy: which request runs next, and at which K.
+      policy: scheduling policy, by name, class or object: which request runs next, and
+        at which K; policy_options: its fields.
       max_batch: most requests that are decoded together.
       max_wait_s: how long the policy may hold a request back, to batch it.
       max_waiting: most requests in the queue; further ones are refused (429).
@@ -54,7 +55,8 @@ class ServingOptions:
         which `qos` and `elastic` need.
     """
 
-    policy: str = "continuous"
+    policy: str | Scheduler | type[Scheduler] = "continuous"
+    policy_options: Mapping[str, Any] | None = None
     max_batch: int = 8
     max_wait_s: float = 1.0
     max_waiting: int = 256
@@ -69,7 +71,7 @@ class ServingOptions:
 
     def __post_init__(self):
         """Raises ConfigError for what no model could be served with."""
-        check_known("scheduling policy", self.policy, POLICIES)
+        SCHEDULERS.check(self.policy, self.policy_options or {}, SERVED)
         for name in ("max_batch", "max_waiting", "prefill_chunk", "prompt_rows"):
             check_count(name, getattr(self, name))
         for name in ("max_context", "default_min_k"):
@@ -82,6 +84,14 @@ class ServingOptions:
             )
         if self.prompt_cache != "0" and parse_budget(self.prompt_cache).share == 1:
             raise ConfigError("prompt_cache 100% leaves nothing for running rows")
+
+    def check_named(self, why: str) -> None:
+        """Raises ConfigError for a scheduler that has no name to write down."""
+        if not isinstance(self.policy, str):
+            raise ConfigError(
+                f"policy is {self.policy!r:.60}, and {why}; install its class as a "
+                "package (docs/plug_ins.md), or register it, and give its name"
+            )
 
     def check_model(self, own_k: int, max_positions: int) -> None:
         """Refuses what this model cannot be served with.
@@ -157,13 +167,15 @@ def make_loop(
     options: ServingOptions, own_k: int, limits: Limits, costs: StepCosts | None
 ) -> RequestLoop:
     """The request loop that these options describe."""
-    policy = get_policy(
-        options.policy,
-        max_batch=options.max_batch,
-        max_wait_s=options.max_wait_s,
-        own_k=own_k,
-        costs=costs,
-    )
+    has = options.max_batch, options.max_wait_s, own_k, costs
+    given = dict(zip(SERVED, has, strict=True))
+    policy = get_scheduler(options.policy, options.policy_options or {}, **given)
+    if not 0 < policy.max_batch <= options.max_batch:
+        raise ConfigError(
+            f"scheduling policy {policy.name} has max_batch {policy.max_batch}, and "
+            f"{options.max_batch} rows run at a time; raise the server's max_batch, or "
+            "lower the policy's to 1 or more"
+        )
     return RequestLoop(policy, limits=limits)
 
 

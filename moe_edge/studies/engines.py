@@ -28,7 +28,7 @@ from moe_edge.engine.weights import Weights
 from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
-from moe_edge.predict.registry import get_predictor
+from moe_edge.predict.base import get_predictor
 from moe_edge.studies.study import weights_of
 
 # A run takes one of two times, 1 or 1.45, by the cores that the system gives JAX's

@@ -28,6 +28,18 @@ FEW = "few 16 random bytes and more"
         ({"combine": "all"}, "unknown combine 'all'; known: exact, partial"),
         ({"source": "disk"}, "unknown source of blocks 'disk'; known: host, network"),
         ({"methods": "optimal,best"}, "unknown method 'best'; known: eplb, "),
+        (
+            {"methods": ["optimal"]},
+            "methods is .*, and the processes of a cluster know",
+        ),
+        (
+            {"placer_options": {"optimal": {"x": 1}}},
+            "placer optimal has no option 'x'; known: none",
+        ),
+        (
+            {"placer_options": {"prism": {}}},
+            "options are of prism, and the placers are",
+        ),
         ({"servers": 0}, "servers must be a positive whole number, got 0"),
         ({"servers": 65}, "servers is 65, expected 1 to 64"),
         ({"max_batch": 0}, "max_batch must be a positive whole number, got 0"),

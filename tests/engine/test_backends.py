@@ -1,5 +1,6 @@
 """Experts that the host computes: the same sums by another order (gate B)."""
 
+import re
 import time
 
 import numpy as np
@@ -8,9 +9,9 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import HostBackend
 from moe_edge.engine.generate import generate_rows
-from moe_edge.engine.offload_options import ASSIST_RULES
 from moe_edge.engine.routing_reader import Reading
 from moe_edge.model.sampling import Sampling
+from moe_edge.offload.assist_base import ASSISTS, Assist, get_assist
 from moe_edge.offload.link import Link
 from moe_edge.offload.store import HostStore
 from tests.support.layered import (
@@ -48,7 +49,7 @@ def assert_gate_b(logits, expected):
     assert same[decided].all()
 
 
-@pytest.mark.parametrize("rule", ASSIST_RULES)
+@pytest.mark.parametrize("rule", [*ASSISTS])
 @pytest.mark.parametrize(
     "name, dtype, lengths, slots",
     [
@@ -139,7 +140,7 @@ def test_nothing_is_compiled_while_an_assisted_sequence_grows():
     ],
 )
 def test_split_by_measured_costs(rule, load_s, host_s, expected):
-    assist = HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), rule)
+    assist = HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), get_assist(rule))
     assist.load.add(load_s)
     assist.host.add(host_s)
     assert assist.take(reading_of([[5, 3], [3, 1], [7, 9]]), [5, 3, 1, 7]) == expected
@@ -156,7 +157,8 @@ def reading_of(ids_TK) -> Reading:
 def test_an_emulated_host_takes_its_time_and_computes_the_same():
     store, expert_s = HostStore(StoreReader(GQA)), 0.02
     hosts = [
-        HostBackend(GQA, store, Link(), "all", seconds) for seconds in (None, expert_s)
+        HostBackend(GQA, store, Link(), get_assist("all"), seconds)
+        for seconds in (None, expert_s)
     ]
     hidden_TD = np.ones((1, GQA.d_model), np.float32)
     reading, outputs = reading_of([[5, 3]]), []
@@ -172,7 +174,9 @@ def test_an_emulated_host_takes_its_time_and_computes_the_same():
 
 
 def test_an_emulated_host_begins_when_it_is_asked():
-    host = HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), "all", 0.05)
+    host = HostBackend(
+        GQA, HostStore(StoreReader(GQA)), Link(), get_assist("all"), 0.05
+    )
     hidden_TD = np.ones((1, GQA.d_model), np.float32)
     reading = reading_of([[5, 3]])
     host.start(hidden_TD, reading, [5, 3])()  # compiles
@@ -187,14 +191,30 @@ def test_an_emulated_host_begins_when_it_is_asked():
 
 def test_fiddler_counts_the_devices_own_time_where_the_host_is_emulated():
     load_s = 1e-3
-    given = GQA, HostStore(StoreReader(GQA)), Link(), "fiddler", load_s
+    given = GQA, HostStore(StoreReader(GQA)), Link(), get_assist("fiddler"), load_s
     host = HostBackend(*given)
     host.load = KnownCost(load_s)
     assert host.take(reading_of([[5, 3]]), [5, 3]) == [5, 3]  # a tie but for that
 
 
-def test_unknown_rule_lists_the_known():
+def test_unknown_assist_lists_the_known():
     with pytest.raises(
         ConfigError, match="'psychic'; known: all, fiddler, two_front, two_pointer"
     ):
-        HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), "psychic")
+        get_assist("psychic")
+
+
+class Grasping(Assist):
+    def __init__(self, taken):
+        self.taken = taken
+
+    def take(self, absent, ids_TK, costs):
+        return self.taken
+
+
+@pytest.mark.parametrize("taken", [[9], [5, 5]])
+def test_assist_that_takes_what_is_not_absent_is_refused_by_name(taken):
+    host = HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), Grasping(taken))
+    said = re.escape(f"assist Grasping took experts {taken} of layer ")
+    with pytest.raises(ConfigError, match=rf"{said}\d+, expected each at most once"):
+        host.take(reading_of([[5, 3]]), [5, 3])

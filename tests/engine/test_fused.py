@@ -11,11 +11,10 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine import programs
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.generate import generate
-from moe_edge.offload.policy import CacheSpec, get_policy
+from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from moe_edge.offload.slot_cache import SlotCache, cut_runs
 from moe_edge.offload.store import pin_records
-from moe_edge.route.base import gate_scores
-from moe_edge.route.policy import get_route
+from moe_edge.route.base import gate_scores, get_route
 from tests.support.layered import CAPACITY, resident_of
 from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
@@ -44,7 +43,7 @@ def fused_of(weights, slots, policy="lru", pool=False, **options):
     # Without the resident copies: what is not in a slot can only come from the host.
     weights = dataclasses.replace(weights, experts=(None,) * len(hosts))
     spec = spec_of(weights.config, slots, pool)
-    return FusedEngine(weights, hosts, spec, get_policy(policy), **options)
+    return FusedEngine(weights, hosts, spec, get_eviction(policy), **options)
 
 
 def greedy_logits(engine, prompts, steps=STEPS, after_prefill=None, on_routing=None):
@@ -91,7 +90,7 @@ def test_logits_equal_resident_and_counters_a_replay(
     )
     np.testing.assert_array_equal(logits, resident_logits(name, dtype, lengths))
 
-    cache = SlotCache(spec_of(config, slots), get_policy(policy))
+    cache = SlotCache(spec_of(config, slots), get_eviction(policy))
     hits_L, misses_L = np.zeros((2, config.num_layers), int)
     for place, (layer, routing) in enumerate(seen):
         scores_TE = np.asarray(gate_scores(routing.scores_TE, config.moe))
@@ -140,7 +139,7 @@ def test_counters_in_waves_call_nothing_a_hit_that_travelled(monkeypatch):
     )
     # The same on the host, wave by wave: a hit is an expert that none of them fetched.
     spec, E = spec_of(config, 3, pool=True), config.moe.num_experts
-    cache = SlotCache(spec, get_policy("lru"))
+    cache = SlotCache(spec, get_eviction("lru"))
     hits_L, fetches_L, distinct_L = np.zeros((3, config.num_layers), int)
     for place, (layer, routing) in enumerate(seen):
         ids_TK, fetched = np.asarray(routing.ids_TK), []
@@ -222,7 +221,7 @@ def test_spec_of_another_model_is_refused():
     weights = weights_of("gqa", np.float32)
     spec = CacheSpec(3, 12, 2, (1, 2))
     with pytest.raises(ConfigError, match=r"\(3, 12, 2\), the model has \(3, 12, 3\)"):
-        FusedEngine(weights, weights.experts, spec, get_policy("lru"))
+        FusedEngine(weights, weights.experts, spec, get_eviction("lru"))
 
 
 def test_sessions_that_take_turns_keep_their_own_records():

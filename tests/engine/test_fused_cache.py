@@ -7,16 +7,15 @@ import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.fused_cache import DeviceCache
+from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, get_eviction
 from moe_edge.offload.evict_lru import Lru
-from moe_edge.offload.policy import POLICIES, CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
+from tests.support.evictions import eviction_of
 
 L, E, K, R = 3, 11, 2, 64
 EQUAL = (0,) * 4 + (2,) * 6  # layer 1 is dense
 POOL = (-1,) * 7
-IN_JIT = [name for name, cls in POLICIES.items() if not cls.host_only]
-COUNTS_LE = np.random.default_rng(1).integers(0, 9, (L, E))
-OPTIONS = {"static_oracle": {"profile": COUNTS_LE}}
+IN_JIT = [name for name, cls in EVICTIONS.items() if not cls.host_only]
 
 
 def look_ups(tokens, steps=40, seed=0):
@@ -48,7 +47,7 @@ def host_records(layer):
 )
 def test_acquire_replayed_on_the_host_agrees(name, layer_S, tokens):
     spec = CacheSpec(L, E, K, layer_S)
-    policy = get_policy(name, **OPTIONS.get(name, {}))
+    policy = eviction_of(name, L, E)
     device, host = DeviceCache(spec, policy, (0, 2)), SlotCache(spec, policy)
     acquire = jax.jit(device.acquire, donate_argnums=0)
     # Where the arrays are is stated, as by the engine: else it compiles twice.
@@ -82,7 +81,7 @@ def test_acquire_replayed_on_the_host_agrees(name, layer_S, tokens):
 
 def test_acquire_that_hits_copies_nothing_of_the_slots():
     spec = CacheSpec(1, E, K, (0,) * 4)
-    device = DeviceCache(spec, get_policy("lru"), (0,))
+    device = DeviceCache(spec, get_eviction("lru"), (0,))
     acquire = jax.jit(device.acquire, donate_argnums=0, static_argnums=1)
     cache = device.empty(jnp.zeros((device.spec.num_slots, R)))
     host_ER = jnp.asarray(host_records(0))
@@ -108,6 +107,6 @@ def test_policy_of_the_host_is_refused():
 
 def test_layer_without_slots_is_refused():
     spec = CacheSpec(L, E, K, (0, 0, 2))
-    DeviceCache(spec, get_policy("lru"), (0, 2))
+    DeviceCache(spec, get_eviction("lru"), (0, 2))
     with pytest.raises(CapacityError, match="layer 1 has 0 of 3 expert slots"):
-        DeviceCache(spec, get_policy("lru"), (0, 1, 2))
+        DeviceCache(spec, get_eviction("lru"), (0, 1, 2))

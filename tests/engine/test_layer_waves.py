@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from moe_edge.offload.slot_cache import cut_runs
-from moe_edge.route.base import RoutePolicy
-from moe_edge.route.policy import ROUTES
+from moe_edge.route.base import Route
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import policy_of
 from moe_edge.workload.traces import DECODE
@@ -105,7 +104,7 @@ def test_waves_among_wrong_prefetches_keep_bits():
 
 
 @dataclasses.dataclass(frozen=True)
-class NextExpert(RoutePolicy):
+class NextExpert(Route):
     """Takes the expert after each chosen one: any rule that changes both arrays."""
 
     factor: float = 1.0
@@ -129,11 +128,10 @@ def same_rows_logits(engine, rows, tokens=5):
     return np.stack(jax.device_get(out))
 
 
-def test_changed_routes_hold_in_every_form_of_a_layer(monkeypatch):
-    monkeypatch.setitem(ROUTES, NextExpert.name, NextExpert)
+def test_changed_routes_hold_in_every_form_of_a_layer():
     plain = same_rows_logits(layered("gqa", BF16), 1)
-    moved = same_rows_logits(layered("gqa", BF16, route="next"), 1)
-    half = {"route": "next", "route_options": {"factor": 0.5}}
+    moved = same_rows_logits(layered("gqa", BF16, route=NextExpert), 1)
+    half = {"route": NextExpert, "route_options": {"factor": 0.5}}
     engine = layered("gqa", BF16, **half)
     alone = same_rows_logits(engine, 1)
     for other in (plain, moved):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from moe_edge.engine.offload_options import AVAILABLE
+from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.offload.link import Link
-from moe_edge.offload.policy import POLICIES
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import policy_of
 from moe_edge.workload.traces import DECODE, PREFILL
@@ -26,7 +26,7 @@ from tests.support.tiny_models import BF16, GQA, random_prompts
 
 BITS = ("gqa", BF16, NINE)  # compiled once for most tests here
 BATCH = ("gqa", np.float32, THREE)
-RUNNABLE = [name for name, kind in POLICIES.items() if kind.needs <= AVAILABLE]
+RUNNABLE = [name for name, kind in EVICTIONS.items() if kind.needs <= AVAILABLE]
 COUNTS_LE = np.random.default_rng(0).integers(0, 9, (3, 12))
 
 

@@ -223,6 +223,11 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
         ({"mode": "fused", "assist": "fiddler"}, "mode fused has no assist"),
         ({"mode": "fused", "link_bytes_per_s": 1e9}, "fused has no link_bytes_per_s"),
         ({"assist_expert_s": 0.1}, "assist_expert_s is 0.1 and assist not given"),
+        ({"assist_options": {"x": 1}}, "assist_options x given and no assist; name on"),
+        (
+            {"assist": "all", "assist_options": {"x": 1}},
+            "CPU assist all has no option 'x'; known: none",
+        ),
         (
             {"assist": "all", "assist_expert_s": 0.0},
             "assist_expert_s must be positive, got 0.0",

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.offload.assist_base import Assist
 from moe_edge.predict.base import Predictor, best_first
-from moe_edge.predict.registry import PREDICTORS
-from moe_edge.route.base import RoutePolicy, TopK
-from moe_edge.route.policy import ROUTES
+from moe_edge.route.base import Route, TopK
 from tests.support.layered import (
     BLOCKS,
     StoreReader,
@@ -35,7 +35,7 @@ def no_calls():
 
 
 @dataclasses.dataclass(frozen=True)
-class Named(RoutePolicy):
+class Named(Route):
     """Returns the model's own choice, and says so."""
 
     name, SOURCE, lossless = "named", "a test", True
@@ -58,9 +58,8 @@ class Derived(TopK):
 
 
 @pytest.fixture(params=[Named, Derived])
-def route(request, monkeypatch):
-    monkeypatch.setitem(ROUTES, request.param.name, request.param)
-    return request.param.name
+def route(request):
+    return request.param
 
 
 @pytest.mark.parametrize("slots", [9, 2])  # 2: decoding runs in waves
@@ -69,7 +68,7 @@ def test_layered_calls_every_route_once_a_layer_and_token_decoded(route, slots):
     assert_same_bits(engine, *BITS, steps=STEPS)
     shape_TK = 1, K
     assert calls == [(layer, shape_TK) for _ in range(STEPS) for layer in MOE_LAYERS]
-    assert engine.lossless and engine.report()["route"] == route
+    assert engine.lossless and engine.report()["route"] == route.name
     assert engine.moved().routed == STEPS * len(MOE_LAYERS) * K
 
 
@@ -78,10 +77,12 @@ def test_fused_calls_every_route_in_its_program_of_a_step(route):
         device_memory=f"{100 * 9 / BLOCKS}%", mode="fused", route=route
     )
     engine = make_offloaded(StoreReader(GQA), options)
+    assert calls == [(MOE_LAYERS[0], (1, K))], "traced once before it is used"
+    calls.clear()
     assert_same_bits(engine, *BITS, steps=STEPS)
     # When the program was made; it runs each step, and counts the pairs it handed over.
     assert [layer for layer, _ in calls] == MOE_LAYERS
-    assert engine.lossless and engine.report()["route"] == route
+    assert engine.lossless and engine.report()["route"] == route.name
     assert engine.moved().routed == STEPS * len(MOE_LAYERS) * K
 
 
@@ -96,11 +97,10 @@ class Shifted(Named):
 
 
 @pytest.mark.parametrize("rows", [1, 9])  # by pairs, and by blocks
-def test_another_choice_is_computed_in_waves_too(rows, monkeypatch):
-    monkeypatch.setitem(ROUTES, Shifted.name, Shifted)
+def test_another_choice_is_computed_in_waves_too(rows):
     prompts, logits = random_prompts(GQA, rows * [9]), []
     for slots in (24, 2):
-        engine = layered(*BITS[:2], slots, with_trace=False, route=Shifted.name)
+        engine = layered(*BITS[:2], slots, with_trace=False, route=Shifted)
         logits.append(forced_logits(engine, prompts, 2))
         assert engine.moved().substituted == engine.moved().routed > 0
     np.testing.assert_array_equal(*logits)
@@ -128,9 +128,8 @@ class PerSequence(Watching):
     per_sequence = True
 
 
-def seen_by(kind, lengths, monkeypatch, steps=STEPS):
-    monkeypatch.setitem(PREDICTORS, kind.name, kind)
-    engine = layered("gqa", np.float32, 9, with_trace=False, predictor=kind.name)
+def seen_by(kind, lengths, steps=STEPS):
+    engine = layered("gqa", np.float32, 9, with_trace=False, predictor=kind)
     forced_logits(engine, random_prompts(GQA, lengths), steps)
     return [call for call in calls if call[0] == MOE_LAYERS[0]]
 
@@ -161,20 +160,18 @@ def assert_belongs_together(call):
         (PerSequence, 3 * [1], 2 * [1, 1, 1] + 2 * [1, 1]),
     ],
 )
-def test_observe_gets_the_states_and_scores_that_it_needs(
-    kind, prompt, tokens, monkeypatch
-):
-    seen = seen_by(kind, THREE, monkeypatch)
+def test_observe_gets_the_states_and_scores_that_it_needs(kind, prompt, tokens):
+    seen = seen_by(kind, THREE)
     assert [len(call[2]) for call in seen] == [*prompt, *tokens]
     for call in calls:
         assert_belongs_together(call)
 
 
-def test_observe_gets_none_of_what_it_does_not_need(monkeypatch):
+def test_observe_gets_none_of_what_it_does_not_need():
     class Content(Watching):
         needs = frozenset({"ids"})
 
-    seen = seen_by(Content, (9,), monkeypatch, steps=1)
+    seen = seen_by(Content, (9,), steps=1)
     assert len(seen) == 2
     assert all(call[1] is None and call[3] is None for call in calls)
 
@@ -206,16 +203,15 @@ class OwnGates(Predictor):
         return best_first(state["wanted_NE"])
 
 
-def test_store_reaches_every_running_sequence(monkeypatch):
-    monkeypatch.setitem(PREDICTORS, OwnGates.name, OwnGates)
-    engine = layered("gqa", np.float32, 9, with_trace=False, predictor=OwnGates.name)
+def test_store_reaches_every_running_sequence():
+    engine = layered("gqa", np.float32, 9, with_trace=False, predictor=OwnGates)
     assert_same_bits(engine, "gqa", np.float32, THREE, steps=STEPS)
     first = MOE_LAYERS[0]
     assert calls == 2 * 3 * [(first, (1, E))] + 2 * 2 * [(first, (1, E))]
     assert engine.manager.predictor_run.accuracy.summary()
 
 
-def test_the_base_predictor_answers_all_that_engines_ask(monkeypatch):
+def test_the_base_predictor_answers_all_that_engines_ask():
     class Plain(Predictor):
         name = "plain"
 
@@ -226,6 +222,39 @@ def test_the_base_predictor_answers_all_that_engines_ask(monkeypatch):
         name, needs = "partial", frozenset({"partial_state"})
 
     for kind in (Plain, Partial):
-        monkeypatch.setitem(PREDICTORS, kind.name, kind)
-        engine = layered("gqa", np.float32, 9, with_trace=False, predictor=kind.name)
+        engine = layered("gqa", np.float32, 9, with_trace=False, predictor=kind)
         assert_same_bits(engine, "gqa", np.float32, THREE, steps=STEPS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rest(Assist):
+    """The host computes all absent experts but the first."""
+
+    name = "rest"
+
+    def take(self, absent, ids_TK, costs):
+        calls.append((absent, ids_TK, costs))
+        return absent[1:]
+
+
+@pytest.mark.parametrize("given", [Rest, Rest()], ids=["class", "object"])
+def test_layered_asks_an_assist_once_a_layer_about_what_is_absent(given):
+    engine = layered("gqa", np.float32, 9, with_trace=False, assist=given)
+    forced_logits(engine, random_prompts(GQA, [9]), STEPS)
+    assert 0 < len(calls) <= STEPS * len(MOE_LAYERS)
+    for absent, ids_TK, costs in calls:
+        assert ids_TK.shape == (1, K) and absent and {*absent} <= {*ids_TK[0].tolist()}
+        assert costs.load_s > 0 < costs.host_s and costs.device_s == 0
+    helped = sum(len(absent) - 1 for absent, _, _ in calls)
+    assert engine.report()["host_computed"] == helped > 0
+    with pytest.raises(ConfigError, match="mode fused has no assist; use mode layered"):
+        OffloadOptions(mode="fused", assist=given)
+
+
+def test_what_is_no_assist_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"CPU assist is 3, expected a name \(all, .*of Assist"
+    ):
+        OffloadOptions(assist=3)
+    with pytest.raises(ConfigError, match="Assist'>, expected a name"):
+        OffloadOptions(assist=Assist)

@@ -13,7 +13,7 @@ from moe_edge.engine.shadow import make_shadow
 from moe_edge.hardware.models import ModelShape
 from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.model.record import RecordLayout
-from moe_edge.offload.policy import CacheSpec, get_policy
+from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from moe_edge.offload.store import pin_records
 from tests.support.layered import (
     NINE,
@@ -50,7 +50,7 @@ def test_fused_gives_the_resident_bits(name, lengths, slots):
     spec = CacheSpec(
         config.num_layers, config.moe.num_experts, config.moe.top_k, layer_S
     )
-    engine = FusedEngine(weights, hosts, spec, get_policy("lru"))
+    engine = FusedEngine(weights, hosts, spec, get_eviction("lru"))
     assert_same_bits(engine, name, F32, lengths, STEPS)
     misses = int(engine.counts().misses_L.sum())
     moved = engine.movement()["bytes_moved"]

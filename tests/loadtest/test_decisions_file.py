@@ -14,6 +14,7 @@ from moe_edge.loadtest.decisions_file import (
     write_decisions,
 )
 from moe_edge.loadtest.offered import LoadOptions
+from moe_edge.schedule.continuous import Continuous
 from moe_edge.serve.options import ServingOptions
 from tests.support.serving import COSTS
 
@@ -48,6 +49,17 @@ def test_a_file_is_replayed_by_itself(tmp_path, machine):
             assert getattr(one, name) == getattr(computed_one, name)
         assert one.admitted_s == computed_one.admitted_s
         assert one.first_s >= computed_one.first_s  # the end of its step
+
+
+def test_scheduler_without_a_name_is_refused(machine):
+    for policy in (Continuous(), Continuous):
+        with pytest.raises(ConfigError, match="a load is made again from a name; inst"):
+            computed(machine, policy=policy)
+
+
+def test_options_of_a_scheduler_are_in_the_file(machine):
+    results = computed(machine, "full_batch", policy_options={"max_wait_s": 0.25})
+    assert results.is_equal and results.made.loop().policy.max_wait_s == 0.25
 
 
 def test_the_first_decision_that_differs_is_named(machine):

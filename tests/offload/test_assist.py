@@ -16,10 +16,8 @@ from moe_edge.offload.assist import (
     HostExperts,
     MeasuredCost,
     host_array,
-    plan_fiddler,
-    plan_two_front,
-    plan_two_pointer,
 )
+from moe_edge.offload.assist_rules import plan_fiddler, plan_two_front, plan_two_pointer
 from tests.support.tiny_models import ALL, BF16, RandomReader
 
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from moe_edge.offload.evict_belady import future_uses
-from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
 
 
@@ -35,7 +35,7 @@ def test_belady_reaches_the_least_misses_possible():
         steps = np.repeat(np.arange(12), 2)
         future = future_uses(steps, 0 * steps, np.ravel(lookups), 1, 6)
         cache = SlotCache(
-            CacheSpec(1, 6, 2, (0,) * 3), get_policy("belady", future=future)
+            CacheSpec(1, 6, 2, (0,) * 3), get_eviction("belady", future=future)
         )
         missed = 0
         for step, ids in enumerate(lookups):
@@ -49,7 +49,7 @@ def test_belady_reaches_the_least_misses_possible():
 def test_belady_one_pool_compares_layers_within_a_step():
     # Step 1 uses layer 0 expert 0 before layer 1 expert 0.
     future = future_uses([0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0], 2, 2)
-    policy = get_policy("belady", future=future)
+    policy = get_eviction("belady", future=future)
     cache = SlotCache(CacheSpec(2, 2, 1, (-1, -1)), policy)
     for layer in (0, 1):
         cache.look_up(layer, np.array([[0]], np.int32), None, 0)
@@ -69,6 +69,6 @@ def test_future_uses_sorts_any_order():
 
 def test_belady_rejects_missing_or_misshapen_future():
     with pytest.raises(ConfigError, match="belady got no future"):
-        get_policy("belady")
+        get_eviction("belady")
     with pytest.raises(ConfigError, match="must list 2 layers of 3 experts"):
-        get_policy("belady", future=[[[0]] * 3]).init(CacheSpec(2, 3, 1, (-1,)))
+        get_eviction("belady", future=[[[0]] * 3]).init(CacheSpec(2, 3, 1, (-1,)))

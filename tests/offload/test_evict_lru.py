@@ -1,11 +1,11 @@
 import numpy as np
 
-from moe_edge.offload.policy import CacheSpec, get_policy, put
+from moe_edge.offload.evict_base import CacheSpec, get_eviction, put
 
 
 def test_lru_orders_layers_within_a_step_and_ties_by_slot():
     """One pool over two layers: layer 1 of a step is later than layer 0."""
-    policy = get_policy("lru")
+    policy = get_eviction("lru")
     state = policy.init(CacheSpec(2, 4, 2, (-1,) * 4))
     free_S = np.zeros(4, bool)
     for layer, slots in ((1, (0, 1)), (0, (2, 3))):
@@ -24,7 +24,7 @@ def test_lru_orders_layers_within_a_step_and_ties_by_slot():
 
 
 def test_lru_entering_block_is_later_than_the_hits_of_its_lookup():
-    policy = get_policy("lru")
+    policy = get_eviction("lru")
     state = policy.init(CacheSpec(1, 4, 2, (0, 0)))
     state = policy.touch(state, 0, np.array([[3, 1]], np.int32), None, 0)
     state = put(put(state, 0, 3), 1, 1)

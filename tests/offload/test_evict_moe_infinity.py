@@ -1,6 +1,6 @@
 import numpy as np
 
-from moe_edge.offload.policy import CacheSpec, get_policy, put
+from moe_edge.offload.evict_base import CacheSpec, get_eviction, put
 from moe_edge.offload.slot_cache import SlotCache
 
 SPEC = CacheSpec(2, 3, 2, (-1,) * 4)
@@ -22,7 +22,7 @@ def test_moe_infinity_values_hand_computed():
 
     Row of layer 0: 2, 1, 0 of 3 tokens; of layer 1: 1, 0, 1 of 2. Visits 2, 1, 1, 1.
     """
-    policy = get_policy("moe_infinity")
+    policy = get_eviction("moe_infinity")
     state = filled_state(policy)
     np.testing.assert_allclose(
         policy.value(state), [2 / 3 * 2, 1 / 3, 1 / 2 * 2 / 3, 1 / 2 * 2 / 3], rtol=1e-6
@@ -30,7 +30,7 @@ def test_moe_infinity_values_hand_computed():
 
 
 def test_moe_infinity_visits_start_anew_after_eviction():
-    policy = get_policy("moe_infinity")
+    policy = get_eviction("moe_infinity")
     state = filled_state(policy)
     protected_S = np.array([False, True, True, True])
     slot, state = policy.victim(state, protected_S)
@@ -41,7 +41,7 @@ def test_moe_infinity_visits_start_anew_after_eviction():
 
 
 def test_moe_infinity_new_sequence_forgets_the_matrix_and_keeps_the_blocks():
-    cache = SlotCache(SPEC, get_policy("moe_infinity"))
+    cache = SlotCache(SPEC, get_eviction("moe_infinity"))
     cache.look_up(1, np.array([[2, 0]], np.int32), None, 0)
     cache.admit(1, 2)
     cache.finish_sequences()
@@ -51,10 +51,10 @@ def test_moe_infinity_new_sequence_forgets_the_matrix_and_keeps_the_blocks():
 
 
 def test_moe_infinity_sequences_that_take_turns_keep_their_own_matrices():
-    turns, alone = SlotCache(SPEC, get_policy("moe_infinity")), {}
+    turns, alone = SlotCache(SPEC, get_eviction("moe_infinity")), {}
     rows = {7: [[2, 0]], 9: [[1, 0]]}
     for sequence, ids in rows.items():
-        alone[sequence] = SlotCache(SPEC, get_policy("moe_infinity"))
+        alone[sequence] = SlotCache(SPEC, get_eviction("moe_infinity"))
         for step in range(3):
             alone[sequence].look_up(1, np.array(ids, np.int32), None, step)
     for step in range(3):
@@ -72,7 +72,7 @@ def test_moe_infinity_sequences_that_take_turns_keep_their_own_matrices():
 
 
 def test_moe_infinity_visits_end_when_another_sequence_evicts_the_block():
-    cache = SlotCache(CacheSpec(1, 3, 1, (-1,) * 2), get_policy("moe_infinity"))
+    cache = SlotCache(CacheSpec(1, 3, 1, (-1,) * 2), get_eviction("moe_infinity"))
 
     def use(expert, step, sequence):
         cache.look_up(0, np.array([[expert]], np.int32), None, step, sequence)

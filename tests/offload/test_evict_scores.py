@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.offload.policy import CacheSpec, get_policy, put
+from moe_edge.offload.evict_base import CacheSpec, get_eviction, put
 
 SPEC = CacheSpec(2, 4, 1, (-1,) * 4)
 ONE = np.array([[0]], np.int32)
@@ -13,7 +13,7 @@ def scores(*rows):
 
 
 def test_smoe_score_is_the_mean_of_the_last_n_steps_of_every_expert():
-    policy = get_policy("smoe_score", window=2)
+    policy = get_eviction("smoe_score", window=2)
     state = policy.init(SPEC)
     state = policy.touch(state, 1, ONE, scores([0.4, 0.3, 0.2, 0.1]), 0)
     got = state["score_B"].reshape(-1)
@@ -30,7 +30,7 @@ def test_smoe_score_is_the_mean_of_the_last_n_steps_of_every_expert():
 
 
 def test_smoe_score_averages_tokens_and_leaves_padding_out():
-    policy = get_policy("smoe_score", window=2)
+    policy = get_eviction("smoe_score", window=2)
     ids_TK = np.array([[0], [1], [4]], np.int32)
     rows = scores([0.6, 0.2, 0.2, 0.0], [0.0, 0.8, 0.0, 0.2], [9, 9, 9, 9])
     state = policy.touch(policy.init(SPEC), 0, ids_TK, rows, 0)
@@ -39,8 +39,8 @@ def test_smoe_score_averages_tokens_and_leaves_padding_out():
 
 def test_smoe_score_keeps_a_high_scored_block_that_lru_gives_up():
     """Block 0 was used long ago but always scores high: the point of equation 3."""
-    state, lru_state = (get_policy(n).init(SPEC) for n in ("smoe_score", "lru"))
-    smoe, lru = get_policy("smoe_score"), get_policy("lru")
+    state, lru_state = (get_eviction(n).init(SPEC) for n in ("smoe_score", "lru"))
+    smoe, lru = get_eviction("smoe_score"), get_eviction("lru")
     ids = [0, 1, 2]
     for step, chosen in enumerate(ids):
         row = scores([0.4, 0.1, 0.1, 0.1])
@@ -53,7 +53,7 @@ def test_smoe_score_keeps_a_high_scored_block_that_lru_gives_up():
 
 
 def test_hybrimoe_decays_and_adds_the_top_two_k_scores():
-    policy = get_policy("hybrimoe")
+    policy = get_eviction("hybrimoe")
     state = policy.touch(policy.init(SPEC), 0, ONE, scores([0.4, 0.3, 0.2, 0.1]), 0)
     np.testing.assert_allclose(state["score_B"][:4], [0.2, 0.15, 0, 0], rtol=1e-6)
     state = policy.touch(state, 0, ONE, scores([0.1, 0.0, 0.5, 0.3]), 1)
@@ -63,7 +63,7 @@ def test_hybrimoe_decays_and_adds_the_top_two_k_scores():
 
 
 def test_hybrimoe_keeps_all_scores_where_two_k_exceeds_the_experts():
-    policy = get_policy("hybrimoe")
+    policy = get_eviction("hybrimoe")
     ids_TK = np.array([[0, 1, 2]], np.int32)
     row = scores([0.4, 0.3, 0.2, 0.1])
     state = policy.touch(policy.init(SPEC), 0, ids_TK, row, 0)
@@ -72,6 +72,6 @@ def test_hybrimoe_keeps_all_scores_where_two_k_exceeds_the_experts():
 
 def test_scored_policies_reject_bad_options():
     with pytest.raises(ConfigError, match="window must be a positive.*got 0"):
-        get_policy("smoe_score", window=0)
+        get_eviction("smoe_score", window=0)
     with pytest.raises(ConfigError, match=r"mix must lie in \(0, 1\], got 0"):
-        get_policy("hybrimoe", mix=0)
+        get_eviction("hybrimoe", mix=0)

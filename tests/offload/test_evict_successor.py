@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.offload.policy import CacheSpec, get_policy
+from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from moe_edge.offload.slot_cache import SlotCache
 
 SPEC = CacheSpec(2, 4, 1, (0, 0, 0))
@@ -17,7 +17,7 @@ def touched(policy, *ids, layer=0, state=None):
 
 def test_worth_by_hand():
     """Experts 0, 1, 0 of layer 0; discount and half-life of one half."""
-    policy = get_policy("successor", discount=0.5, half_life=1.0, prior=1.0)
+    policy = get_eviction("successor", discount=0.5, half_life=1.0, prior=1.0)
     state = touched(policy, [[0]], [[1]], [[0]])
     # After 0 came 1, then (half) 0; after 1 came 0. The last step is learnt later.
     after_EE = np.array([[0.5, 1.0, 0, 0], [1.0, 0, 0, 0], [0] * 4, [0] * 4])
@@ -34,7 +34,7 @@ def test_worth_by_hand():
 
 def test_a_step_that_comes_in_parts_is_one_step():
     """A layer that exceeds its slots is looked up in waves, other pairs masked."""
-    policy = get_policy("successor")
+    policy = get_eviction("successor")
     ids = [[0, 1], [2, 3], [1, 2]]
     whole, parts = policy.init(SPEC), policy.init(SPEC)
     for step in range(4):
@@ -53,7 +53,7 @@ def test_a_step_that_comes_in_parts_is_one_step():
 def test_what_comes_in_turns_is_kept_as_if_the_future_were_known(name, expected):
     """Four experts in turns in three slots: Belady's misses are one in three."""
     options = {"half_life": 1.0} if name == "successor" else {}
-    cache, hits = SlotCache(SPEC, get_policy(name, **options)), []
+    cache, hits = SlotCache(SPEC, get_eviction(name, **options)), []
     for step, expert in enumerate((0, 1, 2, 3) * 6):
         hit, misses = cache.look_up(0, np.array([[expert]], np.int32), None, step)
         for each in misses:
@@ -63,7 +63,7 @@ def test_what_comes_in_turns_is_kept_as_if_the_future_were_known(name, expected)
 
 
 def test_tokens_of_a_step_count_as_their_mean_and_padding_for_nothing():
-    policy = get_policy("successor")
+    policy = get_eviction("successor")
     one = touched(policy, [[0]], [[1]])
     several = touched(policy, [[0], [0], [4]], [[1], [1], [1]])
     np.testing.assert_allclose(several["worth_B"], one["worth_B"], rtol=1e-6)
@@ -82,4 +82,4 @@ def test_tokens_of_a_step_count_as_their_mean_and_padding_for_nothing():
 )
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
-        get_policy("successor", **options)
+        get_eviction("successor", **options)

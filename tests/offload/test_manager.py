@@ -7,8 +7,8 @@ import numpy as np
 
 from moe_edge.core.events import Recorder
 from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.predict.base import Predictor
 
@@ -75,7 +75,7 @@ class Scripted(Predictor):
 def make(slots=6, script=None, layer_S=None, **options):
     spec = CacheSpec(L, E, K, layer_S or (-1,) * slots)
     predictor = None if script is None else Scripted(script)
-    cache = SlotCache(spec, get_policy("lru"))
+    cache = SlotCache(spec, get_eviction("lru"))
     return OffloadManager(cache, FakeQueue(), predictor=predictor, **options)
 
 

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.offload.policy import POLICIES, CacheSpec, check_needs, get_policy, put
+from moe_edge.offload.evict_base import (
+    EVICTIONS,
+    CacheSpec,
+    check_needs,
+    get_eviction,
+    put,
+)
+from tests.support.evictions import eviction_of
 
 L, E, K, S = 3, 10, 2, 12
-JITTED = ("lru", "lfu", "smoe_score", "hybrimoe", "moe_infinity", "static_prompt")
-JITTED += ("successor",)
-OPTIONS = {
-    "static_oracle": {"profile": np.arange(L * E).reshape(L, E) % 7},
-    "static_prompt": {"prompt_steps": 4},
-    "smoe_score": {"window": 3},
-    "belady": {"future": [[[1, 2]] * E] * L},
-}
+JITTED = [name for name, kind in EVICTIONS.items() if not kind.host_only]
 SPEC = CacheSpec(L, E, K, (-1,) * S)
 
 
@@ -41,9 +41,9 @@ def drive(policy, state, step, layer, ids_TK, scores_TE, protected_S, xp):
     return slot, put(state, slot, key, xp)
 
 
-@pytest.mark.parametrize("name", [*JITTED, "static_oracle", "on_demand"])
+@pytest.mark.parametrize("name", JITTED)
 def test_victims_in_jit_match_numpy_without_recompilation(name):
-    policy = get_policy(name, **OPTIONS.get(name, {}))
+    policy = eviction_of(name, L, E)
     compiled = jax.jit(functools.partial(drive, policy, xp=jnp))
     host, device = policy.init(SPEC), policy.init(SPEC, jnp)
     rng = np.random.default_rng(5)
@@ -64,9 +64,9 @@ def test_victims_in_jit_match_numpy_without_recompilation(name):
     assert len(set(victims)) >= 5  # on_demand: five slots are ever in use
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(EVICTIONS))
 def test_victim_any_policy_takes_empty_unprotected_slot_first(name):
-    policy = get_policy(name, **OPTIONS.get(name, {}))
+    policy = eviction_of(name, L, E)
     state = policy.init(SPEC)
     scores_TE = np.linspace(0.1, 1, E, dtype=np.float32).reshape(1, E)
     state = policy.touch(state, 0, np.array([[1, 2]], np.int32), scores_TE, 0)
@@ -78,9 +78,9 @@ def test_victim_any_policy_takes_empty_unprotected_slot_first(name):
     assert int(slot) == 4
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(EVICTIONS))
 def test_order_any_policy_is_that_of_its_victims(name):
-    policy = get_policy(name, **OPTIONS.get(name, {}))
+    policy = eviction_of(name, L, E)
     state, rng = policy.init(SPEC), np.random.default_rng(2)
     for step, layer, ids_TK, scores_TE in random_lookups(8):
         state = policy.touch(state, layer, ids_TK, scores_TE, step)
@@ -95,9 +95,9 @@ def test_order_any_policy_is_that_of_its_victims(name):
         assert sorted(order) == list(range(S))
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(EVICTIONS))
 def test_policy_names_itself_its_needs_and_its_source(name):
-    policy = get_policy(name, **OPTIONS.get(name, {}))
+    policy = eviction_of(name, L, E)
     assert policy.name == name
     assert policy.SOURCE
     assert policy.needs <= {"ids", "weights", "scores", "future", "profile"}
@@ -105,7 +105,7 @@ def test_policy_names_itself_its_needs_and_its_source(name):
 
 
 def test_put_minus_one_empties_the_slot_and_no_block_is_touched():
-    state = get_policy("lru").init(SPEC)
+    state = get_eviction("lru").init(SPEC)
     state = put(state, 3, 7)
     before_B = state["last_B"][:-1].copy()
     state = put(state, 3, -1)
@@ -115,18 +115,18 @@ def test_put_minus_one_empties_the_slot_and_no_block_is_touched():
 
 def test_get_policy_rejects_unknown_name_and_lists_known():
     with pytest.raises(ConfigError, match=r"eviction policy 'lry'; known: belady, hyb"):
-        get_policy("lry")
+        get_eviction("lry")
 
 
 def test_get_policy_rejects_unknown_option():
     with pytest.raises(ConfigError, match="lru has no option 'window'; known: none"):
-        get_policy("lru", window=3)
+        get_eviction("lru", window=3)
 
 
 def test_check_needs_rejects_missing_scores():
-    check_needs(get_policy("smoe_score"), ("ids", "scores"))
+    check_needs(get_eviction("smoe_score"), ("ids", "scores"))
     with pytest.raises(ConfigError, match="smoe_score needs scores, .*there is: ids"):
-        check_needs(get_policy("smoe_score"), ("ids",))
+        check_needs(get_eviction("smoe_score"), ("ids",))
 
 
 def test_cache_spec_rejects_layer_out_of_range_and_no_slots():
@@ -138,9 +138,9 @@ def test_cache_spec_rejects_layer_out_of_range_and_no_slots():
 
 def test_profiles_and_futures_may_be_any_sequence():
     """gin can give lists only."""
-    listed = get_policy("static_oracle", profile=[[1, 2], [3, 4]])
+    listed = get_eviction("static_oracle", profile=[[1, 2], [3, 4]])
     state = listed.init(CacheSpec(2, 2, 1, (-1,)))
     assert state["count_B"].tolist() == [1, 2, 3, 4, 0]
-    assert get_policy("belady", future=(((0,), (1,)),)).future == (((0,), (1,)),)
+    assert get_eviction("belady", future=(((0,), (1,)),)).future == (((0,), (1,)),)
     with pytest.raises(ConfigError, match="static_oracle: profile is 3, expected"):
-        get_policy("static_oracle", profile=3)
+        get_eviction("static_oracle", profile=3)

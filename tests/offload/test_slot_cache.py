@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, get_eviction
 from moe_edge.offload.evict_belady import future_uses
-from moe_edge.offload.policy import POLICIES, CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
+from tests.support.evictions import eviction_of
 from tests.support.traces import ROUTING as TRACES
 
 # Decode hit ratios of ../shared/interfaces.md at 13, 32 and 64 slots a layer.
@@ -59,7 +60,7 @@ def test_hit_ratios_on_public_traces_golden(name, policy):
         options["future"] = future_uses(*uses, L, E)
     for slots, published in zip((13, 32, 64), PUBLISHED[name, policy], strict=True):
         spec = CacheSpec(L, E, K, tuple(np.repeat(np.arange(L), slots).tolist()))
-        cache = SlotCache(spec, get_policy(policy, **options))
+        cache = SlotCache(spec, get_eviction(policy, **options))
         lookups = zip(steps.tolist(), layers.tolist(), ids_NK, strict=True)
         hits = step_through(cache, lookups)
         decode = [len(h) for h, s in zip(hits, steps, strict=True) if s >= first_decode]
@@ -68,7 +69,7 @@ def test_hit_ratios_on_public_traces_golden(name, policy):
 
 def test_lru_hand_computed():
     """Three slots. Step 2: 0 (a hit of step 1) is older than 2 (entered after it)."""
-    cache = SlotCache(CacheSpec(1, 6, 2, (0,) * 3), get_policy("lru"))
+    cache = SlotCache(CacheSpec(1, 6, 2, (0,) * 3), get_eviction("lru"))
     lookups = [(0, [0, 1]), (1, [2, 0]), (2, [3, 1]), (3, [0, 3])]
     hits = step_through(cache, [(s, 0, np.array(i, np.int32)) for s, i in lookups])
     assert hits == [[], [0], [1], [3]]
@@ -78,24 +79,19 @@ def test_lru_hand_computed():
 
 def test_lfu_hand_computed():
     """Step 2: 0 has two uses, 2 has one: 2 goes, so that step 3 hits twice."""
-    cache = SlotCache(CacheSpec(1, 6, 2, (0,) * 3), get_policy("lfu"))
+    cache = SlotCache(CacheSpec(1, 6, 2, (0,) * 3), get_eviction("lfu"))
     lookups = [(0, [0, 1]), (1, [2, 0]), (2, [3, 1]), (3, [0, 3])]
     hits = step_through(cache, [(s, 0, np.array(i, np.int32)) for s, i in lookups])
     assert hits == [[], [0], [1], [0, 3]]
     assert cache.state["key_S"].tolist() == [0, 1, 3]
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", sorted(EVICTIONS))
 @pytest.mark.parametrize("layer_S", [(-1,) * 7, (0, 0, 0, 1, 1, 1, 1), (0, 1, -1) * 2])
 def test_cache_holds_its_laws_under_random_use(name, layer_S):
     """Both tables agree; slots keep to their layer; the running experts stay."""
     L, E, K, S = 2, 8, 3, len(layer_S)
-    options = {
-        "static_oracle": {"profile": np.arange(L * E).reshape(L, E)},
-        "belady": {"future": [[list(range(0, 60, 2 + e)) for e in range(E)]] * L},
-        "static_prompt": {"prompt_steps": 5},
-    }.get(name, {})
-    cache = SlotCache(CacheSpec(L, E, K, layer_S), get_policy(name, **options))
+    cache = SlotCache(CacheSpec(L, E, K, layer_S), eviction_of(name, L, E))
     rng = np.random.default_rng(1)
     for step in range(30):
         for layer in range(L):
@@ -126,7 +122,7 @@ def test_cache_holds_its_laws_under_random_use(name, layer_S):
 
 
 def test_look_up_orders_misses_by_best_score_then_rank():
-    cache = SlotCache(CacheSpec(1, 6, 2, (0,) * 6), get_policy("lru"))
+    cache = SlotCache(CacheSpec(1, 6, 2, (0,) * 6), get_eviction("lru"))
     ids_TK = np.array([[4, 1], [2, 4], [6, 6]], np.int32)  # the last is padding
     scores_TE = np.zeros((3, 6), np.float32)
     scores_TE[0, [4, 1]] = 0.5, 0.3
@@ -139,7 +135,7 @@ def test_look_up_orders_misses_by_best_score_then_rank():
 
 
 def test_admit_running_experts_are_no_victims_until_release():
-    cache = SlotCache(CacheSpec(1, 6, 4, (0, 0)), get_policy("lru"))
+    cache = SlotCache(CacheSpec(1, 6, 4, (0, 0)), get_eviction("lru"))
     assert cache.look_up(0, ids_of(0, 1, 2, 3), None, 0).misses == [0, 1, 2, 3]
     assert [cache.admit(0, expert) for expert in range(4)] == [0, 1, None, None]
     cache.release()  # the first wave is computed
@@ -149,7 +145,7 @@ def test_admit_running_experts_are_no_victims_until_release():
 
 
 def test_admit_respects_protected_slots_and_reports_full():
-    cache = SlotCache(CacheSpec(1, 6, 1, (0, 0, 0)), get_policy("lru"))
+    cache = SlotCache(CacheSpec(1, 6, 1, (0, 0, 0)), get_eviction("lru"))
     for expert in range(3):
         cache.admit(0, expert)
     assert cache.admit(0, 4, {0, 2}) == 1
@@ -158,7 +154,7 @@ def test_admit_respects_protected_slots_and_reports_full():
 
 
 def test_drop_frees_the_slot_and_rejects_an_absent_block():
-    cache = SlotCache(CacheSpec(2, 6, 1, (0, 0, 1)), get_policy("lru"))
+    cache = SlotCache(CacheSpec(2, 6, 1, (0, 0, 1)), get_eviction("lru"))
     cache.look_up(0, ids_of(3), None, 0)
     assert cache.admit(0, 3) == 0
     cache.drop(0, 3)
@@ -169,7 +165,7 @@ def test_drop_frees_the_slot_and_rejects_an_absent_block():
 
 
 def test_slots_of_own_and_shared_slots():
-    cache = SlotCache(CacheSpec(2, 6, 1, (0, -1, 1)), get_policy("lru"))
+    cache = SlotCache(CacheSpec(2, 6, 1, (0, -1, 1)), get_eviction("lru"))
     assert cache.slots_of(0).tolist() == [True, True, False]
     assert cache.slots_of(1).tolist() == [False, True, True]
     assert [cache.admit(1, expert) for expert in (0, 1, 2)] == [1, 2, 1]

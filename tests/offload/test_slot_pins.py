@@ -3,7 +3,7 @@ import time
 import pytest
 
 from moe_edge.offload.block_queue import Transfer
-from moe_edge.offload.policy import CacheSpec
+from moe_edge.offload.evict_base import CacheSpec
 from moe_edge.offload.slot_pins import SlotPins
 
 

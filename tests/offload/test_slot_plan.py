@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.offload.policy import CacheSpec
+from moe_edge.offload.evict_base import CacheSpec
 from moe_edge.offload.slot_plan import (
     Budget,
     least_slots,

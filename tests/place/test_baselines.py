@@ -10,7 +10,7 @@ from moe_edge.place.baselines import (
     balance,
     layer_slots,
 )
-from moe_edge.place.placer import share_out
+from moe_edge.place.pack import share_out
 from moe_edge.place.plan import Placement
 from tests.place.support import frequencies
 

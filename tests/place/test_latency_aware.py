@@ -8,8 +8,7 @@ from moe_edge.hardware.specs import Link
 from moe_edge.place.latency_aware import LatencyAware, block_values, propose
 from moe_edge.place.migrate import arrivals
 from moe_edge.place.optimal import objective
-from moe_edge.place.placer import Problem, Traffic
-from moe_edge.place.policy import get_placer
+from moe_edge.place.placer import Problem, Traffic, get_placer
 from tests.place.support import all_choices, cost_model, frequencies, unequal_slots
 
 SLOW = Link(bytes_per_s=1e5, latency_s=1e-3, source="test")

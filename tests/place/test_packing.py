@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moe_edge.place.placer import pack, quotas, served_load
+from moe_edge.place.pack import pack, quotas, served_load
 from tests.place.support import frequencies, unequal_slots
 
 

@@ -1,11 +1,22 @@
 """Laws of every placer."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.place.baselines import Uniform
+from moe_edge.place.eplb import Eplb
+from moe_edge.place.placer import (
+    ALONE,
+    PLACERS,
+    Problem,
+    fit_placers,
+    get_placer,
+    listed_placers,
+)
 from moe_edge.place.plan import Placement
-from moe_edge.place.policy import PLACERS, get_placer
 from tests.place.support import cost_model, frequencies, unequal_slots
 
 UNEQUAL = [name for name in PLACERS if name != "eplb"]
@@ -62,6 +73,64 @@ def test_get_placer_unknown_name_or_option_lists_the_known():
         get_placer("best")
     with pytest.raises(ConfigError, match="eplb has no option 'x'; known: groups"):
         get_placer("eplb", x=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen(Uniform):
+    at: str
+    name = "chosen"
+
+
+def test_listed_placers_are_made_with_their_options():
+    assert listed_placers("all") is None
+    found = listed_placers("eplb, uniform", {"eplb": {"groups": 2}})
+    assert found == {"eplb": Eplb(2), "uniform": Uniform()}
+    given = [Chosen("here"), Eplb, "optimal", "moe_infinity"]
+    found = listed_placers(given, alone=ALONE)
+    assert [*found] == ["chosen", "eplb", "optimal", "moe_infinity"]
+    assert found["chosen"] is given[0] and found["moe_infinity"] is None
+    assert [*listed_placers("prism,moe_infinity_lb", alone=ALONE)] == [
+        *("prism", "moe_infinity_lb")
+    ]
+
+
+@pytest.mark.parametrize(
+    "given, options, text",
+    [
+        ("best", {}, "unknown placer 'best'; known: eplb"),
+        ([Uniform(), "uniform"], {}, "placer uniform is given twice, and results are"),
+        (
+            "prism",
+            {"eplb": {}},
+            "placer_options are of eplb, and the placers are prism",
+        ),
+        (
+            [Uniform()],
+            {"uniform": {"x": 1}},
+            "uniform was given as an object and place",
+        ),
+        ([Chosen], {}, "placer chosen got no at; give it in placer_options"),
+        ([3], {}, r"placer is 3, expected a name \(eplb, .*subclass of Placer"),
+        ("moe_infinity", {}, "unknown placer 'moe_infinity'"),
+    ],
+)
+def test_listed_placers_refuse(given, options, text):
+    with pytest.raises(ConfigError, match=text):
+        listed_placers(given, options)
+
+
+def test_fit_placers_say_why_others_are_left_out(monkeypatch):
+    known = PLACERS._classes | {"chosen": Chosen}
+    monkeypatch.setattr(PLACERS, "_classes", known)
+    problem = Problem(frequencies(2, 5, 12), [np.array([60]), np.array([30])])
+    found, left_out = fit_placers(problem)
+    assert found.keys() | left_out.keys() == {*PLACERS}
+    assert left_out["chosen"].endswith("got no at; give it in placer_options")
+    assert left_out["latency"].startswith("placer latency needs a cost model")
+    with pytest.raises(ConfigError, match="unknown placer 'best'; known: chosen, "):
+        fit_placers(problem, {"best": {}})
+    found, left_out = fit_placers(problem, {"chosen": {"at": "there"}})
+    assert found["chosen"] == Chosen("there") and "chosen" not in left_out
 
 
 def test_placers_name_their_source():

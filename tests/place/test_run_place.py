@@ -8,8 +8,9 @@ import pytest
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.place import run_place as module
+from moe_edge.place.baselines import Uniform
+from moe_edge.place.placer import PLACERS
 from moe_edge.place.plan import Placement
-from moe_edge.place.policy import PLACERS
 from moe_edge.place.run_place import parse_slots, run_place
 
 ROWS = [("a", [10, 6, 3, 1]), ("b", [1, 2, 7, 10])]
@@ -68,6 +69,15 @@ def test_run_place_named_methods_only_and_several_gpus(tmp_path, counts):
     assert list(summary["methods"]) == ["prism", "optimal"]
     placement = Placement.load(tmp_path / "o" / "placement_optimal")
     placement.check([np.array([3, 2]), np.array([6])])
+
+
+def test_run_place_takes_objects_and_options(tmp_path, counts):
+    given = [Uniform(), "prism"]
+    summary = placed(tmp_path, counts, methods=given, slots="3+3,6")
+    assert [*summary["methods"]] == ["uniform", "prism"]
+    with pytest.raises(ConfigError, match="latency has no option 'x'; known: steps"):
+        options = {"latency": {"x": 1}}
+        placed(tmp_path, counts, placer_options=options, out_dir=str(tmp_path / "p"))
 
 
 def test_run_place_server_without_memory_calls_the_others(tmp_path, counts):

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.predict.base import best_first, rank_scores, target_layers
+from moe_edge.predict.base import best_first, get_predictor, rank_scores, target_layers
 from moe_edge.predict.history import Frequency, PreviousToken
-from moe_edge.predict.registry import get_predictor
 from tests.predict.support import Shape, rows_of
 
 SHAPE = Shape(num_layers=3, num_experts=5, top_k=2)

@@ -1,8 +1,7 @@
 import numpy as np
 
-from moe_edge.predict.base import Predictor
+from moe_edge.predict.base import Predictor, get_predictor
 from moe_edge.predict.predictor_run import PredictorRun
-from moe_edge.predict.registry import get_predictor
 from tests.predict.support import Shape
 
 SHAPE = Shape(num_layers=2, num_experts=6, top_k=2)

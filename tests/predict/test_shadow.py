@@ -5,8 +5,7 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.packed import FORMATS
-from moe_edge.predict.base import NOT_WANTED, rank_scores
-from moe_edge.predict.registry import get_predictor
+from moe_edge.predict.base import NOT_WANTED, get_predictor, rank_scores
 from moe_edge.predict.shadow import PRECISIONS, Shadow, is_due
 from tests.predict.support import Shape, rows_of
 

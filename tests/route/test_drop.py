@@ -5,7 +5,7 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import MoeConfig
-from moe_edge.route.policy import get_route
+from moe_edge.route.base import get_route
 
 MOE = MoeConfig(num_experts=6, top_k=3, expert_dim=4)
 SCORES = np.zeros((3, 6), np.float32)  # not read

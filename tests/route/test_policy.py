@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.route.policy import ROUTES, get_route
+from moe_edge.route.base import ROUTES, get_route
 
 
 def test_topk_hands_back_the_model_s_own_arrays():

@@ -8,7 +8,7 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.router import choose
-from moe_edge.route.policy import get_route
+from moe_edge.route.base import get_route
 
 # Two tokens, k = 3, a = 0.2, expert 2 resident.
 SCORES = np.array(

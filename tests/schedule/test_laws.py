@@ -8,13 +8,12 @@ from moe_edge.core.checks import RequestError
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.schedule.decisions import Recorder, replay
 from moe_edge.schedule.loop import Limits, RequestLoop
-from moe_edge.schedule.policy import OUTCOMES
-from moe_edge.schedule.registry import POLICIES
+from moe_edge.schedule.policy import OUTCOMES, SCHEDULERS
 from moe_edge.schedule.token_job import TokenJob
 from moe_edge.simulate.serving import ComputedServer, SlotSteps
 from tests.support.serving import COSTS, policies, random_load
 
-EACH = pytest.mark.parametrize("policy", policies(), ids=list(POLICIES))
+EACH = pytest.mark.parametrize("policy", policies(), ids=list(SCHEDULERS))
 SEEDS = range(6)
 LIMITS = Limits(max_waiting=12, kv_budget_bytes=2000)
 # One capacity for all rows, as in a session of slots.

@@ -8,7 +8,7 @@ import pytest
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.loop import Limits, RequestLoop
-from moe_edge.schedule.policy import Decision, Job, SchedulePolicy
+from moe_edge.schedule.policy import Decision, Job, Scheduler
 from moe_edge.schedule.to_idle import ToIdle
 
 
@@ -48,7 +48,7 @@ def test_busy_lane_passes_on_to_the_nearest_idle_one():
 
 
 @dataclasses.dataclass(frozen=True)
-class ByK(SchedulePolicy):
+class ByK(Scheduler):
     """Waits for two, the largest id first; K changes while they run."""
 
     name = "by_k"
@@ -233,6 +233,19 @@ def test_rules_that_no_policy_breaks(decision, message):
     loop = RequestLoop(Own(), limits=Limits(kv_budget_bytes=10))
     come(loop, Job(0, floor=8, kv_bytes=6), Job(1, floor=8, kv_bytes=6))
     with pytest.raises(ConfigError, match=message):
+        loop.begin_step(0, 0.0)
+
+
+def test_policy_that_runs_more_than_it_says_is_refused():
+    class Greedy(Continuous):
+        def pick(self, lane, now_s):
+            return Decision([(job.id, None) for job in lane.waiting])
+
+    loop = RequestLoop(Greedy(max_batch=2))
+    come(loop, Job(0), Job(1), Job(2))
+    with pytest.raises(
+        ConfigError, match="Greedy runs 3 requests in lane 0, its max_b"
+    ):
         loop.begin_step(0, 0.0)
 
 

@@ -8,9 +8,8 @@ from moe_edge.schedule.continuous_one_k import ContinuousOneK
 from moe_edge.schedule.elastic import Elastic
 from moe_edge.schedule.fifo import Fifo
 from moe_edge.schedule.full_batch import FullBatch
-from moe_edge.schedule.policy import Job, Lane
+from moe_edge.schedule.policy import SCHEDULERS, Job, Lane, get_scheduler
 from moe_edge.schedule.qos import Qos
-from moe_edge.schedule.registry import POLICIES, get_policy
 from moe_edge.schedule.token_job import TokenJob
 from tests.support.serving import linear_costs, waiting_line
 
@@ -35,14 +34,14 @@ def admitted(policy, lane, now_s=0.0):
 
 
 def test_every_policy_names_itself_and_its_source():
-    for name, kind in POLICIES.items():
+    for name, kind in SCHEDULERS.items():
         assert kind.name == name and kind.SOURCE
 
 
 def test_policies_leave_requests_where_they_came_in():
     lanes = [Lane(0), Lane(1)]
-    for name in POLICIES:
-        policy = get_policy(name, own_k=8, costs=COSTS)
+    for name in SCHEDULERS:
+        policy = get_scheduler(name, own_k=8, costs=COSTS)
         assert [policy.assign(Job(0, home), lanes, 0.0) for home in (0, 1)] == [0, 1]
 
 
@@ -177,9 +176,11 @@ def test_elastic_takes_back_what_a_deadline_needs():
 
 
 def test_get_policy_gives_each_what_it_has():
-    full = get_policy("full_batch", max_batch=3, max_wait_s=2.0, own_k=8, costs=COSTS)
+    full = get_scheduler(
+        "full_batch", max_batch=3, max_wait_s=2.0, own_k=8, costs=COSTS
+    )
     assert full == FullBatch(3, max_wait_s=2.0)
-    assert get_policy("elastic", own_k=8, costs=COSTS) == Elastic(
+    assert get_scheduler("elastic", own_k=8, costs=COSTS) == Elastic(
         8, own_k=8, costs=COSTS
     )
 
@@ -188,14 +189,14 @@ def test_get_policy_refuses_what_it_cannot_build():
     with pytest.raises(
         ConfigError, match="scheduling policy 'vip'; known: continuous, "
     ):
-        get_policy("vip")
+        get_scheduler("vip")
     with pytest.raises(
         ConfigError, match="policy elastic got no own_k, costs; costs a"
     ):
-        get_policy("elastic")
+        get_scheduler("elastic")
     with pytest.raises(ConfigError, match="max_batch must be a positive whole .*got 0"):
-        get_policy("fifo", max_batch=0)
+        get_scheduler("fifo", max_batch=0)
     with pytest.raises(ConfigError, match="max_wait_s must be 0 or more.*got -1"):
-        get_policy("full_batch", max_wait_s=-1)
+        get_scheduler("full_batch", max_wait_s=-1)
     with pytest.raises(ConfigError, match="own_k must be a positive whole .*got -3"):
-        get_policy("elastic", own_k=-3, costs=COSTS)
+        get_scheduler("elastic", own_k=-3, costs=COSTS)

@@ -15,7 +15,7 @@ from moe_edge.evaluate.stepwise import score_forced
 from moe_edge.model.sampling import Sampling
 from moe_edge.schedule.decisions import replay
 from moe_edge.schedule.loop import Limits
-from moe_edge.schedule.registry import POLICIES
+from moe_edge.schedule.policy import SCHEDULERS
 from moe_edge.schedule.token_job import TokenJob
 from tests.support.driving import (
     TickingClock,
@@ -154,7 +154,7 @@ def test_row_ends_where_its_hook_says(why):
     assert live.ended_by == why
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SCHEDULERS)
 def test_every_request_ends_once_within_budget_and_never_below_its_floor(policy):
     rng = np.random.default_rng(3)
     driver = make_driver(policy=policy, max_waiting=6, budget_rows=1, prompt_rows=1)

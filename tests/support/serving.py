@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 
 from moe_edge.hardware.step_costs import CostTable, StepCosts
-from moe_edge.schedule.registry import POLICIES, get_policy
+from moe_edge.schedule.policy import SCHEDULERS, get_scheduler
 from moe_edge.schedule.token_job import TokenJob
 
 OWN_K = 32
@@ -29,7 +29,7 @@ COSTS = linear_costs()
 def policies(**options):
     """Every policy of the registry."""
     given = {"max_batch": 4, "max_wait_s": 0.5, "own_k": OWN_K, "costs": COSTS}
-    return [get_policy(name, **(given | options)) for name in POLICIES]
+    return [get_scheduler(name, **(given | options)) for name in SCHEDULERS]
 
 
 @dataclasses.dataclass

@@ -35,9 +35,8 @@ from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster, Device, Gpu, Link, Server
 from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.place.migration_policy import MigrationPolicy
-from moe_edge.place.placer import Traffic
+from moe_edge.place.placer import ALONE, Traffic, get_placer
 from moe_edge.place.plan import Placement
-from moe_edge.place.policy import ALONE, get_placer
 from moe_edge.workload.cluster_run import ClusterFacts, method_file
 
 LOOPBACK_MBPS = 8000.0  # of processes on one machine, for placers that ask
@@ -201,7 +200,7 @@ class PrismProgramme(Programme):
     def _place(self, name: str, frequency_NLE, costs=None, traffic=None) -> Placement:
         room = [np.array([n]) for n in self._room_N]
         context = {} if traffic is None else {"traffic": traffic}
-        placer = get_placer(name)
+        placer = self.options.placer(name)
         costs = costs or self._cost_model()
         return placer.place(
             frequency_NLE, room, costs, seed=self.options.seed, **context
@@ -215,7 +214,7 @@ class PrismProgramme(Programme):
             placer = get_placer("optimal")
         else:
             placement = self._place(name, frequency_NLE, costs, traffic)
-            placer = get_placer(name)
+            placer = options.placer(name)
         policy = None
         if options.period_s:
             policy = MigrationPolicy(

@@ -11,8 +11,7 @@ from moe_edge.core.checks import check_known
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.models import ModelShape
 from moe_edge.place.migration_policy import MigrationPolicy
-from moe_edge.place.placer import Problem, Traffic
-from moe_edge.place.policy import ALONE, METHODS, get_placer
+from moe_edge.place.placer import ALONE, METHODS, Placer, Problem, Traffic, get_placer
 from moe_edge.schedule.to_idle import ToIdle
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.offload import OffloadPolicy
@@ -66,7 +65,7 @@ class Case:
 
     def loop(
         self,
-        method: str,
+        method: str | Placer | type[Placer],
         options: LoopOptions | None = None,
         *,
         seed: int = 0,
@@ -77,7 +76,7 @@ class Case:
         """A run of one method, ready to go.
 
         Args:
-          method: one of METHODS.
+          method: a placer, or the name of one of METHODS.
           options: of the loop; None: its defaults.
           seed: of placements and of where requests read their routing.
           period_s: of migration; 0 keeps the first placement, as do placers that no
@@ -86,15 +85,17 @@ class Case:
             into so much of its GPUs' memory, instead of asking other servers.
           **migration: further options of `MigrationPolicy`.
         """
-        check_known("method", method, METHODS)
+        is_alone = isinstance(method, str) and method in ALONE
+        if isinstance(method, str):
+            check_known("method", method, METHODS)
         options = LoopOptions() if options is None else options
         schedule = placement = moving = None
-        share = 1.0 if method in ALONE else cache_share
+        share = 1.0 if is_alone else cache_share
         offload = OffloadPolicy(share=share) if share else None
-        if ALONE.get(method):
+        if is_alone and ALONE[method]:
             reach_s = functools.partial(self.cost_model.send_s, tokens=1)
             schedule = ToIdle(options.max_batch, reach_s)
-        if method not in ALONE:
+        if not is_alone:
             placer, problem = get_placer(method), self.problem(seed, cache_share)
             placement = placer.solve(problem)
             if period_s and placer.follows_statistics:

@@ -35,7 +35,7 @@ from moe_edge.place.migration_policy import MigrationPolicy
 from moe_edge.place.plan import Placement
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.loop import RequestLoop
-from moe_edge.schedule.policy import SchedulePolicy
+from moe_edge.schedule.policy import Scheduler
 from moe_edge.simulate.cluster.calls import CallTable, GpuIndex, StepCalls, StepPlanner
 from moe_edge.simulate.cluster.drive import (
     ADMIT,
@@ -113,7 +113,7 @@ class ClusterLoop:
         options: LoopOptions,
         seed: int = 0,
         *,
-        schedule: SchedulePolicy | None = None,
+        schedule: Scheduler | None = None,
         migration: MigrationPolicy | None = None,
         offload: OffloadPolicy | None = None,
     ):

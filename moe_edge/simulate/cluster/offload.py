@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, Eviction
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.offload.policy import CacheSpec, get_policy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.virtual_queue import VirtualQueue
-from moe_edge.predict.registry import get_predictor
+from moe_edge.predict.base import PREDICTORS, Predictor
 from moe_edge.simulate.cluster.calls import StepCalls
 from moe_edge.simulate.cluster.drive import END, LAYER, LOADED, ROUTE
 from moe_edge.simulate.cluster.links import Links
@@ -32,13 +32,14 @@ class OffloadPolicy:
     """How a server loads what it lacks.
 
     Attributes:
-      eviction, predictor: names of the engine's policies.
+      eviction, predictor: the engine's: names, classes or objects, that need nothing
+        but the experts chosen, which is all that a simulated request has.
       horizon, prefetch_limit: see `OffloadManager`.
       share: of the memory for experts that the cache has; the rest is the placement's.
     """
 
-    eviction: str = "moe_infinity"
-    predictor: str = "moe_infinity"
+    eviction: str | Eviction | type[Eviction] = "moe_infinity"
+    predictor: str | Predictor | type[Predictor] = "moe_infinity"
     horizon: int = 1
     prefetch_limit: int = 8
     share: float = 1.0
@@ -46,6 +47,22 @@ class OffloadPolicy:
     def __post_init__(self):
         if not 0 < self.share <= 1:
             raise ConfigError(f"cache share must lie in (0, 1], got {self.share}")
+        for kinds, given in self._given:
+            kind = kinds.class_of(given)
+            if more := sorted(kind.needs - {"ids"}):
+                raise ConfigError(
+                    f"{kinds.kind} {kind.name} needs {', '.join(more)}, and requests "
+                    "in computed time have the experts chosen alone; use another one"
+                )
+        self.make()
+
+    @property
+    def _given(self):
+        return (EVICTIONS, self.eviction), (PREDICTORS, self.predictor)
+
+    def make(self) -> tuple[Eviction, Predictor]:
+        """Fresh ones; an object is used itself."""
+        return tuple(kinds.make(given, {}) for kinds, given in self._given)
 
     def cached(self, slots: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Slots of the cache on each GPU of every server, of so many in all."""
@@ -117,12 +134,13 @@ class HostMemory:
         pools, policy = self.loop.pools, self.policy
         any_layer = (-1,) * min(slots, pools.num_blocks)
         spec = CacheSpec(pools.num_layers, pools.num_experts, pools.top_k, any_layer)
+        eviction, predictor = policy.make()
         return OffloadManager(
-            SlotCache(spec, get_policy(policy.eviction)),
+            SlotCache(spec, eviction),
             CountedQueue(
                 self.loop.links, gpu, self.loop.block_bytes, pools.num_experts
             ),
-            predictor=get_predictor(policy.predictor),
+            predictor=predictor,
             horizon=policy.horizon,
             prefetch_limit=policy.prefetch_limit,
         )

@@ -7,14 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count, chosen
+from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.files import write_json
 from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.place.migration_policy import MigrationRule
-from moe_edge.place.policy import PLACERS
+from moe_edge.place.placer import (
+    ALONE,
+    Placer,
+    PlacerOptions,
+    fit_placers,
+    listed_placers,
+)
 from moe_edge.simulate.cluster.build import CaseOptions, build_case
-from moe_edge.simulate.cluster.case import METHODS, Case
+from moe_edge.simulate.cluster.case import Case
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import (
     ClusterResult,
@@ -33,7 +39,8 @@ def run_simulate(
     run: RunFolder,
     *,
     wanted: CaseOptions,
-    methods: str = "all",
+    methods: str | Sequence[str | Placer | type[Placer]] = "all",
+    placer_options: PlacerOptions | None = None,
     options: LoopOptions,
     rule: MigrationRule,
     cache_share: float = 0.0,
@@ -50,7 +57,9 @@ def run_simulate(
         `cluster_run` also `events_METHOD.jsonl`.
       wanted, options, rule: what is served, how, and when placements change.
       methods: placers and servers that serve alone (`moe_infinity`, `moe_infinity_lb`)
-        separated by commas, or `all`: every placer that fits the machines.
+        separated by commas, or `all`: every placer that fits the machines; from Python
+        also a list of names, classes and objects.
+      placer_options: {name: {option: value}}.
       cache_share: above 0 servers load the blocks that they lack from host memory, into
         this share of their GPUs' memory, instead of asking others.
       seeds: runs, from `seed` on; rows are medians over them.
@@ -63,35 +72,34 @@ def run_simulate(
       OSError: a trace cannot be read.
     """
     check_count("seeds", seeds)
-    names = chosen("method", methods, METHODS)
+    placers = listed_placers(methods, placer_options, ALONE)
     if cluster_run is not None:
         others = {"cache_share": cache_share, "seeds": seeds - 1, "seed": seed}
         check_alone([wanted, rule, options], others)
         run.check_apart(cluster_run)
-        return run_recorded(run, cluster_run, names, options)
+        return run_recorded(run, cluster_run, placers and [*placers], options)
     if not 0 <= cache_share < 1:
         raise ConfigError(f"cache_share must lie in [0, 1), got {cache_share}")
     first = build_case(**vars(wanted), data_dir=data_dir, seed=seed)
     moving = vars(rule) | {"cache_share": cache_share}
     left_out: dict[str, str] = {}
-    if names is None:
-        problem = first.problem(seed, cache_share)
-        reasons = {name: cls().unfit(problem) for name, cls in PLACERS.items()}
-        left_out = {name: reason for name, reason in reasons.items() if reason}
-        names = [name for name in PLACERS if name not in left_out]
+    if placers is None:
+        placers, left_out = fit_placers(
+            first.problem(seed, cache_share), placer_options
+        )
     if run.dry_run:
-        for name in names:
-            first.loop(name, options, seed=seed, **moving)
-        return {"methods": names}
-    runs: dict[str, list[ClusterResult]] = {name: [] for name in names}
+        for name, placer in placers.items():
+            first.loop(placer or name, options, seed=seed, **moving)
+        return {"methods": [*placers]}
+    runs: dict[str, list[ClusterResult]] = {name: [] for name in placers}
     spans = {}  # of the first seed
-    with counter("runs", seeds * len(names)) as count:
+    with counter("runs", seeds * len(placers)) as count:
         for number in range(seed, seed + seeds):
             case = first
             if number != seed:
                 case = build_case(**vars(wanted), data_dir=data_dir, seed=number)
-            for name in names:
-                loop = case.loop(name, options, seed=number, **moving)
+            for name, placer in placers.items():
+                loop = case.loop(placer or name, options, seed=number, **moving)
                 started = time.perf_counter()
                 loop.run()
                 result = report(loop)

@@ -10,7 +10,7 @@ from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.events import write_events
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder
-from moe_edge.place.policy import ALONE
+from moe_edge.place.placer import ALONE
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.recorded import Recorded
 from moe_edge.simulate.cluster.report import print_table, progress

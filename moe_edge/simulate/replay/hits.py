@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from moe_edge.offload.policy import EvictionPolicy
+from moe_edge.offload.evict_base import Eviction
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.simulate.replay.lookups import RoutedLayer, cache_spec, lookups
 from moe_edge.workload.traces import DECODE, Trace
@@ -51,7 +51,7 @@ def _ratio(hits: int, misses: int) -> float:
 
 def replay(
     trace: Trace,
-    policy: EvictionPolicy,
+    policy: Eviction,
     layer_S: tuple[int, ...],
     warm_by_prefill: bool = True,
 ) -> ReplayResult:

@@ -1,20 +1,22 @@
 """A route trace as the lookups an engine would make, and policies built from it."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.core.context import Context
+from moe_edge.core.plug_in import Registry, needed
+from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, Eviction
 from moe_edge.offload.evict_belady import future_uses
-from moe_edge.offload.policy import POLICIES, CacheSpec, EvictionPolicy, get_policy
 from moe_edge.offload.slot_plan import PLANS, plan_slots, static_hit_curves
 from moe_edge.workload.traces import DECODE, PREFILL, Trace, expert_counts
 
 # Plans that learn from the run are policies of their own, with lru inside.
 PLAN_NAMES = tuple(name for name, plan in PLANS.items() if plan.needs)
-POLICY_NAMES = (*POLICIES, *PLAN_NAMES)
+POLICY_NAMES = ChainMap(EVICTIONS, dict.fromkeys(PLAN_NAMES))  # whose keys both are
 
 
 class RoutedLayer(NamedTuple):
@@ -130,20 +132,37 @@ def check_horizon(horizon: int, trace: Trace) -> None:
 
 def known_policies(trace: Trace) -> list[str]:
     """Names of the policies whose needs the trace holds."""
-    known = [name for name, cls in POLICIES.items() if cls.needs <= trace.holds]
-    return [*known, *PLAN_NAMES]
+    return [*replayable(EVICTIONS, trace), *PLAN_NAMES]
 
 
-def policy_of(name: str, trace: Trace) -> EvictionPolicy:
-    """A policy by name; what it must know beforehand comes from the trace.
+def replayable(registry: Registry, trace: Trace) -> list[str]:
+    """Names of a kind whose needs a trace holds, and whose options all have a value."""
+    context = context_of(trace)
+    return [
+        name
+        for name, kind in registry.items()
+        if kind.needs <= trace.holds
+        and all(kind.from_context.get(n) in context for n in needed(kind))
+    ]
+
+
+def policy_of(policy: str | type | Eviction, trace: Trace, **options) -> Eviction:
+    """The policy of a name, a class or an object; what it must know beforehand comes
+    from the trace.
 
     Raises ConfigError for an unknown name, or needs the trace does not hold.
     """
-    check_known("cache policy", name, POLICY_NAMES)
-    if name in PLAN_NAMES:
-        return get_policy("lru")
-    check_holds("cache policy", name, POLICIES[name].needs, trace)
-    return get_policy(name, **context_of(trace).fill(POLICIES[name], {}))
+    if isinstance(policy, str):
+        check_known("cache policy", policy, POLICY_NAMES)
+        policy = "lru" if policy in PLAN_NAMES else policy
+    return made_for(EVICTIONS, policy, trace, options)
+
+
+def made_for(registry: Registry, given: Any, trace: Trace, options: Mapping[str, Any]):
+    """A policy or predictor for a trace; ConfigError: it needs what the trace lacks."""
+    kind = registry.class_of(given)
+    check_holds(registry.kind, kind.name, kind.needs, trace)
+    return registry.make(given, options, context_of(trace))
 
 
 def _prompt_steps(trace: Trace) -> int:

@@ -5,15 +5,14 @@ router then chose there; past the last layer the next token begins.
 """
 
 from moe_edge.predict.accuracy import PredictionLog
-from moe_edge.predict.base import Predictor
+from moe_edge.predict.base import PREDICTORS, Predictor
 from moe_edge.predict.predictor_run import PredictorRun
-from moe_edge.predict.registry import PREDICTORS, get_predictor
 from moe_edge.simulate.replay.lookups import (
     cache_spec,
-    check_holds,
     check_horizon,
-    context_of,
     lookups,
+    made_for,
+    replayable,
 )
 from moe_edge.workload.traces import DECODE, Trace
 
@@ -44,20 +43,16 @@ def replay_predictor(
 
 def known_predictors(trace: Trace) -> list[str]:
     """Names of the predictors whose needs the trace holds."""
-    return [
-        name
-        for name, kind in PREDICTORS.items()
-        if name != "none" and kind.needs <= trace.holds
-    ]
+    return [name for name in replayable(PREDICTORS, trace) if name != "none"]
 
 
-def predictor_of(name: str, trace: Trace) -> Predictor:
-    """A predictor by name; the oracle gets the trace's own choices.
+def predictor_of(
+    predictor: str | type | Predictor, trace: Trace, **options
+) -> Predictor:
+    """The predictor of a name, a class or an object; the oracle gets the trace's own
+    choices.
 
     Raises:
       ConfigError: an unknown name, or needs the trace does not hold.
     """
-    if name not in PREDICTORS:
-        return get_predictor(name)  # refuses it
-    check_holds("predictor", name, PREDICTORS[name].needs, trace)
-    return get_predictor(name, **context_of(trace).fill(PREDICTORS[name], {}))
+    return made_for(PREDICTORS, predictor, trace, options)

@@ -10,7 +10,7 @@ from moe_edge.core.files import write_json
 from moe_edge.core.progress import progress
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.predict.registry import PREDICTORS
+from moe_edge.predict.base import PREDICTORS
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import (
     POLICY_NAMES,

@@ -19,9 +19,9 @@ from moe_edge.core.checks import (
     check_shape,
 )
 from moe_edge.offload.block_queue import TransferStats
+from moe_edge.offload.evict_base import Eviction
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.offload.policy import EvictionPolicy
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.statistics import Counters
 from moe_edge.offload.virtual_queue import VirtualQueue
@@ -98,7 +98,7 @@ class TimedResult:
 
 def replay_time(
     trace: Trace,
-    policy: EvictionPolicy,
+    policy: Eviction,
     layer_S: tuple[int, ...],
     costs: CostModel,
     predictor: Predictor | None = None,

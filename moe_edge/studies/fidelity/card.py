@@ -21,8 +21,7 @@ from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.evaluate.texts import sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
-from moe_edge.route.base import RoutePolicy
-from moe_edge.route.policy import get_route
+from moe_edge.route.base import Route, get_route
 from moe_edge.studies.engines import describe_model
 from moe_edge.studies.fidelity import quantised
 from moe_edge.studies.fidelity.rows import forced_rows
@@ -52,7 +51,7 @@ find likeliest alike; perplexity: as a multiple of the full model's; changed: sh
 expert choices; hit ratio: share of the experts used that were on the device"""
 
 
-def grid_of(settings: FidelitySettings) -> list[RoutePolicy]:
+def grid_of(settings: FidelitySettings) -> list[Route]:
     """The lossy routes that are measured."""
     grid, base = lossy_routes(settings.a_values, settings.thresholds), settings.base
     if not base.lossless:

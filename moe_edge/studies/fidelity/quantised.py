@@ -26,7 +26,7 @@ from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.evaluate.texts import read_text, sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric
-from moe_edge.route.policy import get_route
+from moe_edge.route.base import get_route
 from moe_edge.studies.engines import describe_model
 from moe_edge.studies.fidelity.rows import forced_rows
 from moe_edge.studies.fidelity.study import (

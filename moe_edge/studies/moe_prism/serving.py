@@ -27,7 +27,7 @@ from moe_edge.loadtest.offered import (
 )
 from moe_edge.loadtest.prompts import Prompts, text_ids
 from moe_edge.profile.step_costs import measure_steps
-from moe_edge.schedule.registry import get_policy
+from moe_edge.schedule.policy import get_scheduler
 from moe_edge.serve.driver import Driver
 from moe_edge.serve.options import ServingOptions, make_driver
 from moe_edge.studies.moe_prism import making
@@ -154,7 +154,7 @@ class Servers:
         """Figures of the same in computed time."""
         system, settings = SYSTEMS[name], self.settings
         own, costs = self._own[system.model], self._costs[system.model]
-        policy = get_policy(
+        policy = get_scheduler(
             system.policy,
             max_batch=settings.max_batch,
             max_wait_s=settings.max_wait_s,

@@ -27,7 +27,7 @@ from moe_edge.loadtest.offered import (
 )
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import Findings, metric
-from moe_edge.schedule.registry import get_policy
+from moe_edge.schedule.policy import get_scheduler
 from moe_edge.serve.options import ServingOptions
 from moe_edge.simulate.goodput import goodput
 from moe_edge.studies.moe_prism.models import ORIGINAL
@@ -151,7 +151,7 @@ def figures(
     system, subs = SYSTEMS[case.system], settings.sub_experts
     if system.model == ORIGINAL:
         offered, subs = in_whole_experts(offered, subs), 1
-    policy = get_policy(
+    policy = get_scheduler(
         system.policy,
         max_batch=case.batch,
         max_wait_s=settings.max_wait_s,

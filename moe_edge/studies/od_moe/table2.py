@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.route.policy import get_route
+from moe_edge.route.base import get_route
 from moe_edge.studies.od_moe.live import check_departure
 from moe_edge.studies.od_moe.studies import check_precision
 from moe_edge.studies.prompts import PromptSettings, check_inputs

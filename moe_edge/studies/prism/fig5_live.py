@@ -14,7 +14,7 @@ import numpy as np
 from moe_edge.core.checks import check_known
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import Findings, metric
-from moe_edge.place.policy import PLACERS
+from moe_edge.place.placer import PLACERS
 from moe_edge.studies.prism import fig5, live_seeds
 from moe_edge.studies.prism.live_entry import (
     NOT_COMPARABLE,

@@ -15,7 +15,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, MoeEdgeError, check_known, check_positive
 from moe_edge.place.migrate import SOURCES
-from moe_edge.place.policy import PLACERS
+from moe_edge.place.placer import PLACERS
 from moe_edge.studies.live import read_lines, token_times_s
 from moe_edge.studies.prism import fig7
 from moe_edge.studies.prism.live_entry import NOT_COMPARABLE

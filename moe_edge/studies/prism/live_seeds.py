@@ -15,7 +15,7 @@ from moe_edge.cluster.model_checks import check_model
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import MoeEdgeError, check_known, check_positive
-from moe_edge.place.policy import METHODS
+from moe_edge.place.placer import METHODS
 from moe_edge.studies.live import kept_compiled, live_run
 from moe_edge.studies.rounds import round_order
 from moe_edge.studies.settings import RULES, StudySettings

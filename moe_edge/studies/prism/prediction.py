@@ -11,7 +11,7 @@ import numpy as np
 from moe_edge.core.checks import check_from_zero
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.place.latency_aware import LatencyAware
-from moe_edge.place.policy import get_placer
+from moe_edge.place.placer import get_placer
 from moe_edge.simulate.cluster.case import Case
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of, serve

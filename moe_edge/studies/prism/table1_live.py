@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.place.policy import ALONE as ALONE_METHODS
+from moe_edge.place.placer import ALONE as ALONE_METHODS
 from moe_edge.studies.prism import live_seeds
 from moe_edge.studies.prism.live_entry import NOT_COMPARABLE
 from moe_edge.studies.prism.live_seeds import LiveMethods

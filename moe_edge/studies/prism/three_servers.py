@@ -13,7 +13,7 @@ import numpy as np
 
 from moe_edge.core.checks import check_known
 from moe_edge.core.run_folder import RunFolder
-from moe_edge.place.policy import PLACERS
+from moe_edge.place.placer import PLACERS
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.run_recorded import run_recorded
 from moe_edge.studies.prism.live_entry import NOT_COMPARABLE

@@ -21,7 +21,7 @@ from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
 from moe_edge.model.config import MoeConfig
-from moe_edge.route.base import RoutePolicy, gate_scores, rescale
+from moe_edge.route.base import Route, gate_scores, rescale
 from moe_edge.studies.cases import LIMITS, workload_of
 from moe_edge.studies.engines import Bench
 from moe_edge.studies.prompts import PromptPool, PromptSettings, check_inputs, make_pool
@@ -49,7 +49,7 @@ class RankSettings(PromptSettings):
 
 
 @dataclasses.dataclass(frozen=True)
-class OneRank(RoutePolicy):
+class OneRank(Route):
     """One rank of every token's choice is left out, or replaced by the best of the
     others with its own score; the weights keep their sum."""
 

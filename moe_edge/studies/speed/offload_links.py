@@ -17,7 +17,7 @@ import numpy as np
 
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import ModelConfig
-from moe_edge.offload.policy import get_policy
+from moe_edge.offload.evict_base import get_eviction
 from moe_edge.predict.base import Predictor, no_prediction
 from moe_edge.simulate.replay.lookups import chosen_by_step
 from moe_edge.simulate.replay.timed import CostModel, TimedResult, replay_time
@@ -220,7 +220,7 @@ def replayed(
         horizon = manager.predictor_run.horizon
     return replay_time(
         trace_of(run, manager.spec.num_experts),
-        get_policy("lru"),
+        get_eviction("lru"),
         manager.spec.layer_S,
         costs,
         predictor,

@@ -17,8 +17,7 @@ from moe_edge.hardware.clusters import mixed_cluster
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.models import model_shape
 from moe_edge.place.optimal import best_cover
-from moe_edge.place.placer import Problem, Traffic
-from moe_edge.place.policy import get_placer
+from moe_edge.place.placer import Problem, Traffic, get_placer, listed_placers
 from moe_edge.place.run_place import compare, place_all
 from moe_edge.studies.rounds import interleave_seconds
 from moe_edge.studies.speed.placement_simulate import SimulateSettings, simulate_rows
@@ -156,7 +155,7 @@ def gap_rows(
     gaps: dict[str, list[float]] = {name: [] for name in HEURISTICS}
     for seed in range(sizes.seeds):
         problem = problem_of(servers, ratio, unequal, sizes, seed)
-        placed, _ = place_all(problem, HEURISTICS)
+        placed = place_all(problem, listed_placers(HEURISTICS))
         for name, row in compare(placed, problem).items():
             if not row["objective"] or row["gap_pct"] is None:  # the optimum is 0
                 raise ConfigError(

@@ -19,7 +19,7 @@ from moe_edge.loadtest.offered import (
     offered_requests,
 )
 from moe_edge.profile.step_costs import measure_steps
-from moe_edge.schedule.registry import get_policy
+from moe_edge.schedule.policy import get_scheduler
 from moe_edge.serve.driver import Driver, RowRequest
 from moe_edge.serve.options import ServingOptions, make_driver
 from moe_edge.simulate.goodput import goodput
@@ -230,7 +230,7 @@ def _goodput(
     requests: Sequence[Offered],
 ) -> float:
     given = {"max_batch": settings.max_batch, "own_k": own_k, "costs": costs}
-    chosen = get_policy(policy, **given)
+    chosen = get_scheduler(policy, **given)
     sizes = SlotSizes(**options_of(settings).sizes(settings.max_context))
 
     return goodput(lambda rate: served_at(rate, requests, chosen, costs, sizes))

@@ -15,7 +15,7 @@ from moe_edge.hardware.step_costs import CostTable, StepCosts
 from moe_edge.model.row_sampling import make_rules
 from moe_edge.model.sampling import Sampling
 from moe_edge.schedule.loop import RequestLoop
-from moe_edge.schedule.registry import POLICIES, get_policy
+from moe_edge.schedule.policy import SCHEDULERS, get_scheduler
 from moe_edge.schedule.token_job import TokenJob
 from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed.serving import FLOOR_SHARES, ServingSettings
@@ -45,8 +45,8 @@ def pick_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows
         "costs": StepCosts(table, table, "any"),
     }
     rows = []
-    for name in POLICIES:
-        policy = get_policy(name, **given)
+    for name in SCHEDULERS:
+        policy = get_scheduler(name, **given)
         p99s = [_pick_p99_s(policy, seed) for seed in range(settings.repeats)]
         case = f"pick, {name}, {WAITING} waiting, {LEVELS} floors, p99"
         ours = [MS * seconds for seconds in p99s]

@@ -3,8 +3,10 @@ import itertools
 import numpy as np
 import pytest
 
-from moe_edge.core.checks import CapacityError
+from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.offload.evict_lfu import Lfu
 from moe_edge.place.migration_policy import MigrationPolicy
+from moe_edge.predict.history import PreviousToken
 from moe_edge.schedule.to_idle import ToIdle
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.offload import OffloadPolicy
@@ -37,6 +39,26 @@ def test_misses_are_loaded_once_and_computed_as_they_come():
     assert loop.finish_R.tolist() == [5.25, 9.75, 13.5]
     assert result.host_bytes_G.tolist() == [6 * 768]
     assert result.facts["hit_ratio"] == 0.25
+
+
+def test_objects_and_classes_serve_as_names_do():
+    requests = asked((0, 0.0, 3, 2, "a"), (0, 6.0, 1, 1, "b"), (0, 7.0, 1, 1, "a"))
+    named, _ = serve(requests, policy=OffloadPolicy("lfu", "previous"))
+    given, _ = serve(requests, policy=OffloadPolicy(Lfu(), PreviousToken))
+    assert given.finish_R.tolist() == named.finish_R.tolist()
+
+
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        ({"eviction": "smoe_score"}, "eviction policy smoe_score needs scores, and re"),
+        ({"predictor": "shadow"}, "predictor shadow needs shadow, and requests in com"),
+        ({"eviction": "least"}, "unknown eviction policy 'least'; known: belady"),
+    ],
+)
+def test_policies_that_need_more_than_choices_are_refused(given, text):
+    with pytest.raises(ConfigError, match=text):
+        OffloadPolicy(**given)
 
 
 def test_all_blocks_fit_then_every_block_is_loaded_once():

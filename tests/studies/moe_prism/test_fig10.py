@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from moe_edge.studies.moe_prism.fig10 import findings
 from moe_edge.studies.moe_prism.models import LG, ORIGINAL
@@ -50,7 +50,7 @@ def test_picture_has_a_line_of_every_model_and_the_tables_numbers(
     found, tmp_path, monkeypatch
 ):
     drawn = []
-    monkeypatch.setattr(plt, "close", drawn.append)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
     found.plot(tmp_path / "p.png")
     rows = {(row["policy"], row["name"]): row["value"] for row in found.metrics}
     monkeypatch.undo()
@@ -63,4 +63,3 @@ def test_picture_has_a_line_of_every_model_and_the_tables_numbers(
             shown = [rows[name, f"{what}, K={k}, batch 1"] for k in ks]
             np.testing.assert_allclose(line.get_ydata(), shown)
         assert lines[ORIGINAL].get_marker() == "o"
-    plt.close(drawn[0])

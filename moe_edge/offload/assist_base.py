@@ -1,0 +1,59 @@
+"""The interface of CPU assists: which absent experts the host computes itself."""
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from moe_edge.core.plug_in import PlugIn, Registry
+
+
+class AssistCosts(NamedTuple):
+    """Seconds of one expert, means of the last measurements.
+
+    Attributes:
+      load_s: to bring it to the device.
+      host_s: to compute it on the host.
+      device_s: to compute it on the device; 0 where that is not known, on a GPU.
+    """
+
+    load_s: float
+    host_s: float
+    device_s: float
+
+
+class Assist(PlugIn):
+    """Splits the absent experts of a layer between the link and the host's cores.
+
+    Subclasses are frozen dataclasses. Mode layered calls `take` once for each layer and
+    decode step in which experts are absent, after the lookup and before any of them is
+    transferred; a server does the same. Mode fused has no assist and refuses one;
+    replay and the simulators compute nothing, and have none.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("take",)
+
+    def take(
+        self, absent: Sequence[int], ids_TK: np.ndarray, costs: AssistCosts
+    ) -> Sequence[int]:
+        """Which absent experts the host computes; the others travel.
+
+        Args:
+          absent: distinct experts of the layer that are not in slots, best score first.
+          ids_TK: int32, what the tokens of the step chose; id E is padding.
+        Returns:
+          some of `absent`, each once, in the order in which they are computed.
+        """
+        raise NotImplementedError
+
+
+ASSISTS = Registry("CPU assist", Assist, "assist_options", "moe_edge.offload")
+
+
+def get_assist(assist: str | type | Assist, **options) -> Assist:
+    """The assist of a name, a class, or an object.
+
+    Raises:
+      ConfigError: unknown name or option (the known ones are listed), or a bad value.
+    """
+    return ASSISTS.make(assist, options)
