@@ -47,64 +47,74 @@ class ClusterOptions:
     """A cluster and what it serves.
 
     Attributes:
-      checkpoint: path or `default`; the same on all machines.
+      checkpoint: folder (Hugging Face's or ours), GGUF file, or `default`, the model in
+        the package; the same on all machines.
       mode: prism (servers that hold blocks and ask each other) or od_moe (a main node,
         a shadow, and workers that load blocks on demand).
-      servers: how many.
-      slots: blocks that each may hold, separated by commas; None: 1.3 copies of the
-        model, shared equally. One slot of each stays free, for lost blocks that are
-        read for a call; with migration another one, for blocks on their way.
+      servers: number of servers; the scheduler is one process more.
+      slots: experts that each server holds, separated by commas; None: 1.3 copies of
+        the model, shared equally. One slot of each stays free for experts that are read
+        for a single call; with migration another one, for experts on their way.
       methods: placers, separated by commas; each serves all requests in turn. Also
         moe_infinity (every server serves alone and loads what its slots lack from its
         own host memory) and moe_infinity_lb (busy ones pass requests on to idle ones).
       placer_options: {name: {option: value}} of placers.
       placement: stem of a placement (`moe-edge place_experts`), instead of methods.
-      workload: a task family a server, by commas (arithmetic, words, stories, tables).
-      requests_per_server: with `workload`.
-      interval_s: mean seconds between requests of a server, with `workload`.
-      output_tokens: most new tokens of a request, with `workload`.
-      prompts: JSON-lines file `{"id", "prompt", "server"}`; without "server" line after
-        line on one server after the other. All come at once.
-      max_new_tokens: with `prompts`.
-      max_batch: requests that a server runs together, taking turns.
-      period_s: between decisions on migration; 0 for none.
-      keep: share of the statistics that stays after a period.
-      hysteresis: share of the cost that a migration must win on top.
+      workload: synthetic requests: the task family of each server, separated by commas
+        (arithmetic, words, stories, tables).
+      requests_per_server: with `workload`: number of requests of each server.
+      interval_s: with `workload`: mean seconds between two requests of a server.
+      output_tokens: with `workload`: most new tokens of a request.
+      prompts: JSON-lines file `{"id", "prompt", "server"}`, instead of `workload`;
+        lines without "server" go to the servers in turn. All requests arrive at once.
+      max_new_tokens: with `prompts`: most new tokens of a request.
+      max_batch: requests that a server runs at a time; they take turns.
+      period_s: seconds between two decisions whether to migrate experts; 0: never.
+      keep: with migration: share of the statistics that is kept after a period.
+      hysteresis: with migration: by which share of its cost the gain must exceed it.
       source: where migrating blocks come from: host (the server's own checkpoint) or
         network (a server that holds them).
       transport: messages (ZeroMQ) or jax (calls by `ppermute` of two processes, blocks
         by pulls; slower, for comparison; control stays with messages).
-      combine: exact (a row a pair returns: the same bits as on one machine) or partial
-        (servers add first: fewer bytes, other last bits).
-      link_mbps: of every server's network link, made by `tc` (needs root); None: as is.
-      delay_ms: emulated delay of a message, one way.
-      host_bytes_per_s: of each server's emulated link to its host memory, for servers
-        that serve alone; None: as fast as the memory.
-      call_s: deadline of a call of a server; it is made again with longer ones.
+      combine: exact: a server returns a row for each (token, expert) pair, so bits are
+        those of one machine; partial: it adds them first, which sends less and rounds
+        otherwise.
+      link_mbps: limit of every server's network link, set by `tc` (needs root); None:
+        no limit.
+      delay_ms: emulated delay of a message, in one direction.
+      host_bytes_per_s: emulated rate of each server's link to its host memory, for
+        methods without calls; None: as fast as it is.
+      call_s: time limit of a call to another server; after it the call is repeated with
+        longer ones.
       hung_s: silence of a process (no heartbeats) after which it is lost. Longer on
         Wi-Fi, whose outages take seconds; a process that hangs holds others up so long.
-      secret_file: shared secret of all machines; None: one made for this run.
+      secret_file: file with the secret that all machines share; None: one is made for
+        this run.
       coordinator: HOST:PORT of the scheduler, where processes are started one by one.
-      process_id: which one this is: 0 scheduler, i is server i - 1.
-      join_timeout_s: how long processes wait for each other.
-      drill: a failure on purpose, such as kill:1@40, stop:1@40, kill:scheduler@40: of
-        whom, after how many generated tokens of the last method (of od_moe: of all);
-        pause:1@40: server 1 stops for 3 s; accuse:1@40: it calls all others hung.
-      cores: cores of each process, by commas (`0,1,0-1`); None: all.
-      gpus: GPU of each process but the scheduler, by commas (`0,1`); None: one each, in
-        order, or those that a placement names.
-      workers: of od_moe.
-      groups: of workers, of equal size; one computes while the others load.
-      worker_layers: of whose share of blocks a worker has slots: 1 as in the paper;
-        with 2 the next ones come while it computes.
-      shadow: precision of the model that predicts: full, fp16, bf16, int8, nf4; random
-        (experts by chance) or none.
-      token_period: steps between alignments of the shadow's token; 0 for never.
-      kv_period: likewise of its keys and values.
-      departure: late (the shadow waits for what is to be aligned) or speculative (it
-        goes on, and starts over if its token was another one).
-      load_bytes_per_s: of each worker's link, or `balanced`: a load lasts as long as it
-        may without a stall, by what the processes need without loads.
+      process_id: number of this process: 0 is the scheduler, i is server i - 1.
+      join_timeout_s: how long processes wait for each other at the start.
+      drill: fault injection, as KIND:WHO@TOKENS: kill or stop server 1 (kill:1@40) or
+        the scheduler (kill:scheduler@40) after so many generated tokens of the last
+        method (of od_moe: of all); pause:1@40 stops it for 3 s; accuse:1@40 lets it
+        report all others as hung.
+      cores: CPU cores of each process, separated by commas (`0,1,0-1`); None: all.
+      gpus: GPU of each process but the scheduler, separated by commas (`0,1`); None:
+        one each, in order, or those that a placement names.
+      workers: od_moe: number of workers.
+      groups: od_moe: number of groups of workers, of equal size; one computes while the
+        others load.
+      worker_layers: od_moe: slots of a worker, in multiples of its share of a layer; 1
+        as in the paper; with 2 the next experts arrive while it computes.
+      shadow: od_moe: precision of the model that predicts: full, fp16, bf16, int8, nf4;
+        or random (experts by chance), or none.
+      token_period: od_moe: steps between two alignments of the shadow's token; 0:
+        never.
+      kv_period: od_moe: steps between two alignments of the shadow's KV cache; 0:
+        never.
+      departure: od_moe: late (the shadow waits for the aligned token) or speculative
+        (it goes on with its own, and starts over if that was another one).
+      load_bytes_per_s: od_moe: rate of each worker's link; `balanced`: such that a load
+        just causes no stall, from times measured first.
       seed: of requests and placements.
     """
 

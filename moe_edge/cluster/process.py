@@ -168,7 +168,7 @@ def run_node(spec: Spec, number: int, began: Path, make_node=node_of) -> None:
 def run_scheduler(spec: Spec, choose=programme_of) -> None:
     """Process 0."""
     from moe_edge.cluster.node.membership import Reception
-    from moe_edge.cluster.scheduler.asked import NobodyLeft
+    from moe_edge.cluster.scheduler.requests import NobodyLeft
 
     options, address = spec.options, spec.address
     started_s = time.perf_counter()
@@ -200,7 +200,10 @@ def run_scheduler(spec: Spec, choose=programme_of) -> None:
     programme.scheduler.wait_for_all("there", START_S, may_lose=False)
     transport.on_lost = programme.scheduler.on_lost
     took_s = time.perf_counter() - started_s
-    print(f"{options.processes - 1} processes joined in {took_s:.1f} s")
+    print(
+        f"{options.processes - 1} processes joined in {took_s:.1f} s; now they load "
+        "weights and compile"
+    )
     programme.run(members)
     programme.scheduler.end()
     transport.close()

@@ -176,7 +176,7 @@ def _read(path: Path) -> dict[str, Facts]:
         }
     except ConfigError as error:
         raise CheckpointError(
-            f"{error}; delete it to train all experts anew"
+            f"{error}; delete it to train all experts again"
         ) from error
 
 

@@ -192,7 +192,7 @@ def time_batches(
         outputs = jax.tree.leaves(compiled.out_info)
         bytes_[n] = n * images[0].nbytes + sum(_num_bytes(one) for one in outputs)
         if told is None:
-            note = "input and output bytes only: this device tells no more"
+            note = "input and output bytes only: this device reports no more"
         else:
             bytes_[n] += told.temp_size_in_bytes
     return in_rounds(run, sizes.batches, sizes.repeats), bytes_, note

@@ -138,8 +138,9 @@ def progress(name: str, run: CoeRun) -> str:
     """A line while it runs."""
     tiers = ", ".join(f"{n} from {tier}" for tier, n in run.switches_by_tier.items())
     return (
-        f"{name}: {run.throughput_per_s:.3g} requests/s, {run.time_s:.4g} s, "
-        f"{run.switches} switches ({tiers}), longest wait {run.longest_wait_s:.4g} s"
+        f"{name}: {run.throughput_per_s:.3g} requests/s, all in {run.time_s:.4g} s, "
+        f"{run.switches} switches of experts (loads: {tiers}), longest wait "
+        f"{run.longest_wait_s:.4g} s"
     )
 
 

@@ -105,9 +105,9 @@ def run(
 
 
 def leave(code: int) -> int:
-    """After a signal, without Python's own shutdown: XLA's threads may still compute,
-    and crash in an interpreter that closes. All folders have been tidied up by now.
-    Who ignores SIGTERM was told to end, and did (`run_until_signal`)."""
+    """Ends the process. After a signal Python's own shutdown is left out: XLA's threads
+    may still compute and would crash in it. All folders have been tidied up by now.
+    SIGTERM is ignored once `run_until_signal` has received it."""
     told = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     if told or code in (INTERRUPTED, TERMINATED):
         sys.stdout.flush()
@@ -203,8 +203,14 @@ def call_root(
     arguments = {}
     if "config_text" in known:
         arguments["config_text"] = gin.operative_config_str
-    with out_dir.removed_if_empty(made), counter(root):
+    with out_dir.removed_if_empty(made), counter(purpose(function, root)):
         return function(**arguments)
+
+
+def purpose(function: Callable, root: str) -> str:
+    """What a progress line calls the whole run: the first sentence of its docstring."""
+    first = (inspect.getdoc(function) or root).partition("\n")[0]
+    return re.split(r"[.:;](?: |$)", first.replace("`", ""))[0]
 
 
 def hand_over(root: str, option: str, kind: Callable) -> None:
@@ -274,8 +280,17 @@ def report(error: BaseException) -> int:
     if DEBUG.value or os.environ.get("MOE_EDGE_DEBUG"):
         traceback.print_exception(error)
     else:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {gin_place(error)}{one_line(error)}", file=sys.stderr)
     return getattr(error, "exit_code", BAD_INPUT)
+
+
+def gin_place(error: BaseException) -> str:
+    """Which line of a gin file gave the value that is refused, if one did."""
+    if not isinstance(error, ConfigError):
+        return ""
+    with contextlib.suppress(OSError):  # a file that is gone by now
+        return gin_files.place_of(str(error), GIN_FILE.value)
+    return ""
 
 
 def one_line(error: BaseException) -> str:

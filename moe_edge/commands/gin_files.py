@@ -1,9 +1,11 @@
 """Which file `--gin_file` names: a path, or the name of a file that comes with us."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from moe_edge.commands.suggest import did_you_mean
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.suggest import did_you_mean
 
 PACKAGE = Path(__file__).resolve().parents[1]
 ENDING = ".gin"
@@ -53,3 +55,29 @@ def find(given: str) -> str:
         f"--gin_file {given}: no such file, and none of this name in {here}; "
         f"{meant}expected a path, or the name of a file there without {ENDING}"
     )
+
+
+def place_of(message: str, files: Iterable[str]) -> str:
+    """`FILE:LINE: ` of the value that a message refuses, if a gin file gave it, or "".
+
+    A value is checked when a run begins, long after its line was read. So the first
+    text in quotes is looked for; it must stand in one line alone.
+
+    Args:
+      files: that the run was given, in their order.
+    """
+    found = re.search(r"'([^']+)'", message)
+    if found is None:
+        return ""
+    value = re.compile(rf"""=.*(['"]){re.escape(found[1])}\1""")
+    places = []
+    for file in files:
+        if file in message:
+            return ""
+        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+        places += [
+            f"{file}:{number}: "
+            for number, line in enumerate(lines, 1)
+            if value.search(line.partition("#")[0])
+        ]
+    return places[0] if len(places) == 1 else ""

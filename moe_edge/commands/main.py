@@ -80,7 +80,7 @@ def refusal(name: str) -> str:
     """Why `moe-edge NAME` is no command, in one line."""
     if name.startswith("-"):
         return f"{name} comes before the command; write moe-edge NAME {name}"
-    from moe_edge.commands.suggest import unknown
+    from moe_edge.core.suggest import unknown
 
     return unknown("command", name, names())
 

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from moe_edge.core.suggest import unknown
+
 T = TypeVar("T")
 
 
@@ -151,9 +153,9 @@ def check_divides(name: str, value: int, unit: str, total: int) -> None:
 
 
 def check_known(kind: str, name: str, known) -> None:
-    """Raises ConfigError if `name` is not in `known`, listing what is."""
+    """Raises ConfigError if `name` is not in `known`: the nearest, then all."""
     if name not in known:
-        raise ConfigError(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")
+        raise ConfigError(unknown(kind, name, known))
 
 
 def chosen(kind: str, text: str, known) -> list[str] | None:

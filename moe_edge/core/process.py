@@ -25,9 +25,9 @@ def alone(function: Callable[..., Any], *args) -> Any:
             return pool.submit(function, *args).result()
         except concurrent.futures.process.BrokenProcessPool as error:
             raise CapacityError(
-                f"the process of {function.__name__} was ended without an answer, as a "
-                "system does whose memory runs out; use a machine with more of it "
-                "(files on a tmpfs take memory, too)"
+                f"the process of {function.__name__} was killed, probably because the "
+                "machine ran out of memory; use one with more (files on a tmpfs take "
+                "memory, too)"
             ) from error
 
 

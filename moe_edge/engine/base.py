@@ -69,9 +69,10 @@ class Engine:
         """
 
     def crowded(self):
-        """Steps inside it run as if experts that may not fit together did not.
+        """Inside this context a layer runs in chunks whenever its experts might exceed
+        the slots.
 
-        For a warm-up: what a step's tokens choose then decides no program.
+        For a warm-up: which programs are compiled then does not depend on the routing.
         """
         return contextlib.nullcontext()
 

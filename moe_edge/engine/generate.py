@@ -104,8 +104,8 @@ def generate_steps(
     active = np.ones(len(prompts), bool)
     active_B = jax.device_put(active.copy())  # a put may alias what we change
     # As row slots do: after the first token the next step begins before the tokens of
-    # this one are read. For a row that then ends it was in vain; nobody may be told its
-    # routing.
+    # this one are read. If a row then ends, its step is discarded and its routing not
+    # recorded.
     may_run_ahead = engine.may_run_ahead and on_routing is None
     step = 0
     while True:

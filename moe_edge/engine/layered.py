@@ -88,8 +88,8 @@ class LayeredEngine(Engine):
         self._windows = self.put(self._windows) if in_words else self._windows
         self.manager, self.trace = manager, trace
         self.backends, self.route = tuple(backends), route or TopK()
-        # Where programs run in this thread, what shall travel meanwhile is asked for
-        # before.
+        # Where programs run in this thread, transfers are requested before the
+        # dispatch, so that they overlap it.
         self._plans_first = is_inline()
         self._waves = LayerWaves(programs, manager, self._plans_first)
         self._predictor = manager.predictor_run.predictor

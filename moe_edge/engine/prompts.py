@@ -8,6 +8,7 @@ from typing import Any
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import CapacityError, RequestError
 from moe_edge.core.json_reader import json_objects
+from moe_edge.core.suggest import did_you_mean
 
 REPLACEMENT = "\ufffd"  # what a decoder gives for an unfinished character
 # Of a prompt: its server in a cluster, and what data sets say of it.
@@ -36,9 +37,10 @@ def check_text(where: str, text: str) -> None:
 
 def check_keys(where: str, row: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raises RequestError for a key that means nothing: it may be a slip."""
-    if unknown := [key for key in row if key not in known]:
+    if strange := [key for key in row if key not in known]:
         raise RequestError(
-            f"{where}: unknown key {unknown[0]!r:.60}; known: {', '.join(known)}; "
+            f"{where}: unknown key {strange[0]!r:.60}; "
+            f"{did_you_mean(strange[0], known)}known: {', '.join(known)}; "
             "further facts go into `meta`"
         )
 

@@ -96,22 +96,25 @@ def run_generate(
 
     Args:
       run: folder of the results.
-      checkpoint: path or `default`.
-      prompt: texts; one alone is streamed to the terminal.
+      checkpoint: folder (Hugging Face's or ours), GGUF file, or `default`, the model in
+        the package.
+      prompt: text to continue; may be given several times. A single one is streamed to
+        the terminal.
       prompts: JSON-lines file `{"id", "prompt"}`, instead of `prompt`.
-      max_new_tokens: upper bound per prompt.
-      temperature: 0 is greedy.
-      top_k: keep the k likeliest tokens (0: all).
-      top_p: keep the likeliest tokens up to this mass.
+      max_new_tokens: most new tokens of each prompt.
+      temperature: of sampling; 0 always takes the likeliest token.
+      top_k: sample from the k likeliest tokens only; 0: from all.
+      top_p: sample from the likeliest tokens only whose probabilities add up to this.
       seed: of sampling.
-      batch_size: prompts decoded together.
+      batch_size: prompts that are decoded together.
       max_context: most tokens of a prompt and its continuation. A size in
         `device_memory` reserves the KV cache of the prompts that decode together, this
         long each; None: 1024, or what the longest of these prompts needs.
-      k: experts a token computes, in a refactored model sub-experts (None: its own).
+      k: experts that a token computes (sub-experts in a refactored model); None: as
+        many as the model was made for.
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
-        holds the dense weights, the KV cache and staging; None: as `offload` says, or
-        all resident.
+        holds the dense weights, the KV cache and staging; None: as the gin file's
+        `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` next to it.
@@ -207,26 +210,35 @@ def run_generate(
         for text, completion in zip(texts, completions, strict=True):
             print(f"--- {text.id}\n{text.text}{completion}")
     if offload is not None and not offload.lossless:
-        print(lossy_line(engine.report(), engine.movement()))
-    seconds = f"{speed['warm_up_s']:.1f} s"
-    print(f"compilation and a first run took {seconds}, not timed", file=sys.stderr)
+        print(lossy_line(engine.report()))
+    movement = engine.movement()
+    print(speed_line(speed, movement), file=sys.stderr)
     return {
         "tokens_per_s": speed["tokens_per_s"],
         "ttft_s": speed["ttft_s"],
-        **engine.movement(),
+        **movement,
     }
 
 
-def lossy_line(report: dict[str, Any], movement: dict[str, Any]) -> str:
+def speed_line(speed: dict[str, Any], movement: dict[str, Any]) -> str:
+    """How fast a run was and how many experts were there, in one sentence."""
+    told = f"first token after {1e3 * speed['ttft_s']:.1f} ms"
+    if speed["tokens_per_s"]:
+        told += f", then {speed['tokens_per_s']:.4g} tokens/s"
+    if movement.get("hit_ratio") is not None:
+        told += (
+            f"; {100 * movement['hit_ratio']:.0f} % of the experts used were on the "
+            f"device, {movement['bytes_moved'] / 1e6:.1f} MB moved"
+        )
+    return f"{told}; before that {speed['warm_up_s']:.1f} s of compilation, not counted"
+
+
+def lossy_line(report: dict[str, Any]) -> str:
     """What a lossy route did in a run, in one sentence."""
-    done = f"hit ratio {movement['hit_ratio'] or 0:.2f}"
+    done = f"lossy route {report['route']}"
     if "rerouted" in report:
-        changed = f"{report['rerouted']} of {report['choices']} expert choices changed"
-        done = f"{changed}, {done}"
-    return (
-        f"lossy route {report['route']}: {done}, {movement['bytes_moved'] / 1e6:.1f} "
-        "MB moved (moe-edge fidelity: how far from the model's own text)"
-    )
+        done += f": {report['rerouted']} of {report['choices']} expert choices changed"
+    return f"{done} (moe-edge fidelity: how far from the model's own text)"
 
 
 def write_generations(path: Path, prompts, texts, tokens) -> None:

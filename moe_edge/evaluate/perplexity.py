@@ -101,6 +101,7 @@ def measure_perplexity(
     stride: int | None = None,
     batch_size: int = 8,
     on_routing=None,
+    name: str = "batches of windows",
 ) -> Perplexity:
     """Perplexity of a model on one token sequence.
 
@@ -111,6 +112,7 @@ def measure_perplexity(
       stride: default half the window.
       batch_size: windows run together (fewer if their logits would be too large).
       on_routing: receives the routing of every layer.
+      name: what progress lines call it.
     Raises:
       CapacityError: a window longer than the model's context.
       ConfigError, RequestError: see `plan_windows`.
@@ -129,7 +131,7 @@ def measure_perplexity(
     size = min(size, len(windows))
     nll, tokens, nats = 0.0, 0, []
     steps = range(0, len(windows), size)
-    for first in progress(steps, "batches of windows"):
+    for first in progress(steps, name):
         batch = windows[first : first + size]
         rows = [ids[part.start : part.end] for part in batch]
         # Rows of one token fill up the last batch: same shape, next to no work.

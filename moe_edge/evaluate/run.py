@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,26 +77,29 @@ def run_evaluate(
 
     Args:
       run: folder of the results.
-      checkpoint: path or `default`.
-      text: file whose perplexity is measured.
-      dataset: the same for a data set: folder, local file or hub name.
+      checkpoint: folder (Hugging Face's or ours), GGUF file, or `default`, the model in
+        the package.
+      text: text file whose perplexity is measured.
+      dataset: data set whose perplexity is measured: folder, local file or hub name.
       mcq: multiple-choice files, separated by commas.
       tokens: .npy file of token ids `[B, S]`; needs `logits`.
       logits: .npz file to write, float32 `logits` `[B, S, V]`.
-      window: tokens a window (default: 512 or the context if that is less).
-      stride: tokens between windows (default: half a window).
-      split: of the data set.
-      column: of the data set.
-      dataset_config: the hub's configuration name.
-      limit: at most so many rows of the data set or questions of each file.
-      batch_size: windows or texts run together.
-      k: experts a token computes, in a refactored model sub-experts (None: its own).
+      window: tokens that are scored together (default: 512, or the context if that is
+        less).
+      stride: tokens between the beginnings of two windows (default: half a window).
+      split: which split of the data set.
+      column: which column of the data set holds the text.
+      dataset_config: the data set's configuration name on the hub.
+      limit: most rows of the data set, or most questions of each file.
+      batch_size: windows or texts that run together.
+      k: experts that a token computes (sub-experts in a refactored model); None: as
+        many as the model was made for.
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
-        holds the dense weights, the KV cache and staging; None: as `offload` says, or
-        all resident.
+        holds the dense weights, the KV cache and staging; None: as the gin file's
+        `offload` says, or all experts on the device.
       offload: policies of experts that do not fit. A lossy route acts while decoding,
         so texts (of multiple choice: the choices) are then scored token by token.
-      data_dir: where relative paths are looked up too.
+      data_dir: folder in which relative paths are looked up, too.
     Raises:
       MoeEdgeError: bad input.
       OSError: a file that cannot be read.
@@ -174,6 +178,7 @@ def run_evaluate(
         summary = _run_text(engine, ids, content, window, stride, batch_size)
     if lossy:
         summary |= {"lossless": False, **loaded.engine.movement()}
+    print(_told(summary))
     summary |= {"checkpoint": loaded.name, "checkpoint_hf": loaded.hf_source}
     summary |= {"k": loaded.engine.config.moe.top_k}
     _write(run, summary | {"mode": mode}, paths, lines)
@@ -216,6 +221,23 @@ def _write(
                 file.writelines(json.dumps(line) + "\n" for line in lines)
 
     run.write(save)
+
+
+def _told(summary: Mapping[str, Any]) -> str:
+    """The result for people."""
+    if "accuracy" in summary:
+        low, high = (100 * share for share in summary["interval95"])
+        return (
+            f"{100 * summary['accuracy']:.1f} % of {summary['n']} questions right, "
+            f"95 % interval {low:.1f} to {high:.1f}; by guessing "
+            f"{100 * summary['chance']:.1f} %"
+        )
+    value = summary["perplexity"]
+    return (
+        f"perplexity {'infinite' if value is None else format(value, '.4g')} over "
+        f"{summary['tokens']} tokens, in windows of {summary['window']} that begin "
+        f"every {summary['stride']}; {summary['nats_per_byte']:.4g} nats a byte"
+    )
 
 
 def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:

@@ -43,7 +43,8 @@ def run_lm_eval(
       include_path: folder of task files (YAML); data files that they name by relative
         paths are looked up in it. None: the harness's own tasks, whose data come from
         the hub or its cache.
-      checkpoint: path or `default`.
+      checkpoint: folder (Hugging Face's or ours), GGUF file, or `default`, the model in
+        the package.
       num_fewshot: examples before each question (None: as the task says).
       limit: at most so many rows of a task.
       batch_size: texts run together.

@@ -113,7 +113,7 @@ _config = functools.partial(ModelConfig, max_positions=1)
 
 
 # name -> (config with the sizes of the published config.json, source)
-_PUBLISHED = {
+PUBLISHED = {
     "mixtral_8x7b": (
         _config(
             model_type="mixtral",
@@ -176,7 +176,7 @@ _PUBLISHED = {
 }
 MODELS = {
     name: ModelShape.of(config, name, source)
-    for name, (config, source) in _PUBLISHED.items()
+    for name, (config, source) in PUBLISHED.items()
 }
 
 

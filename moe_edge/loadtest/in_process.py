@@ -20,7 +20,7 @@ from moe_edge.loadtest.offered import (
 from moe_edge.loadtest.prompts import Prompts, text_ids
 from moe_edge.loadtest.results import Results
 from moe_edge.schedule.decisions import Recorder
-from moe_edge.serve.driver import Asked, Driver
+from moe_edge.serve.driver import Driver, RowRequest
 from moe_edge.serve.loading import check_room, load_driver
 from moe_edge.serve.options import ServingOptions
 from moe_edge.workload.served import Served
@@ -112,7 +112,7 @@ def serve(
             if request.arrival_s > now_s:
                 break
             late_s.append(now_s - max(request.arrival_s, free_s))
-            asked = Asked(
+            asked = RowRequest(
                 prompt=prompts[request.id],
                 max_new_tokens=request.new_tokens,
                 floor=request.floor or default_floor,

@@ -48,15 +48,17 @@ class LoadOptions:
     """When requests come, and how long they are.
 
     Attributes:
-      poisson: requests a second, in place of a trace.
-      trace: azure_conv, azure_code or mooncake, whose prompts share beginnings.
-      duration_s: for how long requests come; None: 60 s, or to the end of the trace.
-      speed: above 1 a trace's requests come so much faster.
-      length_scale: prompts and answers are so much longer.
-      prompt_tokens: mean of Poisson's prompts; output_tokens: of its answers.
-      floors: shares of requests by fewest experts a token, such as `8:1,16:1`; None:
-        what the target takes by default.
-      data_dir: folder of traces and of the prompts' text.
+      poisson: requests a second, at random times; instead of a trace.
+      trace: recorded arrivals: azure_conv, azure_code or mooncake (whose prompts share
+        prefixes).
+      duration_s: how long requests arrive; None: 60 s, or until the trace ends.
+      speed: factor on the pace of a trace's arrivals.
+      length_scale: factor on the lengths of prompts and answers.
+      prompt_tokens: mean length of prompts, with `poisson`.
+      output_tokens: mean length of answers, with `poisson`.
+      floors: shares of the requests by the fewest experts a token that they accept,
+        such as `8:1,16:1`; None: the target's default.
+      data_dir: folder of the traces and of the text for prompts.
       seed: of everything random.
     """
 

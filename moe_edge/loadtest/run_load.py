@@ -1,6 +1,7 @@
 """The root of `moe-edge load`: requests at their times, and how they were served."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,18 @@ def run_load(
       target: URL of a server, `engine` (in this process), `computed` (time by --costs)
         or `replay` (of --decisions).
       load: the requests; options: of the engine, or the computed one.
-      checkpoint: path or `default`, of an engine (None: default) or of computed time
-        (None: K and context as costs and options say).
-      slo_ttft_ms: until the first token, of a request that is served well;
-        slo_tpot_ms: from token to token.
-      decisions: file of what the scheduler decided: written, or read by replay.
-      api_key_file: file with the server's key; None: the variable MOE_EDGE_API_KEY.
-      device_memory: of an engine: a share of the experts' bytes (`25%`), or a size
+      checkpoint: folder, GGUF file or `default`: for `engine` the model (None:
+        default), for `computed` where K and the context come from (None: from --costs
+        and the options).
+      slo_ttft_ms: limit of the time to the first token, of the requests that
+        `slo_attainment` counts.
+      slo_tpot_ms: limit of the mean time between two of its tokens.
+      decisions: file for what the scheduler decided; `replay` reads it.
+      api_key_file: file with the server's key; None: the environment variable
+        MOE_EDGE_API_KEY.
+      device_memory: for `engine`: a share of the experts' bytes (`25%`), or a size
         (`2GiB`) that also holds the dense weights, the KV cache and staging; None: as
-        `offload` says, or all resident.
+        the gin file's `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
     Raises:
       MoeEdgeError: bad input.
@@ -84,6 +88,8 @@ def run_load(
     for note in results.notes:
         print(note)
     summary = results.summary(slo_ttft_ms / 1e3, slo_tpot_ms / 1e3)
+    summary |= {"slo_ttft_ms": slo_ttft_ms, "slo_tpot_ms": slo_tpot_ms}
+    print("\n".join(table(summary)))
 
     def save(folder: Path) -> None:
         write_json(folder / "load.json", {"target": target, **summary})
@@ -94,6 +100,31 @@ def run_load(
         files[decisions] = lambda at: write_decisions(at, results.made, results.lines)
     run.write(save, files)
     return summary
+
+
+def table(summary: Mapping[str, Any]) -> list[str]:
+    """The last line's figures for people."""
+    outcomes = ", ".join(f"{n} {name}" for name, n in summary["outcomes"].items())
+    lines = [
+        f"{summary['requests']} requests, {outcomes or 'none sent'}; "
+        f"{summary['throughput_req_s']:.3g} requests/s, "
+        f"{summary['output_tokens_per_s']:.4g} tokens/s",
+        f"{'ms':24}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p95", "p99")),
+    ]
+    for key, name in (
+        ("ttft_ms", "until the first token"),
+        ("tpot_ms", "from token to token"),
+        ("e2e_ms", "until the last token"),
+    ):
+        cells = ("-" if ms is None else f"{ms:.1f}" for ms in summary[key].values())
+        lines.append(f"{name:24}" + "".join(f"{cell:>10}" for cell in cells))
+    if summary["slo_attainment"] is not None:
+        lines.append(
+            f"{100 * summary['slo_attainment']:.0f} % of the requests had their first "
+            f"token within {summary['slo_ttft_ms']:g} ms and then one every "
+            f"{summary['slo_tpot_ms']:g} ms (--slo_ttft_ms, --slo_tpot_ms)"
+        )
+    return lines
 
 
 def _check(

@@ -69,27 +69,29 @@ def run_place(
     Args:
       run: folder of `place.json`, `config.gin`, and of `placement_METHOD.npy`
         (bool [servers, layers, experts]) with `.json` (GPUs) for every method.
-      statistics: file in the schema of expert_counts.jsonl.
-      model: of the statistics, if they hold several; or the preset.
-      top_k: of the statistics, if they hold several.
-      server_domains: one domain a server, separated by commas.
-      slots: with `statistics`, blocks that fit on each server over all layers of the
-        file, separated by commas; `80+80` is a server of two GPUs.
-      checkpoint: with `statistics`, the checkpoint that was counted, for the sizes of
-        its blocks; default: the model that the statistics name.
-      d_model: with `statistics`, width of the model, instead of `checkpoint`; weights
+      statistics: file of how often each expert was called, one JSON line a model,
+        domain and layer (the schema of expert_counts.jsonl).
+      model: which model, where `statistics` hold several; without `statistics` a
+        preset.
+      top_k: experts a token, where `statistics` hold several values.
+      server_domains: the domain whose calls each server gets, separated by commas.
+      slots: with `statistics`: how many experts fit on each server over all layers,
+        separated by commas; `80+80` is a server of two GPUs.
+      checkpoint: with `statistics`: the model that was counted, for the bytes of its
+        experts; default: the model that the statistics name.
+      d_model: with `statistics`: width of the model, instead of `checkpoint`; weights
         are then taken to be bfloat16.
-      expert_dim: likewise, neurons of an expert.
+      expert_dim: with `statistics`: neurons of an expert, instead of `checkpoint`.
       cluster: preset of machines or path of a machine.json; with `statistics` and no
         `slots`, what fits in its memory. `statistics` without it: A100s of 40 GB and
         500 Mbit/s between servers are assumed where times matter, and named.
       cluster_options: of the preset.
-      methods: placers separated by commas, or `all` that fit the machines; from Python
-        also a list of names, classes and objects.
+      methods: placers, separated by commas; `all`: every one that fits the machines;
+        from Python also a list of names, classes and objects.
       placer_options: {name: {option: value}}.
-      prompt_tokens: of a mean request, for the predicted latency.
-      output_tokens: likewise.
-      data_dir: where a relative path is looked up too.
+      prompt_tokens: tokens of a mean prompt, for the predicted latency.
+      output_tokens: tokens of a mean answer, for the predicted latency.
+      data_dir: folder in which relative paths are looked up, too.
       seed: of what is random.
     Raises:
       MoeEdgeError: bad input, or less memory than one copy of the model.
@@ -139,6 +141,15 @@ def run_place(
             print(f"{name}: {facts[name]}")
     print_table(rows, left_out)
     return {"methods": rows, "left_out": left_out}
+
+
+# What the columns of the table mean.
+LEGEND = """\
+objective    remote share of the calls to experts, summed over servers and layers
+             (Prism, equation 2); lower is better. gap %: above the least possible
+remote %     share of the calls to experts that another server answers
+coverage     share of the experts that some server holds; memory %: slots in use
+predicted s  latency of a mean request, by the cost model. took s: to find it"""
 
 
 def place_all(
@@ -193,6 +204,7 @@ def print_table(rows: Mapping[str, Mapping[str, Any]], left_out: Mapping[str, st
         )
     for name, reason in left_out.items():
         print(f"{name:20}left out: {reason}")
+    print(LEGEND)
 
 
 def statistics_case(

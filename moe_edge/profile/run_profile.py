@@ -52,7 +52,8 @@ def run_profile(
     Args:
       run: folder of the profile.
       text: files separated by commas, each `path` or `domain:path`.
-      checkpoint: path or `default`.
+      checkpoint: folder (Hugging Face's or ours), GGUF file, or `default`, the model in
+        the package.
       window: tokens read together (default: 512 or the context if that is less).
       tokens: at most so many of all domains together, in equal shares; None: all.
       max_tokens_per_expert: rows of activations kept of each expert.

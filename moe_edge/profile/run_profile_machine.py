@@ -62,6 +62,7 @@ def run_profile_machine(
         stored["step_costs"] = {"checkpoint": checkpoint, **steps}
     run.write(lambda folder: write_json(folder / "machine.json", stored))
     device, link = measured.gpu.device, measured.gpu.host_link
+    print("time of one expert by tokens: measured, and by the fitted cost model")
     print(f"{'tokens':>8}{'measured ms':>13}{'fitted ms':>11}")
     for tokens, seen, fitted in measured.rows:
         print(f"{tokens:8}{1e3 * seen:13.3f}{1e3 * fitted:11.3f}")

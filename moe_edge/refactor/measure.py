@@ -65,5 +65,8 @@ def _measure(reader, k: int | None, tokens, ids, ks) -> tuple[np.ndarray, dict]:
         return ResidentEngine(dataclasses.replace(weights, config=config))
 
     chunks = [np.asarray(logits)[0] for _, logits in engine_at(k).score([tokens])]
-    ppl_by_k = {k: measure_perplexity(engine_at(k), ids).value for k in ks}
+    ppl_by_k = {}
+    for k in ks:
+        name = f"perplexity at K {k}, batches of windows"
+        ppl_by_k[k] = measure_perplexity(engine_at(k), ids, name=name).value
     return np.concatenate(chunks)[: len(tokens)], ppl_by_k

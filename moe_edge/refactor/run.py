@@ -75,7 +75,7 @@ def run_refactor(
     Args:
       run: folder of the new checkpoint, in our format, with `report.json`; of a matrix
         see `run_matrix`.
-      checkpoint: the parent, path or `default`.
+      checkpoint: the model to refactor: folder, GGUF file or `default`.
       profile: folder of moe-edge profile_model, of the same checkpoint.
       activations: `.npy` file to partition instead of a model.
       settings: how experts are split and their blocks chosen.
@@ -273,13 +273,15 @@ def summary_of(report: dict[str, Any], started: float) -> dict[str, Any]:
 
 def print_report(report: dict[str, Any]) -> None:
     """The report for people."""
-    print(f"{'share of |M| left out':24}{'fitted':>9}{'held out':>10}")
+    print("share of the neurons' activity that lies in inactive sub-experts, by how")
+    print("experts are split (`partition` is what was written); lower is better")
+    print(f"{'split':24}{'fitted':>9}{'held out':>10}")
     fitted, heldout = (report["shares"][part] for part in ("fitted", "heldout"))
     for name, share in fitted.items():
         held = f"{100 * heldout[name]:8.2f} %" if name in heldout else f"{'-':>10}"
         print(f"{name:24}{100 * share:7.2f} %{held}")
     few = sum(n for rule, n in report["rules"].items() if rule != "solved")
-    print(f"experts with too few tokens to be solved: {few}")
+    print(f"experts with too few tokens to fit a split to: {few}")
     error = report["identity_error"]
     print(f"all sub-experts on: logits differ from the parent's by {error:.2g} std")
     parents = report["parent_ppl_by_k"]

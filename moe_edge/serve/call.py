@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from moe_edge.serve.driver import Asked, Live
+from moe_edge.serve.driver import Live, RowRequest
 from moe_edge.serve.errors import ApiError
 
 _REASONS = {
@@ -32,7 +32,7 @@ class Call:
 
     def __init__(
         self,
-        asked: Sequence[Asked],
+        asked: Sequence[RowRequest],
         endpoint: str,
         arrival_s: float,
         with_tokens: bool = True,

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from moe_edge.serve.driver import Asked, Live
+from moe_edge.serve.driver import Live, RowRequest
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.text_ends import StopText, TextEnds
 from moe_edge.serve.token_request import Encoded, TokenRequest
@@ -23,7 +23,7 @@ class Choice:
     index: int
     number: int
     prompt: Encoded
-    asked: Asked
+    asked: RowRequest
     ends: TextEnds
     echo: str = ""
     live: Live | None = None
@@ -66,7 +66,7 @@ def make_choices(
                 silent=request.max_new_tokens == 0,
                 first=len(echo),
             )
-            asked = Asked(
+            asked = RowRequest(
                 prompt=prompt.ids,
                 max_new_tokens=request.new_tokens(prompt, model),
                 floor=request.floor,

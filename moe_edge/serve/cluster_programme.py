@@ -4,7 +4,7 @@ import numpy as np
 
 from moe_edge.cluster.prism.judge import Judge
 from moe_edge.cluster.prism.programme import PrismProgramme
-from moe_edge.cluster.scheduler.asked import NobodyLeft
+from moe_edge.cluster.scheduler.requests import NobodyLeft
 from moe_edge.cluster.scheduler.serving import Serving
 
 FRONT = 0  # the server that answers clients

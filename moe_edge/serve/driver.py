@@ -1,12 +1,12 @@
 """Requests for tokens as they run: the request loop decides, row slots compute.
 
     driver = Driver(slots, loop)
-    live = driver.submit(Asked(prompt=(1, 2, 3), max_new_tokens=20, floor=8))
+    live = driver.submit(RowRequest(prompt=(1, 2, 3), max_new_tokens=20, floor=8))
     while driver.is_busy:
         stepped = driver.step()          # or None: rest until `wake_s` or an event
 
 It has no thread, socket or text: whoever owns it (the server's engine thread, the load
-generator) calls it from one thread, and reads text out of tokens by `Asked.ends`.
+generator) calls it from one thread, and reads text out of tokens by `RowRequest.ends`.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ def _never(new: NewToken) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class RowRequest:
     """A row that somebody asked for.
 
     Attributes:
@@ -69,7 +69,7 @@ class Live:
         route, and of those that were others than the router's.
     """
 
-    asked: Asked
+    asked: RowRequest
     job: TokenJob
     served: Served
     ended_by: str | None = None
@@ -131,7 +131,7 @@ class Driver:
 
     # Requests.
 
-    def submit(self, asked: Asked, arrival_s: float | None = None) -> Live:
+    def submit(self, asked: RowRequest, arrival_s: float | None = None) -> Live:
         """A request comes; refused at once if there is no room for it.
 
         Args:
@@ -275,7 +275,7 @@ class Driver:
         for live in rows:
             self.slots.set_k(live.job.id, live.job.k)
 
-    def _row(self, id: int, asked: Asked, k: int) -> Row:
+    def _row(self, id: int, asked: RowRequest, k: int) -> Row:
         """The row of a request; prompts are scored as the engine decodes.
 
         A lossy route changes what is decoded, not what prompts compute.

@@ -5,7 +5,7 @@
     call = thread.submit([asked], "/v1/completions", thread.clock())
     while not call.is_over:
         for row, is_over in (await call.news()).items():
-            ...                              # what its `Asked.ends` has kept of it
+            ...                              # what its `RowRequest.ends` has kept of it
 
 Everything but `_run` and what it calls runs on the event loop. A step wakes the loop
 once at most, however many rows it has; steps that follow each other fast do so once for
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.serve.call import Call, refusal, settle
 from moe_edge.serve.call_rows import CallRows, News
-from moe_edge.serve.driver import Asked, Driver, Stepped
+from moe_edge.serve.driver import Driver, RowRequest, Stepped
 from moe_edge.serve.errors import ApiError, report
 from moe_edge.serve.observers import Observer, Observers
 
@@ -148,7 +148,7 @@ class EngineThread:
 
     def submit(
         self,
-        asked: Sequence[Asked],
+        asked: Sequence[RowRequest],
         endpoint: str,
         arrival_s: float,
         with_tokens: bool = True,

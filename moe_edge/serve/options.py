@@ -32,21 +32,27 @@ class ServingOptions:
     """How requests for tokens are scheduled and run.
 
     Attributes:
-      policy: name, class or object of a scheduler; policy_options: its fields.
-      max_batch: rows that run at a time.
-      max_wait_s: what a policy may let a request wait.
-      max_waiting: requests in the queue; more are refused.
-      max_context: tokens of a row, prompt and new; None: the model's, at most 4,096.
-      kv_memory: for all caches (`2GiB`); None: what max_batch rows may need.
-      prompt_cache: for caches of rows that ended: a share of that (`25%`) or an amount;
-        `0`: none. It holds whole chunks of `prefill_chunk` tokens.
-      prefill_chunk: most tokens of a prompt that run between two steps.
-      prompt_rows: most prompts that are prefilled together, if they are of a size and
-        together no longer than a chunk.
-      default_min_k: floor of requests that name none; None: the model's own K.
-      deterministic: a row's bits do not depend on its company, at the K that it runs
-        at: policies of one K for a batch give it the batch's.
-      costs: a machine.json with `step_costs`, which `qos` and `elastic` need.
+      policy: scheduling policy, by name, class or object: which request runs next, and
+        at which K; policy_options: its fields.
+      max_batch: most requests that are decoded together.
+      max_wait_s: how long the policy may hold a request back, to batch it.
+      max_waiting: most requests in the queue; further ones are refused (429).
+      max_context: most tokens of a request, prompt and answer; None: the model's
+        context, at most 4,096.
+      kv_memory: memory of all KV caches (`2GiB`); None: what `max_batch` requests of
+        `max_context` tokens need.
+      prompt_cache: memory for the KV caches of finished requests, reused where a prompt
+        begins alike: a share of `kv_memory` (`25%`) or a size; `0`: none. Prefixes are
+        kept in chunks of `prefill_chunk` tokens.
+      prefill_chunk: most prompt tokens that run between two decode steps.
+      prompt_rows: most prompts that are prefilled together; they must have one padded
+        size, and together fit a chunk.
+      default_min_k: fewest experts a token for requests that do not say; None: the
+        model's own K.
+      deterministic: the same bits for a request whichever requests run with it, at the
+        K at which it runs (a policy of one K for a batch sets that K).
+      costs: machine.json with `step_costs` (moe-edge profile_machine --checkpoint),
+        which `qos` and `elastic` need.
     """
 
     policy: str | Scheduler | type[Scheduler] = "continuous"

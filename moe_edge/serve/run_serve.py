@@ -34,7 +34,8 @@ def run_serve(
     max_context, compiled (programs), seconds.
 
     Args:
-      checkpoint: path or `default`.
+      checkpoint: folder (Hugging Face's or ours), GGUF file, or `default`, the model in
+        the package.
       k: experts a token computes at most, in a refactored model sub-experts (None: its
         own).
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also

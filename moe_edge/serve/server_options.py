@@ -21,19 +21,20 @@ class ServerOptions:
     """How a server meets its clients.
 
     Attributes:
-      host: address to listen on; any other than this machine's own needs a key.
-      port: 0: any free one.
-      api_key_file: holds the key of all requests; or set MOE_EDGE_API_KEY.
-      max_body: of a request.
-      receive_s: in which a request must be whole.
-      idle_client_s: in which a client must take something of its answer.
-      request_s: most that a request may take.
-      drain_s: what requests have left once the server is told to end.
-      allowed_host: a further name that requests may call this server.
-      cors_origin: of web pages that may read answers; none may by default.
-      chat_template: file, instead of the checkpoint's own.
-      request_log: file that gets a line of each request, without its text.
-      fail_step: a drill: the step of this number raises.
+      host: address to listen on; any but a local one needs a key.
+      port: port to listen on; 0: any free one.
+      api_key_file: file with the key that every request must bring; or set
+        MOE_EDGE_API_KEY.
+      max_body: most bytes of a request's body.
+      receive_s: time limit for receiving a request.
+      idle_client_s: a client that accepts no data for so long is disconnected.
+      request_s: time limit of a request, from arrival to the last token.
+      drain_s: how long running requests may finish after SIGTERM.
+      allowed_host: another host name that requests may use; repeatable.
+      cors_origin: origin of web pages that may read answers; repeatable; default: none.
+      chat_template: Jinja file that replaces the checkpoint's own template.
+      request_log: file that gets one line a request, without its text.
+      fail_step: fault injection: the step of this number raises an error.
     """
 
     host: str = "127.0.0.1"

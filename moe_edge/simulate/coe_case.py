@@ -26,7 +26,7 @@ CACHED = (
 )
 
 
-class Case:
+class CoeCase:
     """The same requests on the same machine for every policy.
 
     Attributes:
@@ -58,9 +58,11 @@ class Case:
         self._start_empty, self._max_wait_s = start_empty, max_wait_s
         self._options = {"max_wait_s": max_wait_s} if max_wait_s else {}
 
-    def on(self, machine: Machine, requests: Sequence[CoeRequest]) -> "Case":
+    def on(self, machine: Machine, requests: Sequence[CoeRequest]) -> "CoeCase":
         """The same policies on another machine, live if this is, of other requests."""
-        case = Case(self.graph, requests, machine, self._start_empty, self._max_wait_s)
+        case = CoeCase(
+            self.graph, requests, machine, self._start_empty, self._max_wait_s
+        )
         if self.live is not None:
             case.live, case.serve = self.live, self.live(machine, requests)
             case.loads = self.loads
@@ -68,7 +70,7 @@ class Case:
 
     def by_trial(
         self, name: str, most: Mapping[str, int] | None, trying: TrialOptions
-    ) -> tuple["Case", dict[str, Any]]:
+    ) -> tuple["CoeCase", dict[str, Any]]:
         """The case on the machine that `chosen_machine` finds for a policy, and what
         was tried."""
         rules = self.graph.rules
@@ -143,7 +145,7 @@ class Case:
         return coe_bounds.uses(self.graph, self.requests)
 
 
-def make_live(case: Case, work: CoeWork, options: MachineOptions) -> str:
+def make_live(case: CoeCase, work: CoeWork, options: MachineOptions) -> str:
     """Lets a case run on this machine: the kind of its results.
 
     Raises:

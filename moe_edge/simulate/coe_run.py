@@ -20,7 +20,7 @@ from moe_edge.core.files import write_json, write_text
 from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.schedule.coe_recipes import RECIPES, chosen_recipes
-from moe_edge.simulate.coe_case import Case, make_live, used_by
+from moe_edge.simulate.coe_case import CoeCase, make_live, used_by
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_weights import check_weights
 
@@ -70,7 +70,7 @@ def run_coserve(
         if trial:
             most = machine.executors if options.executors else None
             machine = with_executors(machine, dict.fromkeys(machine.executors, 1))
-        case = Case(graph, requests, machine, start_empty, max_wait_s)
+        case = CoeCase(graph, requests, machine, start_empty, max_wait_s)
         for name in names:
             case.setup(name)
         accuracy = accuracy_of(work, graph) if options.live else None

@@ -23,7 +23,7 @@ FEW = "few 16 random bytes and more"
 @pytest.mark.parametrize(
     "given, text",
     [
-        ({"mode": "rings"}, "unknown mode 'rings'; known: od_moe, prism"),
+        ({"mode": "x"}, "unknown mode 'x'; known: od_moe, prism"),
         ({"transport": "mpi"}, "unknown transport 'mpi'; known: jax, messages"),
         ({"combine": "all"}, "unknown combine 'all'; known: exact, partial"),
         ({"source": "disk"}, "unknown source of blocks 'disk'; known: host, network"),
@@ -99,9 +99,9 @@ FEW = "few 16 random bytes and more"
         ),
         (
             {"mode": "od_moe", "drill": "kill:worker4@4"},
-            "'worker4'; known: main, scheduler, shadow, worker0, worker1, worker2",
+            "known: main, scheduler, shadow, worker0, worker1, worker2",
         ),
-        ({"mode": "od_moe", "shadow": "int3"}, "unknown shadow 'int3'; known: bf16"),
+        ({"mode": "od_moe", "shadow": "q3"}, "unknown shadow 'q3'; known: bf16"),
         (
             {"load_bytes_per_s": "fast"},
             "'fast', expected a positive number or balanced",

@@ -115,7 +115,7 @@ def machine(**changes):
         ({"memory_bytes": {"gpu": 0}}, "memory of gpu must be a positive whole number"),
         (
             {"executors": {"npu": 1}, "memory_bytes": {"npu": 1}},
-            "unknown kind of executor 'npu'; known: cpu, gpu",
+            "unknown kind of executor 'npu'; did you mean 'gpu'. known: cpu, gpu",
         ),
         (
             {"executors": {"gpu": 10**9}, "memory_bytes": {"gpu": 10**18}},
@@ -301,7 +301,8 @@ def test_executors_without_memory_share_what_the_preset_has(name, executors):
 def test_kind_of_executor_that_a_preset_lacks_is_refused():
     options = MachineOptions(simulate="numa", executors="gpu:1,npu:1")
     with pytest.raises(
-        ConfigError, match="unknown kind of executor 'npu'; known: cpu, gpu"
+        ConfigError,
+        match="unknown kind of executor 'npu'; did you mean 'gpu'. known: cpu, gpu",
     ):
         options.build(board_graph(4))
 

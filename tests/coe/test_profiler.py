@@ -90,7 +90,10 @@ def test_numbers_of_the_user_replace_measured_ones():
     ("text", "message"),
     [
         ("k_s=1", "set is 'k_s=1', expected such as cpu.classifier.k_s=0.001"),
-        ("tpu.a.k_s=1", "unknown kind in set 'tpu.a.k_s=1' 'tpu'; known: cpu, gpu"),
+        (
+            "tpu.a.k_s=1",
+            "in set 'tpu.a.k_s=1' 'tpu'; did you mean 'gpu'. known: cpu, gpu",
+        ),
         ("cpu.c.k_s=1", "unknown architecture in set 'cpu.c.k_s=1' 'c'; known: a, b"),
         ("cpu.a.r=1", "unknown field in set 'cpu.a.r=1' 'r'; known: b_s, disk_s, ho"),
         ("cpu.a.k_s=x", "set is 'cpu.a.k_s=x': 'x' is no number"),

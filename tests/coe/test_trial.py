@@ -11,7 +11,7 @@ from moe_edge.coe.trial import (
     with_experts,
 )
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.simulate.coe_case import Case
+from moe_edge.simulate.coe_case import CoeCase
 from moe_edge.workload.coe_tasks import board_graph, board_requests
 
 
@@ -58,7 +58,10 @@ def test_other_executors_share_one_memory_and_leave_another_alone():
     }
     shared = with_executors(uma, {"gpu": 3, "cpu": 1}).memory_bytes
     assert shared["gpu"] == 3 * shared["cpu"]
-    with pytest.raises(ConfigError, match="unknown kind of executor 'npu'; known: cpu"):
+    with pytest.raises(
+        ConfigError,
+        match="unknown kind of executor 'npu'; did you mean 'gpu'. known: cpu",
+    ):
         with_executors(numa, {"npu": 1})
 
 
@@ -84,7 +87,7 @@ def test_machine_is_chosen_by_runs_of_a_sample():
     runs = []
 
     def throughput(tried):
-        value = Case(graph, sample, tried).run("coserve").throughput_per_s
+        value = CoeCase(graph, sample, tried).run("coserve").throughput_per_s
         runs.append((value, dict(tried.executors)))
         return value
 

@@ -4,9 +4,15 @@ import io
 import pytest
 
 from moe_edge.commands.main import main
-from tests.launch.conftest import Done, as_a_new_process, run_script, tiny
+from tests.launch.conftest import (
+    Done,
+    as_a_new_process,
+    run_script,
+    run_script_in,
+    tiny,
+)
 
-__all__ = ["run_script", "tiny"]  # fixtures
+__all__ = ["run_script", "run_script_in", "tiny"]  # fixtures
 
 
 @pytest.fixture

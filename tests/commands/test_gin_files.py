@@ -84,3 +84,35 @@ def test_command_reads_the_named_file(run_command, tiny):
     assert summary["out_dir"].startswith("results/local/smoe/")
     eviction = "--gin_param", "offload.eviction = 'none such'"
     assert "'none such'" in run_command("generate", *flags, *eviction).error
+
+
+@pytest.mark.parametrize(
+    "message, place",
+    [
+        ("unknown eviction policy 'lrru'; did you mean 'lru'?", 2),
+        ("unknown route policy 'lru'", None),  # in two lines
+        ("unknown mode 'dark'", None),  # in a comment
+        ("mode is 3, expected a text", None),
+    ],
+)
+def test_place_of_a_refused_value(tmp_path, message, place):
+    file = tmp_path / "a.gin"
+    file.write_text(
+        "generate.prompt = ['lru']\n"
+        "offload.eviction = 'lrru'  # not 'lru'\n"
+        "offload.route = \"lru\"  # mode = 'dark'\n"
+    )
+    wanted = f"{file}:{place}: " if place else ""
+    assert gin_files.place_of(message, [str(file)]) == wanted
+    assert gin_files.place_of(f"{file}:2: {message}", [str(file)]) == ""
+
+
+def test_a_refused_value_of_a_gin_file_is_named_with_its_line(run_command, tmp_path):
+    (tmp_path / "a.gin").write_text("# one\noffload.eviction = 'lrru'\n")
+    flags = "--prompt", "x", "--device_memory", "25%", "--gin_file", "a.gin"
+    done = run_command("generate", *flags, "--dry_run")
+    assert done.code == 2
+    wanted = (
+        "error: a.gin:2: unknown eviction policy 'lrru'; did you mean 'lru'? known:"
+    )
+    assert done.stderr.startswith(wanted)

@@ -75,7 +75,9 @@ def test_wheel_in_an_empty_folder(site, tmp_path):
 
     check_one_top_level_package(site)
     check_commands_run_dry(moe_edge, tmp_path)
+    check_quickstart(moe_edge, tmp_path)
     check_a_policy_by_name(moe_edge, site, tmp_path)
+    check_five_lines(site, tmp_path)
     check_server(script, tmp_path)
     check_start_without_kernels(moe_edge, site)
 
@@ -96,6 +98,22 @@ def check_commands_run_dry(moe_edge, folder):
         assert moe_edge(*command, "--dry_run").summary()["dry_run"]
     assert [*folder.iterdir()] == []
     assert "Continues prompts with a model." in moe_edge("--help").out
+
+
+def check_quickstart(moe_edge, folder):
+    done = moe_edge("quickstart", "--out_dir", "quick")
+    assert done.summary()["offloaded_same_text"]
+    assert (folder / "quick" / "plot.png").is_file()
+
+
+def check_five_lines(site, folder):
+    """README's Python, as it stands there."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = readme.partition("```python\n")[2].partition("```")[0]
+    assert 4 <= len([line for line in code.splitlines() if line]) <= 6
+    (folder / "five_lines.py").write_text(code)
+    done = run(site.parents[2] / "bin" / "python", "five_lines.py", cwd=folder)
+    assert "tokens_per_s" in done.out and "hit_ratio" in done.out
 
 
 def check_a_policy_by_name(moe_edge, site, folder):
@@ -122,10 +140,17 @@ def check_server(script, folder):
         url = json.loads(server.stdout.readline())["url"]
         with urllib.request.urlopen(url, timeout=60) as page:
             assert b"<html" in page.read().lower()
+        body = {"model": "default", "prompt": "Once upon", "max_tokens": 4}
+        headers = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(
+            url + "/v1/completions", json.dumps(body).encode(), headers
+        )
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            assert json.load(answer)["choices"][0]["text"]
     finally:
         server.terminate()
         out, err = server.communicate(timeout=100)
-    assert json.loads(out.splitlines()[-1])["generated_tokens"] == 0
+    assert json.loads(out.splitlines()[-1])["generated_tokens"] == 4
     assert server.returncode == 0, err
 
 

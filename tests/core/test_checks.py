@@ -44,6 +44,8 @@ def test_check_from_zero_rejects_negative_nan_infinite(value):
 def test_check_known_lists_alternatives():
     with pytest.raises(checks.ConfigError, match="unknown policy 'x'; known: lfu, lru"):
         checks.check_known("policy", "x", ("lru", "lfu"))
+    with pytest.raises(checks.ConfigError, match="'lruu'; did you mean 'lru'. known"):
+        checks.check_known("policy", "lruu", ("lru", "lfu"))
 
 
 def test_errors_are_value_errors():

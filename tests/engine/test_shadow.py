@@ -302,5 +302,5 @@ def test_bad_options_are_refused_before_anything_is_read(change, message):
 
 
 def test_unknown_precision_is_refused():
-    with pytest.raises(ConfigError, match="shadow precision 'int3'; known: .*full"):
-        make_shadow(resident_of(*ONE[:2]).weights, "int3")
+    with pytest.raises(ConfigError, match="shadow precision 'q3'; known: .*full"):
+        make_shadow(resident_of(*ONE[:2]).weights, "q3")

@@ -139,7 +139,10 @@ def test_model_presets_are_the_shapes_of_published_configs(name, raw):
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(ConfigError, match="unknown device preset 'v100'; known: a100"):
+    with pytest.raises(
+        ConfigError,
+        match="unknown device preset 'v100'; did you mean 'h100'. known: a100",
+    ):
         device("v100")
     with pytest.raises(
         ConfigError, match="unknown model preset 'gpt'; known: deepseek"

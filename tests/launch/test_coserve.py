@@ -76,7 +76,7 @@ def test_coserve_compares_policies_and_writes_what_became_of_requests(
         assert events.count('"transfer"') == row["switches"]
         assert row["switches"] >= row["least_switches"] > 0
         assert row["time_s"] >= row["least_time_s"] > 0
-        said = f"switches (.*), longest wait {row['longest_wait_s']:.4g} s"
+        said = f"switches of experts (.*), longest wait {row['longest_wait_s']:.4g} s"
         assert re.search(f"^{name}: .* {said}$", done.stdout, re.MULTILINE)
     least = {n: row["least_switches"] for n, row in found["policies"].items()}
     # One pool starts with fewer experts than those of all executors.

@@ -16,8 +16,13 @@ def test_evaluate_text_prints_the_interface_keys(run_script, tiny, tmp_path):
     (tmp_path / "t.txt").write_text(TEXT * 5)
     flags = ["--checkpoint", tiny, "--text", "t.txt", "--window", 32, "--stride", 16]
     flags += ["--batch_size", 2]
-    summary = run_script("evaluate", *flags, "--out_dir", "o").summary
+    done = run_script("evaluate", *flags, "--out_dir", "o")
+    summary = done.summary
     assert (summary["window"], summary["stride"]) == (32, 16)
+    assert done.stdout.startswith(
+        f"perplexity {summary['perplexity']:.4g} over {summary['tokens']} tokens, in "
+        f"windows of 32 that begin every 16; {summary['nats_per_byte']:.4g} nats a byte"
+    )
     assert summary["checkpoint_hf"] == str(tiny)
     assert 1 < summary["perplexity"] < 5000
     stored = json.loads((tmp_path / "o" / "evaluation.json").read_text())

@@ -28,6 +28,9 @@ def test_generate_streams_one_prompt_and_writes_it(run_script, tiny, tmp_path):
     assert (line["id"], len(line["tokens"])) == ("prompt/0", 9)
     shown = done.stdout.rsplit("\n", 2)[0]
     assert shown == f"The river{line['text']}"
+    told = f"first token after {1e3 * done.summary['ttft_s']:.1f} ms, then "
+    told += f"{done.summary['tokens_per_s']:.4g} tokens/s; before that "
+    assert told in done.stderr
     assert "generate.max_new_tokens = 9" in (tmp_path / "o" / "config.gin").read_text()
 
 

@@ -113,6 +113,11 @@ def test_generate_with_the_smoe_policy_runs(run_script, tiny, tmp_path):
     line = done.stdout.splitlines()[-2]
     changed = re.match(r"lossy route substitute: (\d+) of (\d+) expert choices", line)
     assert 0 < int(changed[1]) < int(changed[2])
+    share = 100 * done.summary["hit_ratio"]
+    moved = f"{done.summary['bytes_moved'] / 1e6:.1f} MB moved"
+    assert f"; {share:.0f} % of the experts used were on the device, {moved}; " in (
+        done.stderr
+    )
     assert len(tokens_in(tmp_path / "o")[0]) == 12
 
 

@@ -10,7 +10,7 @@ from tests.support.serving import COSTS
 KEYS = [
     *("requests", "outcomes", "throughput_req_s", "output_tokens_per_s", "ttft_ms"),
     *("tpot_ms", "e2e_ms", "slo_attainment", "floor_violations", "mean_k"),
-    *("late_ms_p99", "decisions_equal", "out_dir"),
+    *("late_ms_p99", "decisions_equal", "slo_ttft_ms", "slo_tpot_ms", "out_dir"),
 ]
 POISSON = ["--poisson", 50, "--duration_s", 0.2, "--seed", 3]
 
@@ -27,6 +27,12 @@ def test_computed_load_and_its_replay(run_script, tmp_path, costs):
     done = run_script("load", *flags, "--decisions", "o/d.jsonl", "--out_dir", "o")
     assert list(done.summary) == KEYS and done.summary["decisions_equal"] is True
     assert done.summary["late_ms_p99"] is None
+    served = f"{100 * done.summary['slo_attainment']:.0f} % of the requests had their "
+    served += "first token within 500 ms and then one every 20 ms (--slo_ttft_ms, "
+    assert f"\n{served}--slo_tpot_ms)\n" in done.stdout
+    assert f"\nuntil the first token   {done.summary['ttft_ms']['mean']:10.1f} " in (
+        done.stdout
+    )
     stored = json.loads((tmp_path / "o" / "load.json").read_text())
     assert stored == {"target": "computed"} | {
         k: done.summary[k] for k in KEYS if k != "out_dir"

@@ -26,6 +26,7 @@ def test_place_experts_prints_methods_last(run_script, tmp_path):
     methods = done.summary["methods"]
     assert methods["optimal"]["gap_pct"] == 0.0
     assert methods["greedy"]["objective"] >= methods["optimal"]["objective"]
+    assert "\nobjective    remote share of the calls to experts, summed" in done.stdout
     assert np.load(tmp_path / "o" / "placement_greedy.npy").sum() == 44
     assert "place_experts.slots" in (tmp_path / "o" / "config.gin").read_text()
     again = run_script("place_experts", *flags, "--slots", "20,24", "--out_dir", "o")

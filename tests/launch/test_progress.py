@@ -54,7 +54,8 @@ def test_commands_report_what_they_do(run_script, tmp_path, opened):
     machine = ["--simulate", "profile.json", "--executors", "gpu:2,cpu:1"]
     flags = [*files, *machine, "--memory", "0.8KB,0.4KB", "--policies", "coserve"]
     assert run_script("coserve", *flags, "--out_dir", "r").code == 0
-    assert {"serving by coserve", "coserve"} <= set(opened)
+    whole = "Serves the same requests by every policy, and compares"
+    assert {"serving by coserve", whole} <= set(opened)
 
 
 def test_profile_coe_reports_compiling_and_rounds(run_script, tmp_path, opened):

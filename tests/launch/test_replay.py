@@ -28,6 +28,10 @@ def test_replay_prints_hit_ratios_last(run_script, trace, tmp_path):
     flags += ["--num_experts", 4, "--predictors", "previous", "--out_dir", "o"]
     done = run_script("replay", "--trace", "t.csv", *flags)
     ratios = done.summary["hit_ratio"]
+    lines = done.stdout.splitlines()
+    assert lines[0] == "hit ratio: of the experts used, the share in a slot"
+    assert lines[1].split() == ["slots", "a", "layer", "2", "3"]
+    assert lines[2].split() == ["lru", "0.500", "0.833"]
     assert {name: by_size["2"] for name, by_size in ratios.items()} == {
         "lru": 3 / 6,
         "lfu": 2 / 6,

@@ -23,7 +23,11 @@ def change(part=None, **fields):
             {"num_layers": 2.0},
             "num_layers must be a .* whole number, got 2.0",
         ),
-        (None, {"activation": "relu"}, "unknown activation 'relu'; known: clamped"),
+        (
+            None,
+            {"activation": "relu"},
+            "unknown activation 'relu'; did you mean 'gelu'. known: clamped",
+        ),
         (None, {"dense_layers": (7,)}, "dense layers .7,. must lie in 0..2"),
         (None, {"dense_dim": 0}, "need dense_dim"),
         ("moe", {"top_k": 13}, "top_k must be in 1..num_experts=12, got 13"),

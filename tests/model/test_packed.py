@@ -116,8 +116,8 @@ def test_no_two_formats_share_a_compiled_program():
 
 
 def test_unknown_format_is_refused():
-    with pytest.raises(ConfigError, match="weight format 'int3'; known: .*fp16.*nf4"):
-        pack(matrix((5, 192)), name="int3")
+    with pytest.raises(ConfigError, match="weight format 'q3'; known: .*fp16.*nf4"):
+        pack(matrix((5, 192)), name="q3")
 
 
 E, K = 6, 3

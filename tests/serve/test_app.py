@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from moe_edge.serve.driver import Asked
+from moe_edge.serve.driver import RowRequest
 from moe_edge.serve.logprobs import prompt_tokens
 from moe_edge.serve.text_ends import StopText, TextEnds
 from tests.support.live_server import (
@@ -35,7 +35,9 @@ def alone(server, prompt: str, new: int, **options) -> str:
     (ids,) = tokenizer.encode_batch([prompt])
     ends = TextEnds(tokenizer, context=ids, eos_ids=server.model.eos_ids)
     driver = Driver(slots(), RequestLoop(Continuous(MAX_BATCH)))
-    asked = Asked(prompt=tuple(ids), max_new_tokens=new, floor=2, ends=ends, **options)
+    asked = RowRequest(
+        prompt=tuple(ids), max_new_tokens=new, floor=2, ends=ends, **options
+    )
     driver.submit(asked)
     while driver.is_busy:
         driver.step()

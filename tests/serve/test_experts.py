@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.serve.driver import Asked, Driver, Stepped
+from moe_edge.serve.driver import Driver, RowRequest, Stepped
 from moe_edge.serve.experts import ExpertWatch
 from moe_edge.serve.options import ServingOptions, make_driver
 from tests.support.running import engine_of, resident, row
@@ -29,7 +29,9 @@ def run(driver: Driver, watch: ExpertWatch) -> tuple[list, list[np.ndarray]]:
     """Serves ROWS; (prompt, tokens and K of each, use in each step `[L, E]`)."""
     lives = [
         driver.submit(
-            Asked(prompt=each.prompt, max_new_tokens=each.max_new_tokens, floor=each.k)
+            RowRequest(
+                prompt=each.prompt, max_new_tokens=each.max_new_tokens, floor=each.k
+            )
         )
         for each in ROWS
     ]
@@ -140,7 +142,7 @@ def test_one_step_of_so_many_is_counted():
 def test_failed_step_is_not_counted():
     driver = make_driver(engine_of("resident", "gqa"), OPTIONS)
     watch = watching(driver, every=1)
-    driver.submit(Asked(prompt=(1, 2), max_new_tokens=4, floor=3))
+    driver.submit(RowRequest(prompt=(1, 2), max_new_tokens=4, floor=3))
     watch.stepped(driver, driver.step()._replace(error=RuntimeError("drill")))
     assert used(driver, watch).sum() == watch.report(driver)["sampled_steps"] == 0
     watch.stepped(driver, driver.step())

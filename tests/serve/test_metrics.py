@@ -7,7 +7,7 @@ import random
 import pytest
 
 from moe_edge.schedule.policy import OUTCOMES, RUNNING
-from moe_edge.serve.driver import Asked, Stepped
+from moe_edge.serve.driver import RowRequest, Stepped
 from moe_edge.serve.metrics import ENDPOINTS, Metrics, take_figures
 from moe_edge.serve.options import ServingOptions, make_driver
 from tests.support.prometheus import Reading
@@ -39,7 +39,7 @@ class Server:
         return self.now_s
 
     def submit(self, endpoint: str = ENDPOINTS[0], **asked) -> None:
-        live = self.driver.submit(Asked(**asked))
+        live = self.driver.submit(RowRequest(**asked))
         self.lives[live] = endpoint
         if live.outcome:
             self.metrics.ended(endpoint, live)

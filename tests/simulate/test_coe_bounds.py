@@ -10,7 +10,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.offload.evict_pool import PoolBelady
 from moe_edge.offload.pool import Pool, fill
 from moe_edge.simulate.coe_bounds import belady_fcfs, distinct, uses
-from moe_edge.simulate.coe_case import Case
+from moe_edge.simulate.coe_case import CoeCase
 from moe_edge.workload.coe_tasks import CoeRequest, board_requests
 from tests.support.experts import small_board, small_machine
 
@@ -102,7 +102,7 @@ def test_bounds_of_a_policy_are_of_its_own_executors_and_start():
     graph, memory = small_board(4), {"gpu": 60, "cpu": 80}
     requests = board_requests(graph, 60, 0.001, seed=4)
     machine = small_machine(memory_bytes=memory)
-    case, used = Case(graph, requests, machine), uses(graph, requests)
+    case, used = CoeCase(graph, requests, machine), uses(graph, requests)
     share_E, found = graph.probability_E(), {}
     for name in ("samba", "samba_no_tier", "coserve", "affinity"):
         found[name] = case.bounds(name)
@@ -122,7 +122,7 @@ def test_bounds_of_a_run_are_of_what_was_judged():
     graph = small_board(4)
     requests = board_requests(graph, 40, 0.001, seed=4)
     strange = CoeRequest("x", 100.0, "unknown", {"seed": 0, "defect": None})
-    case = Case(graph, [*requests, strange], small_machine())
+    case = CoeCase(graph, [*requests, strange], small_machine())
     run = case.run("samba")
     assert set(run.failed) == {40}
     assert 0 < case.bounds("samba", run)["least_time_s"] <= run.time_s < 100

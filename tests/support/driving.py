@@ -8,7 +8,7 @@ from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from moe_edge.schedule.decisions import Recorder
 from moe_edge.schedule.loop import Limits, RequestLoop
-from moe_edge.serve.driver import Asked, Driver, Live
+from moe_edge.serve.driver import Driver, Live, RowRequest
 from tests.support.running import SIZES, engine_of, numbers_of, resident, row
 from tests.support.serving import policies
 
@@ -64,9 +64,9 @@ def make_driver(
     return Driver(rows, Recorder(loop), clock, fail_step)
 
 
-def asked_of(one: Row, **options) -> Asked:
+def asked_of(one: Row, **options) -> RowRequest:
     """What a row of `running.row` is to a driver."""
-    return Asked(
+    return RowRequest(
         **{
             "prompt": one.prompt,
             "max_new_tokens": one.max_new_tokens,
@@ -79,7 +79,7 @@ def asked_of(one: Row, **options) -> Asked:
     )
 
 
-def asked(id, length: int, new: int, k: int = 3, **options) -> Asked:
+def asked(id, length: int, new: int, k: int = 3, **options) -> RowRequest:
     """A row with a random prompt of its length, as `running.row`."""
     return asked_of(row(id, length, new, k=k), **options)
 

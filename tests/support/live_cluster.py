@@ -14,7 +14,7 @@ from moe_edge.cluster.node.remote import last_deadline_s
 from moe_edge.cluster.prism.method import MethodRun, PrismScheduler
 from moe_edge.cluster.prism.server import Server, ServerOptions
 from moe_edge.cluster.roles import FIRST, SCHEDULER
-from moe_edge.cluster.scheduler.asked import Asked
+from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.engine.generate import generate
 from moe_edge.place.migrate import Decision
 from moe_edge.place.migration_policy import Proposal
@@ -152,7 +152,7 @@ class LiveCluster(LiveNodes):
         self.scheduler.serving = self.audit.begin
         self.start(self.servers)
 
-    def run(self, held_NLE, asked: Sequence[Asked], **more) -> MethodRun:
+    def run(self, held_NLE, asked: Sequence[ClusterRequest], **more) -> MethodRun:
         """Serves requests; every block is held at every instant, until a `kill`."""
         self.audit.watching = False  # while servers prepare
         self.audit.expect = not any(one.killed for one in self.servers)
@@ -184,7 +184,7 @@ class LiveCluster(LiveNodes):
 
         node.new_token, self.scheduler.react = new_token, react
 
-    def hold(self, one: Asked, said: dict[tuple[str, str], int]) -> None:
+    def hold(self, one: ClusterRequest, said: dict[tuple[str, str], int]) -> None:
         """A request comes when all this has been said, so that no run ends before.
 
         Args:
@@ -218,11 +218,13 @@ class LiveCluster(LiveNodes):
         super().check()
 
 
-def requests(lengths: Sequence[int], new: int, servers: int, at_s=0.0) -> list[Asked]:
+def requests(
+    lengths: Sequence[int], new: int, servers: int, at_s=0.0
+) -> list[ClusterRequest]:
     """Random prompts, one after the other at the servers by turns."""
     prompts = random_prompts(ALL[BITS[0]], lengths)
     return [
-        Asked(i, f"r{i}", i % servers, "prompts", at_s * i, tuple(prompt), new)
+        ClusterRequest(i, f"r{i}", i % servers, "prompts", at_s * i, tuple(prompt), new)
         for i, prompt in enumerate(prompts)
     ]
 
@@ -250,7 +252,7 @@ def resident_run(prompt: tuple[int, ...], new: int):
     return done.tokens[0], ids, weights
 
 
-def assert_tokens_of_one_machine(asked: Sequence[Asked]) -> None:
+def assert_tokens_of_one_machine(asked: Sequence[ClusterRequest]) -> None:
     """Gate A: what the resident engine gives each request alone."""
     for one in asked:
         assert one.done and one.error is None, one

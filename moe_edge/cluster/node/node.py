@@ -23,7 +23,7 @@ IDLE_S = 0.5  # how often a node without work looks around
 
 
 class SchedulerLost(MoeEdgeError):
-    """The scheduler is gone: nothing can go on."""
+    """The scheduler is gone: the run cannot continue."""
 
     exit_code = 3
 

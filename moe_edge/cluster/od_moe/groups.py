@@ -75,7 +75,7 @@ class Groups:
             self._changed.wait_for(self._is_decided, DECIDED_S)
             left = sorted(self.alive)
         if not left:
-            raise NoWorkers("all workers are lost; nothing can go on")
+            raise NoWorkers("all workers are lost; the run cannot continue")
         return left
 
     def members(self, count: int) -> list[int]:
@@ -94,7 +94,7 @@ class Groups:
         """Expert -> worker that computes it.
 
         One that was predicted is where it was loaded; another one goes to the worker
-        with most room: what it loaded in vain makes way.
+        with most room, in place of a record that it need not have loaded.
         """
         members = self.members(count)
         loaded = {

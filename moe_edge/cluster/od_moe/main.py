@@ -12,7 +12,7 @@ from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.serving_node import ServingNode
 from moe_edge.cluster.od_moe.groups import Groups, NoWorkers
-from moe_edge.cluster.od_moe.main_engine import Asked, MainEngine, ShadowLink
+from moe_edge.cluster.od_moe.main_engine import MainEngine, OdMoeTables, ShadowLink
 from moe_edge.cluster.od_moe.worker_slots import WorkerSlots
 from moe_edge.cluster.roles import FIRST_WORKER, SHADOW
 from moe_edge.cluster.transport.base import Transport
@@ -55,7 +55,7 @@ class MainNode(ServingNode):
             groups.workers,
             transport,
             self.answers,
-            Asked(groups, shape),
+            OdMoeTables(groups, shape),
             self.ledger,
             first_peer=FIRST_WORKER,
             deadline_s=call_s,

@@ -21,7 +21,7 @@ from moe_edge.engine.shadow import read_kv
 from moe_edge.predict.shadow import Shadow
 
 
-class Asked:
+class OdMoeTables:
     """Whom to ask, layer by layer; takes the place of `tables.Tables`."""
 
     def __init__(self, groups: Groups, shape_LE: tuple[int, int]):

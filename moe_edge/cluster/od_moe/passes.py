@@ -3,7 +3,7 @@
 import numpy as np
 
 from moe_edge.cluster.roles import FIRST, FIRST_WORKER, MAIN, SHADOW
-from moe_edge.cluster.scheduler.asked import Asked, NobodyLeft
+from moe_edge.cluster.scheduler.requests import ClusterRequest, NobodyLeft
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.serving import Holders, Run
 
@@ -12,7 +12,7 @@ class Pass(Run):
     """One pass: requests with their tokens, and what every process noted."""
 
     @property
-    def served(self) -> list[Asked]:
+    def served(self) -> list[ClusterRequest]:
         return [one for one in self.asked if one.done]
 
     @property
@@ -53,6 +53,6 @@ class Helpers(Holders):
 
     def lost(self, server: int) -> None:
         if server == MAIN - FIRST:
-            raise NobodyLeft("the main node is lost; nothing can go on")
+            raise NobodyLeft("the main node is lost; the run cannot continue")
         if not self._scheduler.alive_N[FIRST_WORKER - FIRST :].any():
-            raise NobodyLeft("all workers are lost; nothing can go on")
+            raise NobodyLeft("all workers are lost; the run cannot continue")

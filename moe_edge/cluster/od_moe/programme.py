@@ -6,7 +6,9 @@ says how long a load may last without a stall (`groups.longest_load_s`).
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +18,8 @@ from moe_edge.cluster.od_moe.passes import Helpers, Pass
 from moe_edge.cluster.od_moe.timing import Timing
 from moe_edge.cluster.options import BALANCED, ClusterOptions
 from moe_edge.cluster.roles import FIRST, MAIN, SHADOW
-from moe_edge.cluster.scheduler.asked import Failure, NobodyLeft
 from moe_edge.cluster.scheduler.programme import Programme
+from moe_edge.cluster.scheduler.requests import Failure, NobodyLeft
 from moe_edge.cluster.scheduler.scheduler import NOTES_S, Scheduler
 from moe_edge.cluster.scheduler.serving import Serving
 from moe_edge.cluster.scheduler.written import served_rows
@@ -65,6 +67,7 @@ class OdProgramme(Programme):
         done = self._serve(resident=False, bytes_per_s=rate)
         _show("od_moe", done)
         row = self._row(resident, done, times, rate)
+        _show_recall(row)
         self._write(resident, done, row)
 
     def _warm_up(self) -> None:
@@ -156,7 +159,7 @@ class OdProgramme(Programme):
         by_index = recall_by_index(index, actual, predicted)
         return {
             "recall": _finite(recall(actual, predicted)),
-            "recall_by_index": [_finite(value) for value in by_index],
+            "recall_by_index": [_finite(round(value, 4)) for value in by_index],
             "decode_tokens_per_s": done.decode_tokens_per_s,
             "resident_tokens_per_s": resident.decode_tokens_per_s,
             "ttft_s": done.ttft_s,
@@ -278,6 +281,17 @@ def _show(name: str, one: Pass) -> None:
     """A line of a pass."""
     rate = one.decode_tokens_per_s
     print(f"{name}: " + ("nothing decoded" if rate is None else f"{rate:.1f} tokens/s"))
+
+
+def _show_recall(row: Mapping[str, Any]) -> None:
+    """How many experts were predicted, in a line; all of it is in predictions.npz."""
+    by_index = [value for value in row["recall_by_index"] if value is not None]
+    if row["recall"] is not None and by_index:
+        print(
+            f"the shadow named {100 * row['recall']:.1f} % of the experts that were "
+            f"used: {100 * by_index[0]:.1f} % in the first decode step, "
+            f"{100 * by_index[-1]:.1f} % in the last of {len(by_index)}"
+        )
 
 
 def _both(first: Pass, second: Pass):

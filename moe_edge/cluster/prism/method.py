@@ -9,7 +9,7 @@ from moe_edge.cluster.drills import Drill
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.prism.judge import Judge
 from moe_edge.cluster.prism.table_keeper import TableKeeper
-from moe_edge.cluster.scheduler.asked import Asked
+from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.serving import Holders, Run, Serving
 from moe_edge.cluster.transport.base import Transport
@@ -67,7 +67,7 @@ class PrismScheduler(Scheduler):
     def run_method(
         self,
         held_NLE: np.ndarray,
-        asked: Sequence[Asked],
+        asked: Sequence[ClusterRequest],
         *,
         policy: MigrationPolicy | None = None,
         cost_model: CostModel | None = None,
@@ -103,7 +103,7 @@ class PrismScheduler(Scheduler):
 
     def run_alone(
         self,
-        asked: Sequence[Asked],
+        asked: Sequence[ClusterRequest],
         *,
         passes_on: bool,
         drill: Drill | None = None,

@@ -1,6 +1,6 @@
 """What a method leaves: a row of the summary and its files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +217,14 @@ def write_method(
     trace = trace_of(run, num_experts, top_k)
     if trace is not None:
         write_trace(folder / method_file("trace", name), trace)
+
+
+def told(name: str, row: Mapping[str, Any]) -> str:
+    """A method's row in one sentence."""
+    latency_s, local = row["mean_latency_s"], row["local_ratio"]
+    if latency_s is None:
+        return f"{name}: no request was finished"
+    text = f"{name}: {latency_s:.3f} s a request"
+    if local is None:
+        return text
+    return f"{text}, {100 * local:.1f} % of the calls to experts stayed on their server"

@@ -17,6 +17,7 @@ from moe_edge.cluster.prism.outcome import (
     alone_row,
     summary_row,
     token_events,
+    told,
     write_method,
     write_served,
 )
@@ -73,7 +74,7 @@ class PrismProgramme(Programme):
         options = self.options
         warm_s = self._warm_up()
         ready_at = time.time()
-        print(f"compiled in {warm_s:.1f} s")
+        print(f"compiled in {warm_s:.1f} s; serving {len(self.fresh())} requests")
         frequency_NLE = None
         if not ALONE.keys() >= set(options.method_names):
             frequency_NLE = self._frequencies()
@@ -86,8 +87,7 @@ class PrismProgramme(Programme):
                 policy, held_NLE = self._placement(name, frequency_NLE, costs, traffic)
                 given = {"policy": policy, "cost_model": costs}
                 runs[name], rows[name] = self._run_placed(name, held_NLE, **given)
-            latency_s = rows[name]["mean_latency_s"]
-            print(f"{name}: {latency_s} s a request, local {rows[name]['local_ratio']}")
+            print(told(name, rows[name]))
         self.write_texts(next(iter(runs.values())).asked)
         placed = {n: run for n, run in runs.items() if isinstance(run, MethodRun)}
         notes = [facts for run in runs.values() for facts, _ in run.notes.values()]

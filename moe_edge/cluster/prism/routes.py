@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from moe_edge.cluster.scheduler.asked import NobodyLeft
+from moe_edge.cluster.scheduler.requests import NobodyLeft
 from moe_edge.place.call_targets import call_targets
 from moe_edge.place.rounds import Arrival, recover
 
@@ -85,7 +85,7 @@ def _reader_for(server, readers_N, reach_NM, held_NLE, lacking_LE) -> int:
     raise NobodyLeft(
         f"server {server} has no slots and reaches none of the servers "
         f"{np.flatnonzero(readers_N).tolist()} that have some (block {block} of MoE "
-        f"layer {layer} is on servers {holders}); nothing can go on, see that they can "
+        f"layer {layer} is on servers {holders}); the run cannot continue: let them "
         "connect to each other"
     )
 

@@ -25,7 +25,7 @@ from moe_edge.cluster.node.warm_up import different, run_request
 from moe_edge.cluster.node.way_back import WayBack
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.prism.alone import load_alone, moved
-from moe_edge.cluster.prism.bringer import Bringer
+from moe_edge.cluster.prism.block_loader import BlockLoader
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.slots import slots_of
 from moe_edge.cluster.transport.base import Call, PeerLost, Refused, Transport
@@ -109,7 +109,7 @@ class Server(ServingNode):
         self._alone: LayeredEngine | None = None  # instead, where it asks nobody
         self._serves_alone = False
         self._way_back = WayBack(transport, self.fail)
-        self._bringer = Bringer(
+        self._loader = BlockLoader(
             self.holdings, self._bring_from, self._arrived, self.fail
         )
 
@@ -163,7 +163,7 @@ class Server(ServingNode):
             self.holdings.drop(arrays["cells"].tolist())
 
     def now_bring(self, fields, arrays) -> None:
-        self._bringer.bring(fields["order"], arrays["cells"])
+        self._loader.bring(fields["order"], arrays["cells"])
 
     def now_stop(self, fields, arrays) -> None:
         self.tables.close(RequestError("the run is over"))
@@ -181,7 +181,7 @@ class Server(ServingNode):
     def do_return(self, fields, arrays) -> None:
         """It will be taken in again: nothing of what it had counts any more."""
         self._way_back.returning(fields["number"])
-        self._bringer.forget()
+        self._loader.forget()
         for server in fields["servers"]:
             self.now_back(fields | {"server": server}, {})
         self.do_prepare(fields, arrays)
@@ -217,17 +217,17 @@ class Server(ServingNode):
         arrays = {f"lookups_{k}": v for k, v in self.ledger.lookups().items()}
         arrays["calls"] = self.ledger.calls()
         arrays["answered"] = np.array(self._answered, np.float64).reshape(-1, 3)
-        arrays["brought"] = self._bringer.brought
+        arrays["brought"] = self._loader.brought
         return facts, arrays
 
     # The main thread.
 
     def run(self) -> None:
-        self._bringer.start()
+        self._loader.start()
         try:
             super().run()
         finally:
-            self._bringer.stop()
+            self._loader.stop()
             if self._alone is not None:
                 self._alone.close()
 
@@ -256,7 +256,7 @@ class Server(ServingNode):
         self.holdings.most_used = self.options.slots - self.holdings.free
         self.tables.begin(fields["version"], *_table(arrays))
         self._answered.clear()
-        self._bringer.clear()
+        self._loader.clear()
         self._interface.reset()
         self.begin_run(fields["number"])
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from moe_edge.cluster.prism.judge import Judge
 from moe_edge.cluster.prism.routes import Router
-from moe_edge.cluster.scheduler.asked import NobodyLeft
+from moe_edge.cluster.scheduler.requests import NobodyLeft
 from moe_edge.cluster.scheduler.serving import Holders
 from moe_edge.place.rounds import Arrival, next_round, recover
 from moe_edge.workload.cluster_run import TableChange
@@ -242,7 +242,7 @@ class TableKeeper(Holders):
         scheduler = self._scheduler
         if self.degraded and not scheduler.slots_N[scheduler.alive_N].any():
             raise NobodyLeft(
-                f"servers {scheduler.alive} are left and have no slots; nobody can "
+                f"servers {scheduler.alive} are left and have no slots; no server can "
                 "compute an expert"
             )
         self._publish()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.scheduler.asked import Asked
+from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.wanted import Wanted, wanted_of
 from moe_edge.cluster.scheduler.written import write_texts
@@ -42,7 +42,7 @@ class Programme:
     def block_bytes(self) -> int:
         return self.reader.layout.num_bytes(self.reader.dtype)
 
-    def fresh(self) -> list[Asked]:
+    def fresh(self) -> list[ClusterRequest]:
         """All requests, not served yet."""
         return [one.fresh() for one in self.wanted.asked]
 
@@ -61,6 +61,6 @@ class Programme:
         said = self.scheduler.wait_for_all("warm", WARM_S, may_lose=False)
         return max(fields["seconds"] for fields in said.values())
 
-    def write_texts(self, asked: Sequence[Asked]) -> None:
+    def write_texts(self, asked: Sequence[ClusterRequest]) -> None:
         """`generations.jsonl`"""
         write_texts(self.folder, asked, self.wanted.texts, self.tokenizer)

@@ -17,9 +17,9 @@ import numpy as np
 from moe_edge.cluster.drills import SIGNALS, Drill
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.roles import FIRST
-from moe_edge.cluster.scheduler.asked import NobodyLeft
 from moe_edge.cluster.scheduler.event import Event
 from moe_edge.cluster.scheduler.inquiries import Inquiries
+from moe_edge.cluster.scheduler.requests import NobodyLeft
 from moe_edge.cluster.scheduler.returning import Returning
 from moe_edge.cluster.scheduler.said import SAID, is_well_formed
 from moe_edge.cluster.transport.base import HUNG_S, PeerLost, Refused, Transport
@@ -238,7 +238,7 @@ class Scheduler:
         self.transport.disconnect(FIRST + server)
         self.tell_all("lost", {"server": server})
         if not self.alive_N.any():
-            raise NobodyLeft("all servers are lost; nothing can go on")
+            raise NobodyLeft("all servers are lost; the run cannot continue")
         return True
 
     def end(self) -> None:

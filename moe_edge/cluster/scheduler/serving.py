@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_edge.cluster.drills import Drill
-from moe_edge.cluster.scheduler.asked import Asked, Failure
+from moe_edge.cluster.scheduler.requests import ClusterRequest, Failure
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.core.progress import counter
 from moe_edge.schedule.to_idle import ToIdle
@@ -58,14 +58,14 @@ class Holders:
         """A server cannot reach another one; returns one that is of no use any more.
 
         Raises:
-          NobodyLeft: nothing can go on so.
+          NobodyLeft: the run cannot continue so.
         """
 
     def lost(self, server: int) -> None:
         """A server is gone.
 
         Raises:
-          NobodyLeft: nothing can go on without it.
+          NobodyLeft: the run cannot continue without it.
         """
 
     def back(self, server: int) -> bool:
@@ -88,7 +88,7 @@ class Run:
       notes_missing: servers that live and gave none.
     """
 
-    asked: list[Asked]
+    asked: list[ClusterRequest]
     failures: list[Failure]
     begun_s: float
     notes: dict[int, tuple[dict, dict]]
@@ -109,7 +109,7 @@ class Serving:
         self,
         scheduler: Scheduler,
         holders: Holders,
-        asked: Sequence[Asked],
+        asked: Sequence[ClusterRequest],
         drill: Drill | None,
         passes_on: bool = False,
     ):
@@ -121,7 +121,7 @@ class Serving:
         self._by_id = {one.id: one for one in asked}
         self._generated = 0
         self._struck_s: float | None = None
-        self._resuming: list[tuple[Failure, list[Asked]]] = []
+        self._resuming: list[tuple[Failure, list[ClusterRequest]]] = []
         self._actions = holders.actions | {
             "token": self._token,
             "failed": self._failed,
@@ -181,7 +181,7 @@ class Serving:
             one.arrived_s = time.perf_counter()
             self._send(one)
 
-    def _server_for(self, one: Asked) -> int:
+    def _server_for(self, one: ClusterRequest) -> int:
         """A request's own server, or the next one after it that lives."""
         alive_N = self.scheduler.alive_N
         if self._passes_on and alive_N[one.home]:
@@ -194,7 +194,7 @@ class Serving:
         ring = (one.home + np.arange(len(alive_N))) % len(alive_N)
         return int(ring[alive_N[ring]][0])
 
-    def _send(self, one: Asked) -> None:
+    def _send(self, one: ClusterRequest) -> None:
         one.at = self._server_for(one)
         fields = {"id": one.id, "max_new_tokens": one.max_new_tokens}
         arrays = {
@@ -218,7 +218,7 @@ class Serving:
             self._drill, self._struck_s = None, self.now_s
             self.scheduler.strike(drill)
 
-    def _resume(self, one: Asked, at_s: float) -> None:
+    def _resume(self, one: ClusterRequest, at_s: float) -> None:
         """A request's new token may be the first after a loss (`Failure.resumed_s`)."""
         last_s = (one.times_s[-1] if one.times_s else one.arrived_s) - self.begun_s
         for failure, moved in list(self._resuming):

@@ -6,7 +6,7 @@ import numpy as np
 
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import FIRST, MAIN
-from moe_edge.cluster.scheduler.asked import Asked
+from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import RequestError
 from moe_edge.core.json_reader import json_objects
@@ -25,7 +25,7 @@ PROMPTS = "prompts"  # the domain of a user's own texts
 class Wanted:
     """Requests in order of arrival, and their texts."""
 
-    asked: list[Asked]
+    asked: list[ClusterRequest]
     texts: list[Prompt]
 
 
@@ -69,7 +69,7 @@ def from_prompts(path: str, options: ClusterOptions, tokenizer, limit: int) -> W
         homes.append(home)
     rows = encode_prompts(tokenizer, texts, options.max_new_tokens, limit)
     asked = [
-        Asked(i, text.id, home, PROMPTS, 0.0, row, options.max_new_tokens)
+        ClusterRequest(i, text.id, home, PROMPTS, 0.0, row, options.max_new_tokens)
         for i, (text, home, row) in enumerate(zip(texts, homes, rows, strict=True))
     ]
     return Wanted(asked, texts)
@@ -107,7 +107,7 @@ def from_workload(
     texts = [text for *_, text in found]
     rows = encode_prompts(tokenizer, texts, options.output_tokens, limit)
     asked = [
-        Asked(i, text.id, home, family, arrival_s, row, options.output_tokens)
+        ClusterRequest(i, text.id, home, family, arrival_s, row, options.output_tokens)
         for i, ((arrival_s, home, family, text), row) in enumerate(
             zip(found, rows, strict=True)
         )

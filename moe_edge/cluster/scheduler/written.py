@@ -4,13 +4,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from moe_edge.cluster.scheduler.asked import Asked
+from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.engine.prompts import Prompt, decode_after
 from moe_edge.workload.cluster_run import RequestRow
 
 
-def served_rows(asked: Sequence[Asked]) -> list[RequestRow]:
+def served_rows(asked: Sequence[ClusterRequest]) -> list[RequestRow]:
     """A line a request, times from its arrival."""
     rows = []
     for one in asked:
@@ -23,7 +23,10 @@ def served_rows(asked: Sequence[Asked]) -> list[RequestRow]:
 
 
 def write_texts(
-    folder: Path, asked: Sequence[Asked], texts: Sequence[Prompt], tokenizer: Tokenizer
+    folder: Path,
+    asked: Sequence[ClusterRequest],
+    texts: Sequence[Prompt],
+    tokenizer: Tokenizer,
 ) -> None:
     """`generations.jsonl`: a line a request, in order of arrival."""
     lines = []

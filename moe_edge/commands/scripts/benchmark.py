@@ -6,8 +6,8 @@ moe-edge benchmark --suite decode --out_dir DIR
 from absl import flags
 
 from moe_edge.commands import common
-from moe_edge.commands.suggest import unknown
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.suggest import unknown
 from moe_edge.studies.registry import STUDIES
 
 PREFIX = "benchmark_"

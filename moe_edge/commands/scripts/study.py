@@ -13,8 +13,8 @@ from pathlib import Path
 from absl import flags
 
 from moe_edge.commands import common, gin_files
-from moe_edge.commands.suggest import unknown
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.suggest import unknown
 from moe_edge.studies.registry import STUDIES
 
 

@@ -152,7 +152,13 @@ def heldout_report(M_TF, options: PartitionOptions) -> dict[str, Any]:
 
 def print_report(report: dict[str, Any]) -> None:
     """The report for people, as shares of all |M|."""
-    print(f"{'share of |M| left out':24}{'fitted':>9}{'held out':>10}  use of subs")
+    print(
+        "share of the neurons' activity that lies in inactive sub-experts, by how the"
+    )
+    print(
+        "neurons are split; lower is better. Last: how often each sub-expert is active"
+    )
+    print(f"{'split':24}{'fitted':>9}{'held out':>10}  active")
     for name, both in report["methods"].items():
         held = both["heldout"]
         heldout = f"{100 * held['share']:8.2f} %" if held else f"{'-':>10}"

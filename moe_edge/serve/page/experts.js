@@ -87,9 +87,9 @@ export class ExpertsPanel {
     const facts = [`mode ${mode}`, `own K ${k}`, `${whole.format(steps)} steps sampled`];
     if (mode !== "resident") {
       if (looked) facts.push(`${percent(sum("hits") / looked)} hits`);
-      facts.push(`${bytesOf(bytes.demand)} on demand`);
+      facts.push(`${bytesOf(bytes.demand)} loaded on demand`);
       if (bytes.prefetch) {
-        facts.push(`${bytesOf(bytes.prefetch)} ahead, ${bytesOf(bytes.wasted)} in vain`);
+        facts.push(`${bytesOf(bytes.prefetch)} prefetched, ${bytesOf(bytes.wasted)} of it unused`);
       }
     }
     const recall = prediction?.recall?.[0];

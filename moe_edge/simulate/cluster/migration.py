@@ -6,9 +6,9 @@ arrival on.
 
 What a server gives up stays until its memory is needed: on a full GPU a block is copied
 in only once one that leaves is dropped, which another server must hold by then, so that
-no call ever finds nobody. Where every copy waits for another one (two servers exchange
-blocks that nobody else holds), one goes ahead in spare memory: `peak_memory` says how
-much. A step that had begun calls what was dropped once more.
+every block always has at least one holder. Where every copy waits for another one (two
+servers exchange blocks that no other server holds), one goes ahead in spare memory:
+`peak_memory` says how much. A step that had begun calls what was dropped once more.
 """
 
 import dataclasses

@@ -127,7 +127,8 @@ def progress(name: str, seed: int, result: ClusterResult, took_s: float) -> str:
 def print_table(rows: Mapping[str, Mapping[str, Any]], left_out: Mapping[str, str]):
     """The comparison for people; many servers are summed up."""
     shown = min(len(next(iter(rows.values()))["latency_s_N"]), 4)
-    heads = "".join(f"{f'server {n + 1} s':>12}" for n in range(shown))
+    heads = "".join(f"{f'server {n} s':>12}" for n in range(shown))
+    print("latency of a request by server and in the mean; calls to experts by place")
     print(f"{'method':20}{heads}{'mean s':>10}{'local %':>9}{'remote calls':>14}")
     for name, row in rows.items():
         cells = "".join(

@@ -53,7 +53,7 @@ def run_recorded(
     placed = [name for name in cluster.facts.methods if name not in ALONE]
     if not (names := placed if names is None else names):
         raise ConfigError(
-            f"cluster_run {cluster_run}: its servers served alone; expected a method "
+            f"cluster_run {cluster_run}: its servers made no calls; expected a method "
             "that places blocks, whose calls can be simulated"
         )
     for name in names:

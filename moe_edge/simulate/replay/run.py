@@ -47,13 +47,15 @@ def run_replay(
 
     Args:
       run: folder of the results: `replay.json`, `config.gin`.
-      trace: CSV file, ours or a public one.
-      slots_per_layer: whole numbers from 2, separated by commas.
-      policies: names separated by commas, or `all` whose needs the trace holds.
-      predictors: likewise, or an empty string for none.
+      trace: CSV file of routing (`generate --trace` writes one), or a public trace.
+      slots_per_layer: sizes of the cache to try: experts a layer, from 2, separated by
+        commas.
+      policies: eviction policies, separated by commas; `all`: every one for which the
+        trace holds enough.
+      predictors: predictors, separated by commas; `all` as above; an empty text: none.
       horizon: how many layers predictors look ahead.
       num_experts: experts of a layer, for traces that do not say.
-      data_dir: where a relative path is looked up too.
+      data_dir: folder in which relative paths are looked up, too.
     Raises:
       MoeEdgeError: bad input; OSError: the trace cannot be read.
     """
@@ -164,15 +166,16 @@ def _facts(trace: Trace) -> dict[str, int]:
 
 def print_tables(summary: dict[str, Any]) -> None:
     """The summary for people."""
-    for measure, columns in (
-        ("hit_ratio", "hit ratio, slots a layer"),
-        ("recall", "recall, layers ahead"),
-        ("precision", "precision, layers ahead"),
+    for measure, meaning, columns in (
+        ("hit_ratio", "of the experts used, the share in a slot", "slots a layer"),
+        ("recall", "of the experts used, the share predicted", "layers ahead"),
+        ("precision", "of the predictions, the share used", "layers ahead"),
     ):
         rows = summary[measure]
         if rows:
             heads = next(iter(rows.values()))
-            print(f"{columns:26}" + "".join(f"{head:>8}" for head in heads))
+            print(f"{measure.replace('_', ' ')}: {meaning}")
+            print(f"{columns:>26}" + "".join(f"{head:>8}" for head in heads))
         for name, row in rows.items():
             values = ("-" if v is None else f"{v:.3f}" for v in row.values())
             print(f"{name:26}" + "".join(f"{value:>8}" for value in values))

@@ -12,7 +12,7 @@ from moe_edge.coe.presets import PRESETS, SOURCE, get_preset
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.metrics.results import metric
 from moe_edge.schedule.coe_recipes import RECIPES
-from moe_edge.simulate.coe_case import Case
+from moe_edge.simulate.coe_case import CoeCase
 from moe_edge.studies.settings import RULES, StudySettings
 from moe_edge.studies.study import Findings
 from moe_edge.workload.coe_tasks import DECAY, RECORD_BYTES, TASKS
@@ -65,17 +65,17 @@ class OnTasks(StudySettings):
         machine: Machine,
         decay: float | None = None,
         **options: Any,
-    ) -> Iterator[Case]:
+    ) -> Iterator[CoeCase]:
         """A task on a machine, for every seed.
 
         Args:
           preset: for whose networks the board is.
           decay: another than that of the settings.
-          **options: of `Case`.
+          **options: of `CoeCase`.
         """
         work = CoeWork(task=task, decay=self.decay if decay is None else decay)
         for seed in self.all_seeds:
-            yield Case(*work.build(preset, seed), machine, **options)
+            yield CoeCase(*work.build(preset, seed), machine, **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

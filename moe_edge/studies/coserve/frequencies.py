@@ -10,7 +10,7 @@ from moe_edge.coe.presets import get_preset
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
-from moe_edge.simulate.coe_case import Case
+from moe_edge.simulate.coe_case import CoeCase
 from moe_edge.studies.coserve.entry import (
     OURS,
     PAPER,
@@ -108,7 +108,7 @@ class _Table:
     def __init__(self):
         self.values: dict[tuple[str, str, str], dict[str, list[float]]] = {}
 
-    def add(self, at: tuple[str, str, str], case: Case) -> None:
+    def add(self, at: tuple[str, str, str], case: CoeCase) -> None:
         """Serves a case by a policy."""
         run = case.run(at[2])
         found = {"throughput": run.throughput_per_s, "switches": run.switches}

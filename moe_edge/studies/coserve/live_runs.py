@@ -7,7 +7,7 @@ from pathlib import Path
 from moe_edge.coe.case import MAX_WAIT_S, CoeWork, MachineOptions
 from moe_edge.coe.random_board import write_board
 from moe_edge.coe.results import CoeRun, row
-from moe_edge.simulate.coe_case import Case, make_live, used_by
+from moe_edge.simulate.coe_case import CoeCase, make_live, used_by
 from moe_edge.studies.coserve.entry import OURS
 from moe_edge.studies.coserve.live import LiveSettings
 from moe_edge.studies.rounds import round_order
@@ -26,7 +26,7 @@ class LiveTask:
       distinct: least loads from the start of ours, and of all others on all executors.
     """
 
-    case: Case
+    case: CoeCase
     kind: str
     runs: dict[str, list[CoeRun]]
     simulated: dict[str, CoeRun] = dataclasses.field(default_factory=dict)
@@ -95,7 +95,7 @@ def begin(settings: LiveSettings, task: str, root: Path) -> LiveTask:
     options = MachineOptions(profile="reduced", memory=settings.memory)
     graph, requests = work.build(options.costs, settings.seed)
     requests = requests[: settings.most_requests]
-    case = Case(graph, requests, options.build(graph), max_wait_s=MAX_WAIT_S)
+    case = CoeCase(graph, requests, options.build(graph), max_wait_s=MAX_WAIT_S)
     kind = make_live(case, work, options)
     runs = {name: [] for name in (*settings.policies, *(settings.once or ()))}
     return LiveTask(case, kind, runs)
@@ -105,7 +105,7 @@ def finish(live: LiveTask) -> None:
     """The same in computed time."""
     case, first = live.case, next(runs[0] for runs in live.runs.values() if runs)
     requests = as_judged(case.graph, case.requests, first)
-    computed = Case(case.graph, requests, case.machine, max_wait_s=MAX_WAIT_S)
+    computed = CoeCase(case.graph, requests, case.machine, max_wait_s=MAX_WAIT_S)
     live.simulated = {name: computed.simulate(name) for name in live.runs}
     used = set(used_by(first))
     for name in live.runs:

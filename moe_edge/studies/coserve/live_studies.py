@@ -10,7 +10,7 @@ from moe_edge.coe.results import CoeRun
 from moe_edge.coe.trial import try_executors, with_executors
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
-from moe_edge.simulate.coe_case import Case
+from moe_edge.simulate.coe_case import CoeCase
 from moe_edge.studies.coserve.entry import OURS, PAPER
 from moe_edge.studies.coserve.live import AllPolicies, Executors
 from moe_edge.studies.coserve.live_entry import board_folder, live_findings
@@ -157,7 +157,7 @@ def measure_executors(settings: Executors) -> Findings:
 
 
 def _in_rounds(
-    cases: Mapping[str, Case], policy: str, repeats: int
+    cases: Mapping[str, CoeCase], policy: str, repeats: int
 ) -> dict[str, list[CoeRun]]:
     found: dict[str, list[CoeRun]] = {text: [] for text in cases}
     for number in range(repeats):

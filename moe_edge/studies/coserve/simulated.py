@@ -8,7 +8,7 @@ import numpy as np
 
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.schedule.coe_recipes import RECIPES
-from moe_edge.simulate.coe_case import Case
+from moe_edge.simulate.coe_case import CoeCase
 from moe_edge.studies.coserve.entry import (
     OURS,
     OVER_SYSTEMS,
@@ -73,7 +73,7 @@ class Runs:
                 self._tell(place, task, settings.policies)
 
     def _serve(
-        self, case: Case, place: str, task: str, policies: Sequence[str]
+        self, case: CoeCase, place: str, task: str, policies: Sequence[str]
     ) -> None:
         chains = None
         for policy in policies:

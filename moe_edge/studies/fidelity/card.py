@@ -44,6 +44,11 @@ LIMITS = (
 )
 STRENGTHS = {"substitute": "a", "drop": "threshold"}  # the option that is varied
 Cards = Sequence[Mapping[str, Any]]
+# What the lines of `_print_card` say.
+HEAD = """\
+budget, batch and option; agreement: share of tokens that the option and the full model
+find likeliest alike; perplexity: as a multiple of the full model's; changed: share of
+expert choices; hit ratio: share of the experts used that were on the device"""
 
 
 def grid_of(settings: FidelitySettings) -> list[Route]:
@@ -71,6 +76,7 @@ def run(settings: FidelitySettings) -> Findings:
         name = f"{half.config.moe.top_k} of {top_k} experts"
         cards.append({"option": name, "control": True, "batch": batch, **vars(found)})
     size = settings.prompt_tokens + settings.forced_tokens
+    print(HEAD, flush=True)
     for budget, options in settings.offloads.items():
         switch = SwitchEngine(
             settings.checkpoint,

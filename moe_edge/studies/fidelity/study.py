@@ -27,7 +27,8 @@ class ForcedText(StudySettings):
     """A model, and pieces of a text on which its routes are compared.
 
     Attributes:
-      checkpoint: path or `default`.
+      checkpoint: folder (Hugging Face's or ours), GGUF file, or `default`, the model in
+        the package.
       text: UTF-8 file; None: the packaged held-out book.
       rows: pieces of the text; each has `prompt_tokens` that are prefilled and
         `forced_tokens` that are decoded and scored.

@@ -13,7 +13,8 @@ class QuickstartSettings(StudySettings):
     """What is shown, and on how much text it is measured.
 
     Attributes:
-      checkpoint: path or `default`.
+      checkpoint: folder (Hugging Face's or ours), GGUF file, or `default`, the model in
+        the package.
       max_new_tokens: length of the story.
       characters: of each of the two held-out texts of a domain.
       seed: of the texts and of sampling.

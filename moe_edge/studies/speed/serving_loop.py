@@ -20,7 +20,7 @@ from moe_edge.loadtest.offered import (
 )
 from moe_edge.profile.step_costs import measure_steps
 from moe_edge.schedule.policy import get_scheduler
-from moe_edge.serve.driver import Asked, Driver
+from moe_edge.serve.driver import Driver, RowRequest
 from moe_edge.serve.options import ServingOptions, make_driver
 from moe_edge.simulate.goodput import goodput
 from moe_edge.studies.rounds import interleave, round_order, seconds_of
@@ -62,7 +62,7 @@ def driver_of(engine: Engine, settings: ServingSettings, **options) -> Driver:
     return driver
 
 
-def serve_all(driver: Driver, asked: Sequence[Asked]) -> float:
+def serve_all(driver: Driver, asked: Sequence[RowRequest]) -> float:
     """Seconds until requests that come at once have ended."""
 
     def run() -> None:
@@ -76,14 +76,14 @@ def serve_all(driver: Driver, asked: Sequence[Asked]) -> float:
     return seconds_of(run)
 
 
-def requests_of(engine: Engine, settings: ServingSettings, floors) -> list[Asked]:
+def requests_of(engine: Engine, settings: ServingSettings, floors) -> list[RowRequest]:
     """Requests of random tokens; lengths and tokens are those of every engine."""
     rng = np.random.default_rng(0)
     sizes = LENGTHS.draw(len(floors), rng)
     sizes = np.minimum(sizes, settings.max_context // 2).tolist()
     vocab = engine.config.vocab_size
     return [
-        Asked(
+        RowRequest(
             prompt=tuple(rng.integers(0, vocab, prompt).tolist()),
             max_new_tokens=new,
             floor=floor,
@@ -266,13 +266,15 @@ def loop_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows
     ]
 
 
-def same_requests(engine: Engine, settings: ServingSettings, floor: int) -> list[Asked]:
+def same_requests(
+    engine: Engine, settings: ServingSettings, floor: int
+) -> list[RowRequest]:
     """Requests of one length and floor, of random tokens."""
     shape = settings.loop_requests, settings.prompt_tokens
     rng = np.random.default_rng(1)
     prompts = rng.integers(0, engine.config.vocab_size, shape).tolist()
     given = {"max_new_tokens": settings.new_tokens, "floor": floor}
-    return [Asked(prompt=tuple(prompt), **given) for prompt in prompts]
+    return [RowRequest(prompt=tuple(prompt), **given) for prompt in prompts]
 
 
 def prefix_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
@@ -286,7 +288,7 @@ def prefix_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Ro
         prefix = rng.integers(0, engine.config.vocab_size, settings.prefix_tokens)
         for seen in (first, again):
             prompt = tuple([*prefix.tolist(), 1 + len(again)])
-            asked = Asked(prompt=prompt, max_new_tokens=2, floor=own)
+            asked = RowRequest(prompt=prompt, max_new_tokens=2, floor=own)
             live = driver.submit(asked)
             while driver.is_busy:
                 driver.step()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moe_edge.cluster.scheduler.asked import NobodyLeft
+from moe_edge.cluster.scheduler.requests import NobodyLeft
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.follower import Follower
 from moe_edge.predict.recall import recall, recall_by_index

@@ -9,7 +9,7 @@ from moe_edge.cluster.prism.routes import (
     reaches,
     routes_of,
 )
-from moe_edge.cluster.scheduler.asked import NobodyLeft
+from moe_edge.cluster.scheduler.requests import NobodyLeft
 
 N, L, E = 4, 2, 3
 ALL_N = np.ones(N, bool)

@@ -13,7 +13,7 @@ import pytest
 
 from moe_edge.cluster.prism.table_keeper import TableKeeper
 from moe_edge.cluster.scheduler.accusations import Accusations
-from moe_edge.cluster.scheduler.asked import NobodyLeft
+from moe_edge.cluster.scheduler.requests import NobodyLeft
 from moe_edge.place.migrate import Decision
 from moe_edge.place.migration_policy import Proposal
 from moe_edge.place.plan import Placement

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from moe_edge.cluster.scheduler import serving
-from moe_edge.cluster.scheduler.asked import Asked, NobodyLeft
+from moe_edge.cluster.scheduler.requests import ClusterRequest, NobodyLeft
 from moe_edge.cluster.scheduler.said import SAID, is_well_formed
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.serving import Holders, Serving
@@ -84,7 +84,7 @@ def test_malformed_warm_loses_its_server_while_all_start(scheduler, capsys):
 def test_fault_of_ours_in_a_run_is_loud_and_loses_nobody(scheduler):
     holders = Holders()
     holders.actions = {"confirmed": lambda *_: {}["a key of ours"]}
-    asked = [Asked(0, "a", 0, "words", 0.0, [1], 4)]
+    asked = [ClusterRequest(0, "a", 0, "words", 0.0, [1], 4)]
     scheduler.control(1, "confirmed", {"version": 1}, {})
     with pytest.raises(KeyError, match="a key of ours"):
         Serving(scheduler, holders, asked, None).run()

@@ -14,7 +14,7 @@ from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.prism.server import Server
 from moe_edge.cluster.prism.table_keeper import TableKeeper
 from moe_edge.cluster.roles import FIRST
-from moe_edge.cluster.scheduler.asked import NobodyLeft
+from moe_edge.cluster.scheduler.requests import NobodyLeft
 from tests.support.live_cluster import (
     BLOCKS,
     READY_S,

@@ -223,7 +223,7 @@ def test_a_run_of_servers_that_serve_alone_has_nothing_to_simulate(tmp_path):
     served, ids = [RequestRow(0, "a", 0.0, 1.0, 5.0)], [[[[0, 2]]]]
     _, run, _ = replay(tmp_path, calibration(), served, ids, [1])
     facts(methods=["moe_infinity", "moe_infinity_lb"]).save(run)
-    with pytest.raises(ConfigError, match="its servers served alone"):
+    with pytest.raises(ConfigError, match="its servers made no calls"):
         run_simulate(cluster_run=str(run), out_dir=str(tmp_path / "o2"))
 
 

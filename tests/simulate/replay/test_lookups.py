@@ -49,7 +49,7 @@ def test_expert_counts_are_those_of_one_phase():
 def test_policy_needs_are_named_with_a_remedy():
     with pytest.raises(ConfigError, match="smoe_score needs scores, .* scores.npz"):
         policy_of("smoe_score", TRACE)
-    with pytest.raises(ConfigError, match="unknown cache policy 'lruu'; known: .*lru"):
+    with pytest.raises(ConfigError, match="policy 'lruu'; did you mean 'lru'"):
         policy_of("lruu", TRACE)
     known = known_policies(TRACE)
     assert {"lru", "lfu", "belady", "static_oracle", "static_prompt"} <= set(known)

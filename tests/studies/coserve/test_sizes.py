@@ -75,7 +75,8 @@ def test_executors_that_cannot_be_are_refused():
     alone, shared = with_(uma, "gpu:2"), with_(uma, "gpu:2,cpu:2")
     assert sum(alone.memory_bytes.values()) == sum(shared.memory_bytes.values())
     with pytest.raises(
-        ConfigError, match="unknown kind of executor 'npu'; known: cpu, gpu"
+        ConfigError,
+        match="unknown kind of executor 'npu'; did you mean 'gpu'. known: cpu, gpu",
     ):
         with_(numa, "npu:1")
     with pytest.raises(CapacityError, match="60 gpu executors have 10324000000 bytes"):

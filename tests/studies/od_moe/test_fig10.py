@@ -118,7 +118,7 @@ def test_overhead_of_alignments_makes_longer_periods_best():
         ({"align_costs_s": (0.0, -1.0)}, "align_costs_s.*-1"),
         ({"shadow_share": 0.0}, "shadow_share.*0"),
         ({"kv_periods": (1, 0)}, "kv_periods must be a positive whole .* 0"),
-        ({"precision": "int3"}, "precision 'int3'; known"),
+        ({"precision": "q3"}, "precision 'q3'; known"),
     ],
 )
 def test_settings_that_cannot_be_modelled_are_refused(change, message):

@@ -95,7 +95,7 @@ def test_answer_names_the_best_and_the_worst():
 @pytest.mark.parametrize(
     "kind, change, message",
     [
-        (Fig3Settings, {"precisions": ("int8", "int3")}, "precision 'int3'; known"),
+        (Fig3Settings, {"precisions": ("int8", "q3")}, "precision 'q3'; known"),
         (Fig6Settings, {"periods": ()}, "periods is .*, expected a list"),
         (Fig6Settings, {"periods": (1, 0)}, "periods must be a positive whole .* 0"),
         (Table1Settings, {"device_memory": "lots"}, "lots"),

@@ -77,7 +77,7 @@ def test_checks_fail_where_they_should(text, failed):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"shadow": "int3"}, "precision 'int3'; known"),
+        ({"shadow": "q3"}, "precision 'q3'; known"),
         ({"departures": ("soon",)}, "departures 'soon'; known"),
         ({"output_lengths": (64, 1)}, "output_lengths is 1, expected at least 2"),
         ({"prompt_lengths": (0,)}, "prompt_lengths must be a positive whole .* 0"),

@@ -160,5 +160,5 @@ def test_a_refactored_model_is_made_once(folder, tmp_path):
 
 
 def test_an_unknown_part_is_refused():
-    with pytest.raises(ConfigError, match="unknown part 'htp'; known: goodput, http"):
+    with pytest.raises(ConfigError, match="unknown part 'htp'; did you mean 'http'"):
         ServingSettings(parts=("htp",))

@@ -13,7 +13,11 @@ import zmq
 from moe_edge.cluster.transport import wire
 from moe_edge.cluster.transport.base import Answered, Call, PeerLost, Refused, Traffic
 from moe_edge.cluster.transport.messages.answer import ZERO_COPY_BYTES
-from moe_edge.cluster.transport.messages.link import Link, malformed, unexpected
+from moe_edge.cluster.transport.messages.peer_link import (
+    PeerLink,
+    malformed,
+    unexpected,
+)
 from moe_edge.cluster.transport.messages.sockets import SLICE_MS
 from moe_edge.cluster.transport.wire import Kind
 
@@ -30,8 +34,8 @@ class Calls:
 
     def __init__(
         self,
-        link: Callable[[int], Link],
-        lose: Callable[[Link, Callable[[], PeerLost]], None],
+        link: Callable[[int], PeerLink],
+        lose: Callable[[PeerLink, Callable[[], PeerLost]], None],
         traffic: Traffic,
     ):
         self._link = link
@@ -40,7 +44,7 @@ class Calls:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # held by who uses the call sockets
         self._retired: list[zmq.Socket] = []  # for the lock's holder to close
-        self._open: dict[int, Link] = {}  # ticket -> who is to answer
+        self._open: dict[int, PeerLink] = {}  # ticket -> who is to answer
         self._answers: dict[int, Answered | Refused] = {}
 
     def start(self, peer: int, call: Call) -> int:
@@ -99,7 +103,7 @@ class Calls:
         some = [link for link in links if link.calls in ready]
         return any([self._take(link, zmq.NOBLOCK) for link in some])
 
-    def _take(self, link: Link, flags: int) -> bool:
+    def _take(self, link: PeerLink, flags: int) -> bool:
         """Takes in one answer of a peer."""
         try:
             frame = link.calls.recv(flags)

@@ -14,7 +14,11 @@ import numpy as np
 
 from moe_edge.cluster.transport import wire
 from moe_edge.cluster.transport.base import PeerLost, Refused, SecretRefused, Traffic
-from moe_edge.cluster.transport.messages.link import Link, malformed, unexpected
+from moe_edge.cluster.transport.messages.peer_link import (
+    PeerLink,
+    malformed,
+    unexpected,
+)
 from moe_edge.cluster.transport.messages.stream import (
     LENGTH,
     limit,
@@ -39,7 +43,7 @@ class Fetcher:
         self,
         peer: int,
         context: ssl.SSLContext,
-        lose: Callable[[Link, Callable[[], PeerLost]], None],
+        lose: Callable[[PeerLink, Callable[[], PeerLost]], None],
         traffic: Traffic,
     ):
         self._peer = peer
@@ -49,7 +53,7 @@ class Fetcher:
 
     def fetch(
         self,
-        link: Link,
+        link: PeerLink,
         number: int,
         layer: int,
         block: int,
@@ -84,7 +88,7 @@ class Fetcher:
                 link.check()
 
     @contextlib.contextmanager
-    def _held(self, link: Link, deadline_s: float) -> Iterator[None]:
+    def _held(self, link: PeerLink, deadline_s: float) -> Iterator[None]:
         """The link's block connection for this thread alone; closed if it is lost."""
         if not link.block_lock.acquire(timeout=deadline_s):
             link.check()
@@ -98,7 +102,7 @@ class Fetcher:
             link.block_lock.release()
 
     def _exchange(
-        self, link: Link, number: int, question: bytes, out_R: np.ndarray, until_s
+        self, link: PeerLink, number: int, question: bytes, out_R: np.ndarray, until_s
     ) -> bool:
         """One question and its whole answer; else the connection is closed."""
         whole = False
@@ -136,7 +140,7 @@ class Fetcher:
             raise wire.WireError(unexpected(kind, frame))
         return kind == Kind.RECORD
 
-    def _connected(self, link: Link, until_s: float) -> ssl.SSLSocket:
+    def _connected(self, link: PeerLink, until_s: float) -> ssl.SSLSocket:
         """A new connection of the link."""
         stream = self._context.wrap_socket(
             socket.socket(), do_handshake_on_connect=False

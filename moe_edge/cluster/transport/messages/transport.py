@@ -31,7 +31,7 @@ from moe_edge.cluster.transport.messages.blocks import BlockServer, listen
 from moe_edge.cluster.transport.messages.calls import Calls
 from moe_edge.cluster.transport.messages.delay import DelayLine
 from moe_edge.cluster.transport.messages.fetch import Fetcher
-from moe_edge.cluster.transport.messages.link import Link, monitored
+from moe_edge.cluster.transport.messages.peer_link import PeerLink, monitored
 from moe_edge.cluster.transport.messages.sockets import (
     LINGER_MS,
     SLICE_MS,
@@ -78,7 +78,7 @@ class MessagesTransport(Transport):
         self.peer = peer
         self.traffic = Traffic()
         self._delay_s = delay_ms / 1000
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, PeerLink] = {}
         self._addresses: dict[int, Address] = {}
         self._numbers = itertools.count(1)
         self._secret = secret
@@ -119,7 +119,7 @@ class MessagesTransport(Transport):
         self.disconnect(peer)
         calls = self._sockets.dealer(b"c")
         control = self._sockets.dealer(b"o", LINGER_MS)
-        link = Link(peer, address, calls, control, monitored(calls))
+        link = PeerLink(peer, address, calls, control, monitored(calls))
         for socket in (calls, control):
             socket.connect(f"tcp://{address.host}:{address.calls}")
         self._links[peer], self._addresses[peer] = link, address
@@ -218,7 +218,7 @@ class MessagesTransport(Transport):
         else:
             _left_behind.append(self._sockets.context)
 
-    def _link(self, peer: int) -> Link:
+    def _link(self, peer: int) -> PeerLink:
         """A peer's link.
 
         Raises:
@@ -232,11 +232,11 @@ class MessagesTransport(Transport):
 
     # The watch's thread.
 
-    def _report(self, link: Link) -> None:
+    def _report(self, link: PeerLink) -> None:
         if self.on_lost is not None:
             self.on_lost(link.peer, link.lost().kind)
 
-    def _retire(self, link: Link) -> None:
+    def _retire(self, link: PeerLink) -> None:
         """Closes the sockets of others, or leaves that to who is using them."""
         self._calls.retire(link.calls)
         if (stream := link.blocks) is not None:

@@ -29,7 +29,11 @@ from moe_edge.cluster.transport.base import (
     SecretRefused,
     Traffic,
 )
-from moe_edge.cluster.transport.messages.link import Link, malformed, unexpected
+from moe_edge.cluster.transport.messages.peer_link import (
+    PeerLink,
+    malformed,
+    unexpected,
+)
 from moe_edge.cluster.transport.messages.sockets import ZAP_DOMAIN, Sockets
 from moe_edge.cluster.transport.wire import Kind
 from moe_edge.cluster.transport.wire_control import decode_control
@@ -57,8 +61,8 @@ class Watch(threading.Thread):
         self,
         sockets: Sockets,
         traffic: Traffic,
-        on_lost: Callable[[Link], None],
-        retire: Callable[[Link], None],
+        on_lost: Callable[[PeerLink], None],
+        retire: Callable[[PeerLink], None],
     ):
         super().__init__(name="moe_edge-watch", daemon=True)
         self._client_key = z85.decode(sockets.keys.client.public)
@@ -66,12 +70,12 @@ class Watch(threading.Thread):
         self._on_lost = on_lost
         self._retire = retire
         self._work: deque[Callable[[], None]] = deque()
-        self._waiting: dict[int, tuple[Link, concurrent.futures.Future]] = {}
+        self._waiting: dict[int, tuple[PeerLink, concurrent.futures.Future]] = {}
         self._numbers = itertools.count(1)
-        self._broken: set[Link] = set()
+        self._broken: set[PeerLink] = set()
         self._stopping = False
         self.clean = False
-        self._lock = threading.Lock()  # of `Link.lost`
+        self._lock = threading.Lock()  # of `PeerLink.lost`
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._woken.setblocking(False)
@@ -93,11 +97,11 @@ class Watch(threading.Thread):
         except (BlockingIOError, OSError):
             pass  # it is awake, or has ended
 
-    def add(self, link: Link) -> None:
+    def add(self, link: PeerLink) -> None:
         """Begins to watch a link."""
         self.submit(lambda: self._add(link))
 
-    def forget(self, link: Link) -> None:
+    def forget(self, link: PeerLink) -> None:
         """Drops a link without a report."""
         with self._lock:
             link.forgotten = True
@@ -105,7 +109,7 @@ class Watch(threading.Thread):
                 link.lost = lambda: PeerLost(link.peer, "dead", "was disconnected")
         self.submit(lambda: self._drop(link))
 
-    def lose(self, link: Link, make: Callable[[], PeerLost]) -> None:
+    def lose(self, link: PeerLink, make: Callable[[], PeerLost]) -> None:
         """Gives a link up and reports it, unless that has happened."""
         with self._lock:
             if link.lost is not None:
@@ -113,12 +117,12 @@ class Watch(threading.Thread):
             link.lost = make
         self.submit(lambda: self._report(link))
 
-    def post(self, link: Link, frame: bytes) -> None:
+    def post(self, link: PeerLink, frame: bytes) -> None:
         """Sends a control message."""
         self.submit(lambda: self._send(link, frame))
 
     def ask(
-        self, link: Link, encode: Callable[[int], bytes], deadline_s: float
+        self, link: PeerLink, encode: Callable[[int], bytes], deadline_s: float
     ) -> tuple[dict, dict]:
         """Sends a control message and waits for its answer.
 
@@ -211,7 +215,7 @@ class Watch(threading.Thread):
         status = (b"200", b"OK") if good else (b"400", b"another secret")
         self._zap.send_multipart([b"1.0", request, *status, b"", b""])
 
-    def _add(self, link: Link) -> None:
+    def _add(self, link: PeerLink) -> None:
         self._readers[link.control] = lambda: self._read_control(link)
         self._readers[link.monitor] = lambda: self._read_event(link)
         self._poller.register(link.control, zmq.POLLIN)
@@ -222,12 +226,12 @@ class Watch(threading.Thread):
             self._poller.unregister(one)
         one.close()
 
-    def _send(self, link: Link, frame: bytes) -> None:
+    def _send(self, link: PeerLink, frame: bytes) -> None:
         if not link.control.closed:
             link.control.send(frame, zmq.NOBLOCK)
             self._traffic.add_sent(link.peer, frame[wire.KIND_AT], len(frame))
 
-    def _read_control(self, link: Link) -> None:
+    def _read_control(self, link: PeerLink) -> None:
         try:
             frame = link.control.recv(zmq.NOBLOCK)
         except zmq.Again:
@@ -251,7 +255,7 @@ class Watch(threading.Thread):
         else:
             future.set_exception(Refused(link.peer, wire.decode_text(frame)))
 
-    def _read_event(self, link: Link) -> None:
+    def _read_event(self, link: PeerLink) -> None:
         event = parse_monitor_message(link.monitor.recv_multipart())["event"]
         if event == zmq.EVENT_MONITOR_STOPPED:
             self._close(link.monitor)
@@ -275,19 +279,19 @@ class Watch(threading.Thread):
             dead = event == zmq.EVENT_CLOSED and link.address.refuses(BROKEN_S)
             self._lose_as(link, "dead" if dead else "hung")
 
-    def _refused(self, link: Link) -> None:
+    def _refused(self, link: PeerLink) -> None:
         self.lose(link, lambda: SecretRefused(link.peer, link.address))
 
-    def _lose_as(self, link: Link, kind: str) -> None:
+    def _lose_as(self, link: PeerLink, kind: str) -> None:
         self._broken.discard(link)
         self.lose(link, lambda: PeerLost(link.peer, kind))
 
-    def _report(self, link: Link) -> None:
+    def _report(self, link: PeerLink) -> None:
         self._drop(link)
         if not link.forgotten:
             self._on_lost(link)
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: PeerLink) -> None:
         self._broken.discard(link)
         if not link.control.closed:
             if not link.forgotten:

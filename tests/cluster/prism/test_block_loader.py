@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from moe_edge.cluster.prism.bringer import Bringer
+from moe_edge.cluster.prism.block_loader import BlockLoader
 
 WAIT_S = 20.0
 
@@ -29,15 +29,15 @@ class Records:
 
 def test_forgotten_orders_put_nothing_and_are_not_told():
     records, told, failed = Records(), [], []
-    bringer = Bringer(records, None, lambda *done: told.append(done), failed.append)
-    bringer.start()
-    bringer.bring(1, np.array([(0, 1, -1), (0, 2, -1)]))  # under way
+    loader = BlockLoader(records, None, lambda *done: told.append(done), failed.append)
+    loader.start()
+    loader.bring(1, np.array([(0, 1, -1), (0, 2, -1)]))  # under way
     assert records.reading.wait(WAIT_S)
-    bringer.bring(2, np.array([(0, 3, -1)]))  # waits
-    bringer.forget()
-    bringer.bring(3, np.array([(0, 4, -1)]))
+    loader.bring(2, np.array([(0, 3, -1)]))  # waits
+    loader.forget()
+    loader.bring(3, np.array([(0, 4, -1)]))
     records.may_read.set()
-    bringer.stop()
-    bringer.join(WAIT_S)
+    loader.stop()
+    loader.join(WAIT_S)
     assert records.put_cells == [(0, 4)] and not failed
     assert told == [(3, [[0, 4]])]

@@ -26,7 +26,7 @@ _names = itertools.count()
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Link:
+class PeerLink:
     """A peer as its caller sees it; sockets belong to different threads."""
 
     peer: int

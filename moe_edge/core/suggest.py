@@ -12,5 +12,5 @@ def unknown(kind: str, name: str, known: Collection[str], hidden=()) -> str:
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
     """`did you mean 'x'? `, or nothing where no known name is near."""
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+    near = difflib.get_close_matches(str(name), sorted(known), n=1)
     return f"did you mean {near[0]!r}? " if near else ""

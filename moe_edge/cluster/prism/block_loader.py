@@ -10,7 +10,7 @@ import numpy as np
 from moe_edge.cluster.node.holdings import Holdings
 
 
-class Bringer(threading.Thread):
+class BlockLoader(threading.Thread):
     """Brings blocks, order after order, from the checkpoint or another server.
 
     Args:

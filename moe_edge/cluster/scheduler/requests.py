@@ -13,7 +13,7 @@ class NobodyLeft(MoeEdgeError):
 
 
 @dataclasses.dataclass(eq=False)
-class Asked:
+class ClusterRequest:
     """A request from its arrival to its last token.
 
     Attributes:
@@ -51,10 +51,10 @@ class Asked:
     def ended(self) -> bool:
         return self.done or self.error is not None
 
-    def fresh(self) -> "Asked":
+    def fresh(self) -> "ClusterRequest":
         """The same request, not served yet: all that has a default is what became."""
         asked = [f.name for f in dataclasses.fields(self) if _is_given(f)]
-        return Asked(**{name: getattr(self, name) for name in asked})
+        return ClusterRequest(**{name: getattr(self, name) for name in asked})
 
 
 def _is_given(field: dataclasses.Field) -> bool:
