@@ -1,4 +1,4 @@
-"""Settings of the site: `sphinx-build -W -c docs . results/local/site`.
+"""Settings of the site: `sphinx-build -E -W -c docs . results/local/site`.
 
 The source folder is the repository itself, so that links between docs/, results/,
 CHANGELOG.md and CONTRIBUTING.md are links between pages of the site.
@@ -55,7 +55,7 @@ napoleon_custom_sections = ["Source", "Returns"]
 
 
 def setup(app):
-    from generated import fill, keep_indented
+    from generated import as_written, fill
 
     app.connect("source-read", fill)
-    app.connect("autodoc-process-docstring", keep_indented, priority=400)
+    app.connect("autodoc-process-docstring", as_written, priority=400)
