@@ -119,7 +119,7 @@ WRONG = [
     ({"options": {"depth": 2}}, "has no option 'depth'; known: width"),
     ({"options": {"width": 0}}, "width must be a positive whole number, got 0"),
     ({"options": {"width": 8}}, r"tensor 0 .* stem.kernel \[3, 3, 3, 4\], .* 3, 8\]"),
-    ({"dtype": "float16"}, "'float16'; known: bfloat16, float32"),
+    ({"dtype": "float16"}, "'float16'; did you mean 'bfloat16'. known: b"),
     ({"dtype": "float32"}, "record_bytes of board_resnet is .* in float32 take "),
     ({"record_bytes": 64}, "record_bytes of board_resnet is 64, "),
     ({"record": ()}, "board_resnet says no record, .* 29 tensors"),

@@ -48,5 +48,7 @@ def test_old_table_and_list_are_written_anew(tmp_path, monkeypatch, capsys):
 
 
 def test_unknown_kind_is_refused():
-    with pytest.raises(ConfigError, match="documentation 'rout'; known: assist, evict"):
+    with pytest.raises(
+        ConfigError, match="'rout'; did you mean 'route'. known: assist, evict"
+    ):
         up_to_date("<!-- policies rout -->x<!-- end -->")

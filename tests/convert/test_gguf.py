@@ -262,7 +262,7 @@ def test_verify_of_a_file_is_refused(tmp_path):
 
 
 REFUSED = [
-    ("olmoe", {"general.architecture": "mamba"}, "architecture in .* 'mamba'; known"),
+    ("olmoe", {"general.architecture": "rwkv"}, "architecture in .* 'rwkv'; known"),
     ("olmoe", {"olmoe.expert_count": 0}, "olmoe.expert_count is absent or 0"),
     ("olmoe", {"olmoe.expert_count": 7}, r"shape \(6, 48\), expected \(7, 48\)"),
     ("olmoe", {"olmoe.logit_scale": 2.0}, "not implemented: olmoe.logit_scale=2.0"),

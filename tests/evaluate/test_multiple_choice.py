@@ -109,7 +109,10 @@ def test_wilson_interval_golden():
         ({"answer_index": 2}, "f:3: 'answer_index' is 2, expected 0..1"),
         ({"answer_index": "0"}, "f:3: 'answer_index' is '0'"),
         ({"answer_index": True}, "f:3: 'answer_index' is True"),
-        ({"answer": 1}, "f:3: unknown key 'answer'; known: id, task, prompt, choices"),
+        (
+            {"answer": 1},
+            "f:3: unknown key 'answer'; did you mean 'answer_index'. known: id",
+        ),
     ],
 )
 def test_parse_question_rejects_bad_field(change, message):

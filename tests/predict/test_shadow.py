@@ -49,7 +49,7 @@ def test_precisions_are_the_formats_and_the_model_itself():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"precision": "int3"}, "shadow precision 'int3'; known: .*nf4"),
+        ({"precision": "q3"}, "shadow precision 'q3'; known: .*nf4"),
         ({"token_period": -1}, "token_period must be .* 0 for never, got -1"),
         ({"kv_period": 1.5}, "kv_period is 1.5, expected a whole number"),
         ({"kv_period": True}, "kv_period is True, expected a whole number"),

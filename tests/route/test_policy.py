@@ -22,7 +22,7 @@ def test_route_names_itself_and_its_source(name):
 
 def test_get_route_rejects_unknown_name_and_option():
     with pytest.raises(
-        ConfigError, match="route policy 'top'; known: drop, substitute"
+        ConfigError, match="route policy 'top'; did you mean 'topk'. known"
     ):
         get_route("top")
     with pytest.raises(
