@@ -90,6 +90,7 @@ def test_accuracies_of_the_collaboration_and_of_single_networks_are_told(trained
     assert (folder / file_of("single", state["single"]["sha256"])).is_file()
 
 
+@pytest.mark.slow
 def test_both_networks_beside_a_board_are_trained_one_of_them_four_times_as_wide(
     tmp_path,
 ):

@@ -81,7 +81,9 @@ def test_one_program_serves_every_expert_of_an_architecture():
     assert network_of() is network_of()
 
 
-@pytest.mark.parametrize("module", SMALL)
+@pytest.mark.parametrize(
+    "module", ["resnet101", pytest.param("yolov5m", marks=pytest.mark.slow)]
+)
 def test_large_modules_compute_and_do_not_overflow(module):
     made = make_architecture(module, SMALL[module], (64, 64, 3), OUTPUTS, "float32")
     network = get_network(made)

@@ -146,6 +146,7 @@ def test_too_short_a_context_is_refused():
         measure_steps(Engine, max_batch=2, max_context=40)
 
 
+@pytest.mark.slow
 def test_steps_of_a_real_engine_are_timed():
     engine = ResidentEngine(load_weights(StoreReader(GQA)))
     found = measure_steps(engine, max_batch=2, max_context=128, repeats=1)
