@@ -189,8 +189,8 @@ class FusedEngine(Engine):
         if host_ER is None:
             x, kv, _ = block(x, chunk, window, None, None, kv)
             return state, x, kv, None
-        x, kv = block.attend(x, chunk, window, kv)
-        hidden_TD, routing = seam(block.route(x, chunk))
+        (x, normed), kv = block.attend(x, chunk, window, kv)
+        hidden_TD, routing = seam(block.route(normed, chunk))
         shared_TD = seam(block.run_shared(hidden_TD))
         if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
             state, routing = self._reroute(state, layer, routing)

@@ -87,8 +87,8 @@ class LayerPrograms(Programs):
         if not is_moe:
             x_BSD, cache, _ = block(x_BSD, chunk, window, None, None, cache)
             return x_BSD, cache
-        x_BSD, cache = block.attend(x_BSD, chunk, window, cache)
-        hidden_TD, routing = seam(block.route(x_BSD, chunk))
+        (x_BSD, normed_BSD), cache = block.attend(x_BSD, chunk, window, cache)
+        hidden_TD, routing = seam(block.route(normed_BSD, chunk))
         shared = seam(block.run_shared(hidden_TD))
         wanted_NE = None
         if gates:

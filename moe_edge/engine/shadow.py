@@ -22,11 +22,12 @@ from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Flat, Weights, block_graph, num_bytes
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.layers import rms_norm
 from moe_edge.model.packed import FORMATS, pack, round_to
 from moe_edge.model.packed_experts import pack_experts, run_packed_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sampling import likeliest
-from moe_edge.model.transformer import Block
+from moe_edge.model.transformer import Attended, Block
 from moe_edge.predict.shadow import PRECISIONS
 
 
@@ -38,8 +39,9 @@ class RoundedBlock(Block):
         self.rounding = rounding
 
     def attend(self, x_BSD, chunk, window, cache=None):
-        x_BSD, cache = super().attend(x_BSD, chunk, window, cache)
-        return round_to(x_BSD, self.rounding), cache
+        attended, cache = super().attend(x_BSD, chunk, window, cache)
+        x_BSD = round_to(attended.x_BSD, self.rounding)
+        return Attended(x_BSD, rms_norm(x_BSD, self.mlp_norm[...], self.eps)), cache
 
     def __call__(self, *args):
         x_BSD, *rest = super().__call__(*args)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from moe_edge.kernels import native, rows
+from moe_edge.kernels import decode_attention, native, rows
 from moe_edge.model.matvec import linear, linear_each
 from moe_edge.model.shapes import Shapes, mlp_shapes
 
@@ -37,15 +37,39 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     if x.dtype == jnp.float32 and native.suits(0, x):
         return native.norm(x.reshape(-1, D), scale_D, eps).reshape(x.shape)
 
-    def norm(x, scale):
-        variance = jnp.sum(jnp.square(x), axis=-1, keepdims=True) / D
-        return x * jax.lax.rsqrt(variance + eps) * scale
-
     if rows.are_wanted():
         given = (x.reshape(-1, D), 0.0), (scale_D[None], 0.0)
-        (y_TD,) = rows.per_row(lambda *row: [norm(*row)], given, [(D, jnp.float32)])
+        (y_TD,) = rows.per_row(
+            lambda *row: [_norm(*row, eps, D)], given, [(D, jnp.float32)]
+        )
         return y_TD.reshape(x.shape)
-    return norm(x, scale_D.reshape((1,) * (x.ndim - 1) + (-1,)))
+    return _norm(x, scale_D.reshape((1,) * (x.ndim - 1) + (-1,)), eps, D)
+
+
+def _norm(x, scale, eps: float, width: int):
+    """Of a float32 row, or of one that zeros fill up from `width`."""
+    variance = jnp.sum(jnp.square(x), axis=-1, keepdims=True) / width
+    return x * jax.lax.rsqrt(variance + eps) * scale
+
+
+def add_norm(x: jax.Array, y: jax.Array, weight: jax.Array, eps: float):
+    """`x + y` and its `rms_norm`; float32 of one shape.
+
+    With MOE_EDGE_DECODE_ATTENTION=1 one kernel on a GPU, for as many rows as there.
+    """
+    D = x.shape[-1]
+    if not decode_attention.suits(x.size // D, 1):
+        total = x + y
+        return total, rms_norm(total, weight, eps)
+
+    def row(x, y, scale):
+        total = x + y
+        return total, _norm(total, scale, eps, D)
+
+    inputs = x.reshape(-1, D), y.reshape(-1, D), weight.astype(jnp.float32)[None]
+    kinds = [(D, jnp.float32)] * 2
+    found = rows.per_row(row, [(each, 0.0) for each in inputs], kinds)
+    return [each.reshape(x.shape) for each in found]
 
 
 def add_bias(x: jax.Array, bias) -> jax.Array:

@@ -16,7 +16,7 @@ from flax import nnx
 from moe_edge.core.float32 import to_float32
 from moe_edge.model.attention import NO_WINDOW, Attention
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.layers import GatedMlp, add_params, new_matrix, rms_norm
+from moe_edge.model.layers import GatedMlp, add_norm, add_params, new_matrix, rms_norm
 from moe_edge.model.matvec import linear
 from moe_edge.model.mla import LatentAttention
 from moe_edge.model.record import RecordLayout
@@ -39,6 +39,13 @@ class Chunk(NamedTuple):
         """int32, how many experts each token takes: 0 if it is padding."""
         k_B1 = jnp.int32(top_k) if self.k_B is None else self.k_B[:, None]
         return jnp.where(self.valid_BS, k_B1, 0).reshape(-1)
+
+
+class Attended(NamedTuple):
+    """The residual stream after a layer's attention."""
+
+    x_BSD: jax.Array
+    normed_BSD: jax.Array  # what the router and the experts take
 
 
 class Shared(NamedTuple):
@@ -79,19 +86,18 @@ class Block(nnx.Module):
         self.has_shared_gate = self.has_shared and config.moe.shared_gate
 
     def attend(self, x_BSD, chunk: Chunk, window, cache=None):
-        """Adds attention to the residual stream; returns (x_BSD, cache)."""
+        """Adds attention to the residual stream; returns (Attended, cache)."""
         normed = rms_norm(x_BSD, self.attn_norm[...], self.eps)
         y, cache = self.attn(normed, chunk.tables, chunk.start_B, window, cache)
-        return x_BSD + y, cache
+        return Attended(*add_norm(x_BSD, y, self.mlp_norm[...], self.eps)), cache
 
-    def route(self, x_BSD, chunk: Chunk) -> tuple[jax.Array, Routing]:
+    def route(self, normed_BSD, chunk: Chunk) -> tuple[jax.Array, Routing]:
         """Normed hidden states `[T, D]` and their routing.
 
         Padding, and ranks beyond a row's K, get id E.
         """
-        hidden = rms_norm(x_BSD, self.mlp_norm[...], self.eps)
-        hidden = hidden.reshape(-1, x_BSD.shape[-1])
-        return hidden, self.router(hidden, chunk.k_T(self.router.moe.top_k))
+        hidden_TD = normed_BSD.reshape(-1, normed_BSD.shape[-1])
+        return hidden_TD, self.router(hidden_TD, chunk.k_T(self.router.moe.top_k))
 
     def run_shared(self, hidden_TD) -> Shared:
         """The shared expert before its gate."""
@@ -115,12 +121,11 @@ class Block(nnx.Module):
         Returns:
           (x_BSD, cache, Routing or None).
         """
-        x_BSD, cache = self.attend(x_BSD, chunk, window, cache)
+        (x_BSD, normed_BSD), cache = self.attend(x_BSD, chunk, window, cache)
         if not self.is_moe:
-            hidden = rms_norm(x_BSD, self.mlp_norm[...], self.eps)
-            return x_BSD + self.mlp(hidden), cache, None
+            return x_BSD + self.mlp(normed_BSD), cache, None
         # The seams at which an offloading engine cuts the layer into programs.
-        hidden, routing = seam(self.route(x_BSD, chunk))
+        hidden, routing = seam(self.route(normed_BSD, chunk))
         shared = seam(self.run_shared(hidden))
         y_TD = expert_fn(hidden, routing.ids_TK, routing.weights_TK, experts_ER)
         return add_experts(x_BSD, seam(y_TD), shared), cache, routing

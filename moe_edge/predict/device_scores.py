@@ -109,6 +109,6 @@ def partial_gate(
         the partial state are dropped, so a program must not donate it.
       top_a: as in `wanted_scores`, whose result it returns.
     """
-    attended_BSD, _ = block.attend(x_BSD, chunk, window, cache)
-    _, routing = block.route(attended_BSD, chunk)
+    attended, _ = block.attend(x_BSD, chunk, window, cache)
+    _, routing = block.route(attended.normed_BSD, chunk)
     return wanted_scores(routing.ids_TK, routing.scores_TE, block.router.moe, top_a)

@@ -13,7 +13,7 @@ from moe_edge.engine.weights import bind_block, block_graph, to_device
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_blocks import load_expert
 from moe_edge.model.experts import run_experts
-from moe_edge.model.layers import activate, rms_norm
+from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import add_experts, layer_window, make_chunk, seam
 
@@ -116,18 +116,18 @@ class LayerPrograms:
     def _attend(self, block, x_BSD, valid_BS, window):
         start_B = jnp.zeros(x_BSD.shape[0], jnp.int32)
         chunk = make_chunk(self.config, start_B, valid_BS)
-        return block.attend(x_BSD, chunk, window)[0], chunk
+        return *block.attend(x_BSD, chunk, window)[0], chunk
 
     def _dense_step(self, layer, x_BSD, valid_BS, window):
         block = bind_block(self._graphs[False], layer)
-        x_BSD, _ = self._attend(block, x_BSD, valid_BS, window)
-        return x_BSD + block.mlp(rms_norm(x_BSD, block.mlp_norm[...], block.eps))
+        x_BSD, normed_BSD, _ = self._attend(block, x_BSD, valid_BS, window)
+        return x_BSD + block.mlp(normed_BSD)
 
     def _moe_step(self, layer, experts_ER, x_BSD, valid_BS, window):
         # `Block.__call__` with the experts' input handed out.
         block = bind_block(self._graphs[True], layer)
-        x_BSD, chunk = self._attend(block, x_BSD, valid_BS, window)
-        hidden, routing = seam(block.route(x_BSD, chunk))
+        x_BSD, normed_BSD, chunk = self._attend(block, x_BSD, valid_BS, window)
+        hidden, routing = seam(block.route(normed_BSD, chunk))
         shared = seam(block.run_shared(hidden))
         y_TD = run_experts(
             hidden,

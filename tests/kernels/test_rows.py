@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moe_edge.kernels import rows
-from moe_edge.model.layers import rms_norm
+from moe_edge.model.layers import add_norm, rms_norm
 
 
 @pytest.mark.parametrize("width", [1, 5, 64])
@@ -54,3 +54,18 @@ def test_norm_is_that_of_xla(monkeypatch):
     np.testing.assert_array_equal(
         rms_norm(jnp.asarray(x[:1, :1]), jnp.asarray(weight_D), 1e-5), found[:1, :1]
     )
+
+
+def test_sum_and_norm_by_one_kernel_are_those_of_two(monkeypatch):
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(2, 2, 3, 40)).astype(np.float32)
+    given = jnp.asarray(x), jnp.asarray(y), jnp.linspace(0.5, 2, 40), 1e-5
+    monkeypatch.setattr(rows, "are_wanted", lambda: True)
+    want = add_norm(*given)
+    monkeypatch.setenv("MOE_EDGE_DECODE_ATTENTION", "1")
+    calls, per_row = [], rows.per_row
+    monkeypatch.setattr(rows, "per_row", lambda *all: calls.append(1) or per_row(*all))
+    found = add_norm(*given)
+    np.testing.assert_array_equal(found[0], want[0])
+    np.testing.assert_array_equal(found[1], want[1])
+    assert len(calls) == 1

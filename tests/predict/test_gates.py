@@ -15,6 +15,7 @@ from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.engine.weights import bind_block, block_graph
 from moe_edge.model import kv_cache
 from moe_edge.model.experts import run_experts
+from moe_edge.model.layers import rms_norm
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.transformer import embed_tokens, layer_window, make_chunk
@@ -76,8 +77,8 @@ def run_layer(config, is_moe, flat, experts_ER, x_BSD, chunk, window, cache):
     block = bind_block(block_graph(config, is_moe), flat)
     attended_BSD = hidden_TD = None
     if is_moe:
-        attended_BSD, _ = block.attend(x_BSD, chunk, window, cache)
-        hidden_TD, _ = block.route(attended_BSD, chunk)
+        (attended_BSD, normed_BSD), _ = block.attend(x_BSD, chunk, window, cache)
+        hidden_TD, _ = block.route(normed_BSD, chunk)
     out = block(x_BSD, chunk, window, experts_ER, expert_fn, cache)
     return out, attended_BSD, hidden_TD
 
@@ -85,7 +86,9 @@ def run_layer(config, is_moe, flat, experts_ER, x_BSD, chunk, window, cache):
 @functools.partial(jax.jit, static_argnums=0)
 def route_of(config, flat, attended_BSD, chunk):
     """A layer's choice for any state, with its own norm."""
-    return bind_block(block_graph(config, True), flat).route(attended_BSD, chunk)[1]
+    block = bind_block(block_graph(config, True), flat)
+    normed_BSD = rms_norm(attended_BSD, block.mlp_norm[...], block.eps)
+    return block.route(normed_BSD, chunk)[1]
 
 
 @functools.cache
