@@ -13,13 +13,14 @@ from moe_edge.predict.base import PREDICTORS
 from moe_edge.public.arguments import OFFLOAD_HINTS, refuse_unknown
 from moe_edge.route.base import ROUTES
 
-# Checked by their registries.
+# What `compare` tells its cases by.
 PLUG_INS: dict[str, Registry] = {
     "eviction": EVICTIONS,
     "predictor": PREDICTORS,
     "route": ROUTES,
-    "assist": ASSISTS,
 }
+# All that a registry checks.
+_PLUG_INS: dict[str, Registry] = {**PLUG_INS, "assist": ASSISTS}
 OPTIONS = tuple(
     field.name
     for field in dataclasses.fields(OffloadOptions)
@@ -53,12 +54,12 @@ class OptionsReader:
         unknown = [name for name in options if name not in OPTIONS]
         known = ("device_memory", "max_batch", "max_context", "record", *OPTIONS)
         refuse_unknown("offload", unknown, known, OFFLOAD_HINTS)
-        plain = {k: v for k, v in options.items() if k not in PLUG_INS}
+        plain = {k: v for k, v in options.items() if k not in _PLUG_INS}
         check_options("offload", OffloadOptions, plain)
         given = OffloadOptions(device_memory=device_memory, **options)
-        for name, registry in PLUG_INS.items():
-            if (plug_in := getattr(given, name)) is not None:
-                self._note_class(registry, plug_in)
+        for name, registry in _PLUG_INS.items():
+            if getattr(given, name) is not None:
+                self._note_class(registry, getattr(given, name))
         from moe_edge.engine.offloaded import check_fits_model  # loads JAX
 
         check_fits_model(self._reader, given)
