@@ -298,6 +298,6 @@ def _modules_of(folder: str) -> list[str]:
     found = []
     for info in pkgutil.iter_modules(package.__path__, f"{folder}."):
         source = info.module_finder.find_spec(info.name).loader.get_source(info.name)
-        if _MARK in (source or ""):
+        if source is None or _MARK in source:  # None: bytecode alone
             found.append(info.name)
     return found

@@ -9,6 +9,7 @@ import numpy as np
 
 from moe_edge.core.checks import (
     ConfigError,
+    MoeEdgeError,
     check_count,
     check_positive,
     check_shape,
@@ -172,12 +173,16 @@ class Placer(PlugIn):
         """A placement that covers every block within the memory of every GPU.
 
         Raises:
-          ConfigError: the placer is unfit for the problem.
+          ConfigError: the placer is unfit for the problem, or broke its contract.
         """
         if reason := self.unfit(problem):
             raise ConfigError(reason)
-        placement = self.assign(problem)
-        placement.check(problem.slots)
+        placement, what = self.assign(problem), f"placement of placer {self.name}"
+        check_shape(what, placement.gpu_NLE, problem.frequency_NLE.shape)
+        try:
+            placement.check(problem.slots)
+        except MoeEdgeError as error:
+            raise ConfigError(f"{what}: {error}") from error
         return placement
 
     def unfit(self, problem: Problem) -> str | None:
@@ -192,13 +197,24 @@ class Placer(PlugIn):
 
     def assign(self, problem: Problem) -> Placement:
         """The choice of `choose`, packed on the GPUs of each server."""
-        on_NLE = self.choose(problem)
+        on_NLE = np.asarray(self.choose(problem), bool)
+        what = f"choice of placer {self.name}"
+        check_shape(what, on_NLE, problem.frequency_NLE.shape)
+        held_N = on_NLE.sum(axis=(1, 2))
+        for server in np.flatnonzero(held_N > problem.capacity_N):
+            raise ConfigError(
+                f"{what} puts {held_N[server]} blocks on server {server}, which has "
+                f"room for {problem.capacity_N[server]}"
+            )
         load_NLE = served_load(problem.frequency_NLE, on_NLE)
         return Placement(pack(on_NLE, problem.slots, load_NLE, problem.speeds))
 
     def choose(self, problem: Problem) -> np.ndarray:
         """bool [N, L, E]: what each server holds."""
-        raise NotImplementedError
+        raise ConfigError(
+            f"placer {self.name} writes neither choose nor assign; "
+            "help(moe_edge.Placer) says what they give"
+        )
 
 
 PLACERS = Registry("placer", Placer, "placer_options", "moe_edge.place")
