@@ -6,7 +6,7 @@ test:
 parity:
 	pytest -m parity tests/parity
 docs:
-	sphinx-build -W --keep-going -c docs . results/local/site
+	sphinx-build -E -W --keep-going -c docs . results/local/site
 ci:
 	bash .ci/run
 demo:

@@ -1,4 +1,4 @@
-"""Settings of the site: `sphinx-build -W -c docs . results/local/site`.
+"""Settings of the site: `sphinx-build -E -W -c docs . results/local/site`.
 
 The source folder is the repository itself, so that links between docs/, results/,
 CHANGELOG.md and CONTRIBUTING.md are links between pages of the site.
@@ -47,6 +47,7 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_typehints = "none"  # docstrings say shapes and units
 default_role = "literal"
 # As text: of "a row a case: ..." a return type would be made.
@@ -54,6 +55,7 @@ napoleon_custom_sections = ["Source", "Returns"]
 
 
 def setup(app):
-    from generated import fill
+    from generated import as_written, fill
 
     app.connect("source-read", fill)
+    app.connect("autodoc-process-docstring", as_written, priority=400)

@@ -15,6 +15,10 @@ import moe_edge
 from moe_edge.commands import main
 
 ROOT = Path(__file__).resolve().parents[1]
+# A paragraph's last line, which is no header of a section, and what is indented below.
+INDENTED = re.compile(
+    r"^(?!\w+:$)(\S.*)\n\n((?: {4,}\S.*\n?|\n(?= {4}))+)", re.MULTILINE
+)
 ASKED = re.compile(r"<!-- generated: (\w+) ?(\S*) -->")
 
 
@@ -22,6 +26,21 @@ def fill(app, page: str, source: list[str]) -> None:
     """Handler of Sphinx's `source-read`: comments become what they ask for."""
     if page.startswith("docs/"):
         source[0] = ASKED.sub(lambda asked: PARTS[asked[1]](asked[2]), source[0])
+
+
+def as_written(app, what, name, found, options, lines: list[str]) -> None:
+    """Handler of `autodoc-process-docstring`, before sections are read: our docstrings
+    are plain text, where reStructuredText wants more.
+
+    An indented block in a text, such as a list of calls, is shown as it stands; a
+    section of one line (`Args: as generate.`) ends with it; `**options` is no emphasis.
+    """
+    text = INDENTED.sub(r"\1\n\n::\n\n\2", "\n".join(lines))
+    text = re.sub(
+        r"^([A-Z]\w+: \S.*)\n(?=[A-Z]\w+:)", r"\1\n\n", text, flags=re.MULTILINE
+    )
+    text = re.sub(r"^( +\w.*, )\*\*(?=\w+:)", r"\1\\*\\*", text, flags=re.MULTILINE)
+    lines[:] = text.splitlines()
 
 
 def entries(prefix: str) -> str:

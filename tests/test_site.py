@@ -100,6 +100,30 @@ def test_page_of_flags_is_what_help_prints(generated, monkeypatch):
     assert "\n  --slots_per_layer" in text and "dry_run" in text
 
 
+def test_docstrings_are_shown_as_written(generated):
+    def shown(*lines):
+        kept = [*lines]
+        generated.as_written(None, "class", "x", None, None, kept)
+        return kept
+
+    calls = [
+        "",
+        "    init   once",
+        "           more",
+        "",
+        "    touch  later",
+        "",
+        "End.",
+    ]
+    assert shown("Calls", *calls) == ["Calls", "", "::", *calls]
+    sections = ["Args:", "", "    x: one", "", "Text.", "", ">>> f()", "1"]
+    assert shown(*sections) == sections
+    assert shown("Args: as f.", "Yields:", "  x") == [
+        *("Args: as f.", "", "Yields:", "  x")
+    ]
+    assert shown("Args:", "  x, **y: z") == ["Args:", r"  x, \*\*y: z"]
+
+
 def test_pages_ask_for_parts_that_there_are(generated, monkeypatch):
     monkeypatch.setattr(generated.main, "names", lambda: ["replay"])
     asked = [

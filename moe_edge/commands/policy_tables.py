@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.files import write_text
-from moe_edge.core.plug_in import Registry, is_ours
+from moe_edge.core.plug_in import Registry, is_ours, options_of
 from moe_edge.offload.assist_base import ASSISTS
 from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.place.placer import PLACERS
@@ -78,8 +78,8 @@ def ours(registry: Registry) -> list[tuple[str, type]]:
 def options(kind: type) -> str:
     """Fields that a user may set, with their defaults; `?`: one must be given."""
     found = []
-    for field in dataclasses.fields(kind):
-        if not field.init or field.name in {*kind.from_context, *SERVED}:
+    for field in options_of(kind):
+        if field.name in {*kind.from_context, *SERVED}:
             continue
         has = field.default is not dataclasses.MISSING
         found.append(

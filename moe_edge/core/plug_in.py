@@ -50,6 +50,17 @@ class PlugIn:
 def register(found: Class) -> Class:
     """Decorator of a class of one of the six bases: from here on its name means it.
 
+    >>> @me.register
+    ... class Patient(me.Eviction):
+    ...     name = "patient"
+    >>> from moe_edge.engine.offload_options import OffloadOptions
+    >>> OffloadOptions(eviction="patient").eviction
+    'patient'
+
+    Args:
+      found: the class.
+    Returns:
+      the class itself.
     Raises:
       ConfigError: another base, or another class of that kind has the name.
     """
@@ -75,7 +86,7 @@ def _package_of(found: type) -> str:
     return found.__module__.partition(".")[0]
 
 
-class Registry(Mapping[str, type]):
+class Registry(Mapping[str, type[Any]]):
     """The plug-ins of one kind: name -> class, sorted.
 
     Attributes:
@@ -106,7 +117,7 @@ class Registry(Mapping[str, type]):
 
     # --- names
 
-    def __getitem__(self, name: str) -> type:
+    def __getitem__(self, name: str) -> type[Any]:
         found = self._find(name)
         if found is None:
             raise KeyError(name)
@@ -157,7 +168,7 @@ class Registry(Mapping[str, type]):
 
     # --- what was given
 
-    def class_of(self, given: Any) -> type:
+    def class_of(self, given: Any) -> type[Any]:
         """The class of a name, a class, or an object.
 
         Raises:
@@ -258,13 +269,19 @@ class Registry(Mapping[str, type]):
             ) from error
 
 
+def options_of(found: type) -> list[dataclasses.Field]:
+    """Fields that can be given; a class that is no dataclass has none."""
+    if not dataclasses.is_dataclass(found):
+        return []
+    return [field for field in dataclasses.fields(found) if field.init]
+
+
 def needed(found: type) -> list[str]:
-    """Options of a dataclass that have no default."""
+    """Options that have no default."""
     return [
         field.name
-        for field in dataclasses.fields(found)
-        if field.init
-        and field.default is dataclasses.MISSING
+        for field in options_of(found)
+        if field.default is dataclasses.MISSING
         and field.default_factory is dataclasses.MISSING
     ]
 
@@ -281,6 +298,6 @@ def _modules_of(folder: str) -> list[str]:
     found = []
     for info in pkgutil.iter_modules(package.__path__, f"{folder}."):
         source = info.module_finder.find_spec(info.name).loader.get_source(info.name)
-        if _MARK in (source or ""):
+        if source is None or _MARK in source:  # None: bytecode alone
             found.append(info.name)
     return found

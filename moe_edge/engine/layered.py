@@ -86,6 +86,7 @@ class LayeredEngine(Engine):
         # dispatch, so that they overlap it.
         self._plans_first = is_inline()
         self._waves = LayerWaves(programs, manager, self._plans_first)
+        manager.predictor_run.moe_layers = config.moe_layers
         self._predictor = manager.predictor_run.predictor
         self._peeks = "partial_state" in self._predictor.needs
         # By number of tokens. Programs are compiled by whoever runs first, so backends

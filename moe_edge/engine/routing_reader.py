@@ -10,13 +10,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.layer_programs import Routed
 from moe_edge.engine.offload_options import AVAILABLE
 from moe_edge.model.config import MoeConfig
 from moe_edge.offload.evict_base import check_needs
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
-from moe_edge.route.base import Route, TopK, gate_scores
+from moe_edge.route.base import Route, TopK, check_choice, gate_scores
 from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
 
 
@@ -105,6 +106,9 @@ class RoutingReader:
             # A policy may compute with jax.numpy; from here on both are the host's.
             ids_TK = np.asarray(ids_TK, np.int32)
             weights_TK = np.asarray(weights_TK, np.float32)
+            if not is_ours(self._route):
+                given = ids_TK, weights_TK, own_TK.shape
+                check_choice(self._route, *given, self._moe.num_experts)
             changed = int(np.count_nonzero(ids_TK != own_TK))
             real = int(np.count_nonzero(own_TK < self._moe.num_experts))
             manager.statistics.count_route(real, changed)

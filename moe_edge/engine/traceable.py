@@ -48,16 +48,26 @@ def check_traceable(
             return route.route(*given)
 
         weights, resident = ((1, K), np.float32), ((E,), np.bool_)
-        _trace(f"route policy {route.name}", choose, scores, resident, ids, weights)
+        given = choose, scores, resident, ids, weights
+        found = _trace(f"route policy {route.name}", *given)
+        shapes = [getattr(each, "shape", None) for each in found]
+        if shapes != [(1, K), (1, K)]:
+            raise ConfigError(
+                f"route policy {route.name} gave arrays of shapes {shapes} for one "
+                f"token, expected ids and weights of {(1, K)} each"
+            )
 
 
 def _is_own(policy, method: str, base: type) -> bool:
     return getattr(type(policy), method) is not getattr(base, method)
 
 
-def _trace(what: str, function, *shapes) -> None:
+def _trace(what: str, function, *shapes):
+    """Shapes of what a function gives; ConfigError: it cannot be traced."""
     try:
-        jax.eval_shape(function, *(jax.ShapeDtypeStruct(*each) for each in shapes))
+        return jax.eval_shape(
+            function, *(jax.ShapeDtypeStruct(*each) for each in shapes)
+        )
     except Exception as error:  # whatever another author's code raises
         reason = next(iter(str(error).strip().splitlines()), "")
         raise ConfigError(

@@ -29,6 +29,14 @@ class Assist(PlugIn):
     decode step in which experts are absent, after the lookup and before any of them is
     transferred; a server does the same. Mode fused has no assist and refuses one;
     replay and the simulators compute nothing, and have none.
+
+    >>> class Rest(me.Assist):
+    ...     '''The best of the absent experts travels, the host computes the others.'''
+    ...     def take(self, absent, ids_TK, costs):
+    ...         return absent[1:]
+    >>> with model.offload("25%", mode="layered", assist=Rest) as engine:
+    ...     len(engine.generate("Once upon a time", max_new_tokens=4).tokens)
+    4
     """
 
     required: ClassVar[tuple[str, ...]] = ("take",)

@@ -42,7 +42,7 @@ class TwoFront(Assist):
     SOURCE = "HybriMoE, arXiv 2504.05897, intra-layer scheduling"
 
     def take(self, absent, ids_TK, costs: AssistCosts):
-        tokens = [np.count_nonzero(ids_TK == expert) for expert in absent]
+        tokens = [int(np.count_nonzero(ids_TK == expert)) for expert in absent]
         return plan_two_front(absent, tokens, costs.load_s, costs.host_s)[1]
 
 

@@ -3,12 +3,13 @@
 import dataclasses
 from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from moe_edge.core.checks import (
     ConfigError,
+    MoeEdgeError,
     check_count,
     check_positive,
     check_shape,
@@ -145,6 +146,14 @@ class Placer(PlugIn):
       needs: fields of a `Problem` that must not be None.
       follows_statistics: whether other statistics give another placement; those of
         others are never asked again.
+
+    >>> class Everything(me.Placer):
+    ...     '''Every server holds every block.'''
+    ...     def choose(self, problem):
+    ...         return numpy.ones(problem.frequency_NLE.shape, bool)
+    >>> calls_NLE = numpy.ones((2, 1, 4))  # of two servers, a layer of four blocks
+    >>> Everything().place(calls_NLE, [numpy.array([4]), numpy.array([4])]).coverage
+    1.0
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -164,12 +173,16 @@ class Placer(PlugIn):
         """A placement that covers every block within the memory of every GPU.
 
         Raises:
-          ConfigError: the placer is unfit for the problem.
+          ConfigError: the placer is unfit for the problem, or broke its contract.
         """
         if reason := self.unfit(problem):
             raise ConfigError(reason)
-        placement = self.assign(problem)
-        placement.check(problem.slots)
+        placement, what = self.assign(problem), f"placement of placer {self.name}"
+        check_shape(what, placement.gpu_NLE, problem.frequency_NLE.shape)
+        try:
+            placement.check(problem.slots)
+        except MoeEdgeError as error:
+            raise ConfigError(f"{what}: {error}") from error
         return placement
 
     def unfit(self, problem: Problem) -> str | None:
@@ -184,13 +197,24 @@ class Placer(PlugIn):
 
     def assign(self, problem: Problem) -> Placement:
         """The choice of `choose`, packed on the GPUs of each server."""
-        on_NLE = self.choose(problem)
+        on_NLE = np.asarray(self.choose(problem), bool)
+        what = f"choice of placer {self.name}"
+        check_shape(what, on_NLE, problem.frequency_NLE.shape)
+        held_N = on_NLE.sum(axis=(1, 2))
+        for server in np.flatnonzero(held_N > problem.capacity_N):
+            raise ConfigError(
+                f"{what} puts {held_N[server]} blocks on server {server}, which has "
+                f"room for {problem.capacity_N[server]}"
+            )
         load_NLE = served_load(problem.frequency_NLE, on_NLE)
         return Placement(pack(on_NLE, problem.slots, load_NLE, problem.speeds))
 
     def choose(self, problem: Problem) -> np.ndarray:
         """bool [N, L, E]: what each server holds."""
-        raise NotImplementedError
+        raise ConfigError(
+            f"placer {self.name} writes neither choose nor assign; "
+            "help(moe_edge.Placer) says what they give"
+        )
 
 
 PLACERS = Registry("placer", Placer, "placer_options", "moe_edge.place")
@@ -199,7 +223,8 @@ PlacerOptions = Mapping[str, Mapping[str, Any]]  # by the name of a placer
 # Servers that load what they lack from their own memory and ask nobody: name -> whether
 # busy ones pass requests on to idle ones (Prism, table I).
 ALONE = {"moe_infinity": False, "moe_infinity_lb": True}
-METHODS = ChainMap(PLACERS, ALONE)  # whose keys are those of both
+# The keys of both, looked up when they are asked for.
+METHODS: Mapping[str, Any] = ChainMap(cast(Any, PLACERS), ALONE)
 
 
 def get_placer(placer: str | type | Placer, **options) -> Placer:
@@ -225,14 +250,15 @@ def listed_placers(
     Raises:
       ConfigError: an unknown name or option, two of one name, or options of none.
     """
+    wanted: Sequence[Any] | None = None if isinstance(given, str) else given
     if isinstance(given, str):
-        kind = "method" if alone else "placer"
-        given = chosen(kind, given, ChainMap(PLACERS, dict.fromkeys(alone)))
-    if given is None:
+        known: Mapping[str, Any] = ChainMap(cast(Any, PLACERS), dict.fromkeys(alone))
+        wanted = chosen("method" if alone else "placer", given, known)
+    if wanted is None:
         return None
     found: dict[str, Placer | None] = {}
     left = dict(options or {})
-    for one in given:
+    for one in wanted:
         is_alone = isinstance(one, str) and one in alone
         name = one if is_alone else PLACERS.class_of(one).name
         if name in found:

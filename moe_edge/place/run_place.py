@@ -97,7 +97,7 @@ def run_place(
       MoeEdgeError: bad input, or less memory than one copy of the model.
       OSError: statistics cannot be read.
     """
-    placers = listed_placers(methods, placer_options)
+    named = listed_placers(methods, placer_options)
     if statistics is not None:
         problem, facts = statistics_case(
             find_file(statistics, data_dir, "--statistics"),
@@ -122,8 +122,9 @@ def run_place(
     problem = dataclasses.replace(problem, seed=seed, traffic=traffic)
     if run.dry_run:
         return facts
+    placers = {name: each for name, each in (named or {}).items() if each}
     left_out: dict[str, str] = {}
-    if placers is None:
+    if named is None:
         placers, left_out = fit_placers(problem, placer_options)
     placed = place_all(problem, placers)
     rows = compare(placed, problem)

@@ -4,8 +4,17 @@ from collections.abc import Collection
 
 import numpy as np
 
+from moe_edge.core.checks import ConfigError
+from moe_edge.core.plug_in import is_ours
 from moe_edge.predict.accuracy import PredictionLog
-from moe_edge.predict.base import NOT_WANTED, ModelShape, Predictor, State, best_first
+from moe_edge.predict.base import (
+    NOT_WANTED,
+    ModelShape,
+    Predictor,
+    State,
+    best_first,
+    target_layers,
+)
 
 
 class PredictorRun:
@@ -15,11 +24,15 @@ class PredictorRun:
       horizon: layers ahead that the predictor is asked about.
       accuracy: what it named compared with what was chosen.
       is_idle: whether it never names anything.
+      moe_layers: layers that have experts; None: not known.
     """
+
+    moe_layers: Collection[int] | None = None
 
     def __init__(self, predictor: Predictor, spec: ModelShape, horizon: int):
         self.predictor, self.horizon, self._spec = predictor, horizon, spec
         self.is_idle = type(predictor) is Predictor  # the base names nothing
+        self._is_foreign = not is_ours(predictor)
         self._observes = predictor.observes and not self.is_idle
         self.restart()
         self.reset_accuracy()
@@ -106,6 +119,8 @@ class PredictorRun:
             )
             for sequence in self._last
         ]
+        if self._is_foreign:
+            self._check(layer, found)
         ids_NM = found[0][0]
         if len(found) > 1:
             shape = self.horizon, self._spec.num_experts + 1
@@ -116,6 +131,21 @@ class PredictorRun:
             ids_NM, _ = best_first(wanted_NE[:, :-1])
         self.accuracy.expect(layer, ids_NM)
         return ids_NM
+
+    def _check(self, layer: int, found) -> None:
+        """Raises ConfigError for a prediction that is none."""
+        E, N, name = self._spec.num_experts, self.horizon, self.predictor.name
+        targets = target_layers(layer, N, self._spec.num_layers).tolist()
+        dense = [t not in (self.moe_layers or targets) for t in targets]
+        for ids, scores in found:
+            fits = ids.ndim == 2 and ids.shape == scores.shape and len(ids) == N
+            if not fits or ((ids < -1) | (ids >= E)).any() or (ids[dense] >= 0).any():
+                raise ConfigError(
+                    f"predictor {name} gave after layer {layer} ids {ids.tolist()} and "
+                    f"scores of shape {scores.shape}; expected a row for each layer of "
+                    f"{targets}, ids from 0 to {E - 1}, -1 for none and in layers "
+                    "without experts"
+                )
 
     def learn(self, sequences) -> None:
         """Sees past sequences, which count nowhere; between sequences only.

@@ -3,7 +3,10 @@
 import dataclasses
 from typing import ClassVar
 
+import numpy as np
+
 from moe_edge.core.arrays import module_of
+from moe_edge.core.checks import ConfigError, check_shape
 from moe_edge.core.plug_in import PlugIn, Registry, register
 from moe_edge.model.config import MoeConfig
 
@@ -63,6 +66,23 @@ def get_route(route: str | type | Route, **options) -> Route:
       ConfigError: unknown name or option (the known ones are listed), or a bad value.
     """
     return ROUTES.make(route, options)
+
+
+def check_choice(route: Route, ids_TK, weights_TK, shape_TK, num_experts: int) -> None:
+    """Raises ConfigError for a choice that no engine can compute.
+
+    Args:
+      ids_TK, weights_TK: what `route` gave, on the host.
+      shape_TK: of the model's own choice.
+    """
+    for name, array in (("ids_TK", ids_TK), ("weights_TK", weights_TK)):
+        check_shape(f"{name} of route {route.name}", array, shape_TK)
+    wrong = ids_TK[(ids_TK < 0) | (ids_TK > num_experts)]
+    if wrong.size or not np.isfinite(weights_TK).all():
+        raise ConfigError(
+            f"route {route.name} gave ids {sorted({*wrong.tolist()})[:4]} or weights "
+            f"that are not finite; expected ids from 0 to {num_experts}, which is none"
+        )
 
 
 @register

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.core.plug_in import PlugIn, Registry, is_object, needed
+from moe_edge.core.plug_in import PlugIn, Registry, is_object, needed, options_of
 
 COMING, WAITING, RUNNING = "coming", "waiting", "running"
 OUTCOMES = ("finished", "cancelled", "refused", "failed", "expired")
@@ -147,6 +147,17 @@ class Scheduler(PlugIn):
     Attributes:
       max_batch: jobs that a lane runs at a time; 0 of a policy that names no such
         number, which no server takes.
+
+    >>> from moe_edge.schedule.policy import Decision
+    >>> class OneByOne(me.Scheduler):
+    ...     '''Requests in order of arrival, one at a time.'''
+    ...     max_batch = 1
+    ...     def pick(self, lane, now_s):
+    ...         jobs = lane.first(1 - len(lane.running))
+    ...         return Decision([(job.id, job.floor) for job in jobs])
+    >>> from moe_edge.serve.options import ServingOptions
+    >>> ServingOptions(policy=OneByOne, max_batch=1).policy.name
+    'OneByOne'
     """
 
     required: ClassVar[tuple[str, ...]] = ("pick",)
@@ -206,8 +217,8 @@ def get_scheduler(
         and did not get, or a bad value.
     """
     kind = SCHEDULERS.class_of(policy)
-    if not is_object(policy) and dataclasses.is_dataclass(kind):
-        fields = {field.name for field in dataclasses.fields(kind) if field.init}
+    if not is_object(policy):
+        fields = {field.name for field in options_of(kind)}
         filled = {n: v for n, v in has.items() if n in fields and v is not None}
         if missing := [n for n in needed(kind) if n not in {*filled, *options}]:
             raise ConfigError(

@@ -1,9 +1,11 @@
 """Plug-ins: how they register themselves, and those of other packages."""
 
 import dataclasses
+import doctest
 import sys
 import textwrap
 
+import numpy
 import pytest
 
 import moe_edge as me
@@ -16,6 +18,7 @@ from moe_edge.offload.evict_lru import Lru
 from moe_edge.place.placer import PLACERS
 from moe_edge.predict.base import PREDICTORS, Predictor
 from moe_edge.schedule.policy import SCHEDULERS, Scheduler, get_scheduler
+from tests.support.public import tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -227,3 +230,13 @@ def test_package_that_registers_itself_with_a_decorator_is_the_same(
     code = MINE.replace("class Mine", "@me.register\n    class Mine")
     installed(tmp_path, monkeypatch, "fourth", code, mine="Mine")
     assert type(get_eviction("mine")).__module__ == "fourth"
+
+
+@pytest.mark.parametrize("name", ["Assist", "Placer", "Scheduler", "register"])
+def test_examples_of_docstrings_run(name):
+    given = {"me": me, "numpy": numpy, "model": tiny_model()}
+    finder = doctest.DocTestFinder(exclude_empty=True, recurse=False)
+    runner, said = doctest.DocTestRunner(), []
+    for test in finder.find(getattr(me, name), name, globs=given):
+        runner.run(test, out=said.append)
+    assert runner.tries >= 2 and not runner.failures, "".join(said)

@@ -258,3 +258,73 @@ def test_what_is_no_assist_is_refused():
         OffloadOptions(assist=3)
     with pytest.raises(ConfigError, match="Assist'>, expected a name"):
         OffloadOptions(assist=Assist)
+
+
+@dataclasses.dataclass(frozen=True)
+class Astray(Route):
+    """Chooses what is no expert, or too few of them."""
+
+    shift: int = 0
+    width: int = K
+    name, lossless = "astray", False
+
+    def route(self, layer, scores_TE, resident_E, params, ids_TK, weights_TK):
+        return (ids_TK + self.shift)[:, : self.width], weights_TK
+
+
+@pytest.mark.parametrize(
+    "route, said",
+    [
+        (Astray(shift=E), rf"route astray gave ids \[1.*expected ids from 0 to {E}"),
+        (Astray(shift=-E), r"route astray gave ids \[-\d+"),
+        (Astray(width=1), r"ids_TK of route astray has shape \(1, 1\), expected"),
+    ],
+)
+def test_route_that_chooses_what_is_no_expert_is_refused_by_name(route, said):
+    engine = layered("gqa", np.float32, 9, with_trace=False, route=route)
+    with pytest.raises(ConfigError, match=said):
+        forced_logits(engine, random_prompts(GQA, [9]), STEPS)
+
+
+def test_route_of_other_shapes_is_refused_before_it_is_compiled():
+    given = {"device_memory": f"{100 * 9 / BLOCKS}%", "mode": "fused"}
+    options = OffloadOptions(**given, route=Astray(width=1))
+    with pytest.raises(ConfigError, match=r"astray gave arrays of shapes \[\(1, 1\)"):
+        make_offloaded(StoreReader(GQA), options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess(Predictor):
+    """Names expert 0 of every layer, or what it is told to."""
+
+    name, needs, shape, expert = "guess", frozenset({"ids"}), (1, 1), 0
+
+    def predict(self, state, layer, horizon):
+        found = np.full(self.shape, self.expert)
+        if self.expert == 0 and (layer + 1) % GQA.num_layers not in MOE_LAYERS:
+            found[:] = -1
+        return found, np.ones(self.shape, np.float32)
+
+
+class Guesses(Guess):
+    shape = 2, 1
+
+
+class NoExpert(Guess):
+    expert = E
+
+
+class OfDense(Guess):
+    expert = 1
+
+
+def decode_with(kind):
+    engine = layered("gqa", np.float32, 9, with_trace=False, predictor=kind)
+    forced_logits(engine, random_prompts(GQA, [9]), STEPS)
+
+
+@pytest.mark.parametrize("kind", [Guesses, NoExpert, OfDense])
+def test_predictor_that_names_what_is_no_expert_is_refused_by_name(kind):
+    decode_with(Guess)
+    with pytest.raises(ConfigError, match=rf"predictor {kind.__name__} gave after lay"):
+        decode_with(kind)

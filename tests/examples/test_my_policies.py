@@ -72,6 +72,7 @@ found = {}
 found["replay"] = run_replay(
     out_dir="replayed", trace="trace.csv.gz", slots_per_layer="4",
     policies="my_decayed,lru", predictors="my_followers",
+    policy_options={"my_decayed": {"keep": 0.5}},
 )
 found["all"] = run_replay(
     out_dir="replayed_all", trace="trace.csv.gz", slots_per_layer="4",

@@ -58,6 +58,30 @@ def test_replay_takes_all_whose_needs_the_trace_holds(trace, tmp_path, capsys):
     assert "belady" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "given, text",
+    [
+        (
+            {"policy_options": {"lru": {}}},
+            "in policy_options 'lru'; known: suc",
+        ),
+        (
+            {"policy_options": {"successor": {"discount": 2.0}}},
+            "discount .*got 2.0",
+        ),
+        (
+            {"predictor_options": {"frequency": {"decay": 0.0}}},
+            "decay .*, got 0.0",
+        ),
+        ({"predictor_options": {"frequency": {"x": 1}}}, "frequency has no option 'x'"),
+    ],
+)
+def test_replay_takes_options_by_name(trace, tmp_path, given, text):
+    names = {"policies": "successor", "predictors": "frequency"}
+    with pytest.raises(ConfigError, match=text):
+        replayed(tmp_path, trace, **names, **given)
+
+
 def test_replay_dry_run_reads_and_writes_nothing(trace, tmp_path):
     summary = replayed(tmp_path, trace, policies="lru", predictors="", dry_run=True)
     assert (summary["policies"], summary["predictors"]) == (["lru"], [])

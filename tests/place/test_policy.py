@@ -1,6 +1,7 @@
 """Laws of every placer."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from moe_edge.place.eplb import Eplb
 from moe_edge.place.placer import (
     ALONE,
     PLACERS,
+    Placer,
     Problem,
     fit_placers,
     get_placer,
@@ -131,6 +133,47 @@ def test_fit_placers_say_why_others_are_left_out(monkeypatch):
         fit_placers(problem, {"best": {}})
     found, left_out = fit_placers(problem, {"chosen": {"at": "there"}})
     assert found["chosen"] == Chosen("there") and "chosen" not in left_out
+
+
+class Wrong(Uniform):
+    """Chooses what it is told to."""
+
+    def __init__(self, gives, by="choose"):
+        object.__setattr__(self, by, lambda problem: gives)
+        if by == "choose":
+            assign = functools.partial(Placer.assign, self)
+            object.__setattr__(self, "assign", assign)
+
+
+@pytest.mark.parametrize(
+    "placer, text",
+    [
+        (
+            Wrong(np.ones((2, 1, 3))),
+            r"choice of placer Wrong has shape \(2, 1, 3\), exp",
+        ),
+        (
+            Wrong(np.ones((2, 1, 4))),
+            "Wrong puts 4 blocks on server 1, which has room fo",
+        ),
+        (
+            Wrong(np.array([[[1, 1, 1, 0]], [[1, 0, 0, 0]]])),
+            "of placer Wrong: 1 blocks are on no server, the first is block 3 of lay",
+        ),
+        (
+            Wrong(Placement(np.zeros((2, 1, 4), np.int8)), "assign"),
+            "of placer Wrong: GPU 0 of server 1 is given 4 blocks, it holds 3",
+        ),
+        (
+            Wrong(Placement(np.zeros((1, 1, 4), np.int8)), "assign"),
+            r"placement of placer Wrong has shape \(1, 1, 4\), expected \(2, 1, 4\)",
+        ),
+        (type("Idle", (Placer,), {})(), "placer Idle writes neither choose nor assign"),
+    ],
+)
+def test_placer_that_breaks_its_contract_is_refused_by_name(placer, text):
+    with pytest.raises(ConfigError, match=text):
+        placer.place(frequencies(2, 1, 4), [np.array([4]), np.array([3])])
 
 
 def test_placers_name_their_source():

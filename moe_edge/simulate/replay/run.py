@@ -1,11 +1,12 @@
 """The root of `moe-edge replay`: hit ratios and prediction recall of a route trace."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_64_bits, chosen
+from moe_edge.core.checks import ConfigError, check_64_bits, check_known, chosen
 from moe_edge.core.files import write_json
 from moe_edge.core.progress import progress
 from moe_edge.core.run_folder import RunFolder, root
@@ -36,6 +37,8 @@ def run_replay(
     slots_per_layer: str,
     policies: str = "all",
     predictors: str = "all",
+    policy_options: Mapping[str, Mapping[str, Any]] | None = None,
+    predictor_options: Mapping[str, Mapping[str, Any]] | None = None,
     horizon: int = 1,
     num_experts: int | None = None,
     data_dir: str | None = None,
@@ -53,6 +56,8 @@ def run_replay(
       policies: eviction policies, separated by commas; `all`: every one for which the
         trace holds enough.
       predictors: predictors, separated by commas; `all` as above; an empty text: none.
+      policy_options: {name: {option: value}} of policies.
+      predictor_options: {name: {option: value}} of predictors.
       horizon: how many layers predictors look ahead.
       num_experts: experts of a layer, for traces that do not say.
       data_dir: folder in which relative paths are looked up, too.
@@ -70,8 +75,10 @@ def run_replay(
     names = known_policies(rows) if names is None else names
     if predictor_names is None:
         predictor_names = known_predictors(rows)
-    built = {name: policy_of(name, rows) for name in names}
-    foreseers = {name: predictor_of(name, rows) for name in predictor_names}
+    options = _of_each("policy_options", policy_options, names)
+    built = {name: policy_of(name, rows, **options[name]) for name in names}
+    options = _of_each("predictor_options", predictor_options, predictor_names)
+    foreseers = {n: predictor_of(n, rows, **options[n]) for n in predictor_names}
     layer_S = {(n, size): slots_for(n, rows, size) for n in built for size in sizes}
     if run.dry_run:
         return {"policies": list(built), "predictors": list(foreseers)}
@@ -117,6 +124,15 @@ def run_replay(
     run.write(lambda folder: write_json(folder / "replay.json", stored))
     print_tables(summary)
     return summary
+
+
+def _of_each(
+    what: str, given: Mapping[str, Mapping[str, Any]] | None, names: Sequence[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Options of every name; ConfigError for those of a name that is not there."""
+    for name in given or {}:
+        check_known(f"name in {what}", name, names)
+    return {name: (given or {}).get(name, {}) for name in names}
 
 
 def _whole_numbers(flag: str, text: str) -> list[int]:

@@ -10,6 +10,7 @@ import pytest
 from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.load import load_engine
+from moe_edge.schedule.policy import SCHEDULERS
 from moe_edge.studies.speed import serving_loop, serving_steps
 from moe_edge.studies.speed.models import olmoe_config, write_random
 from moe_edge.studies.speed.serving import (
@@ -67,7 +68,7 @@ def rows_of(folder, *parts, **more):
 def test_a_decision_is_timed_under_every_policy(folder):
     rows = rows_of(folder, "pick")
     assert [row["case"].split(", ")[1] for row in rows] == [
-        *("fifo", "full_batch", "qos", "continuous", "continuous_one_k", "elastic"),
+        *SCHEDULERS,
     ]
     assert all(row["ours"] > 0 and row["bar"] == 1.0 for row in rows)
 
