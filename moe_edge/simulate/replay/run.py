@@ -57,7 +57,7 @@ def run_replay(
         trace holds enough.
       predictors: predictors, separated by commas; `all` as above; an empty text: none.
       policy_options: {name: {option: value}} of policies.
-      predictor_options: likewise of predictors.
+      predictor_options: {name: {option: value}} of predictors.
       horizon: how many layers predictors look ahead.
       num_experts: experts of a layer, for traces that do not say.
       data_dir: folder in which relative paths are looked up, too.
