@@ -24,6 +24,7 @@ from jax.experimental.pallas import triton
 
 from moe_edge.core.checks import check_known
 from moe_edge.kernels import rows
+from moe_edge.kernels.decode_heads import Heads
 
 VARIABLE, CHOICES = "MOE_EDGE_DECODE_ATTENTION", ("0", "1")
 MOST_ROWS = 16
@@ -194,15 +195,15 @@ class _Step(NamedTuple):
         columns_P = jnp.arange(pl.next_power_of_2(P), dtype=jnp.int32)
         width, values = columns_P.size, VALUES // max(2, self.heads)
         count = max(1, min(SPAN, values * WARPS * 32 // width))
-        scales = {name: self._full_scale(name) for name in "qk"}
+        products = Heads(refs, attention, self.eps, self.row)
         first_head = self.group * self.heads
         heads = [
             self.kv_head * ratio + jnp.minimum(first_head + each, ratio - 1)
             for each in range(self.heads)
         ]
         queries_P = [
-            self._rotated("q", head, columns_P, scales["q"]) * attention.scale
-            for head in heads
+            each_P * attention.scale
+            for each_P in products.rotated("q", heads, columns_P)
         ]
         numbers_C = jnp.arange(count, dtype=jnp.int32)
         cache_row = self.row * attention.num_kv_heads + self.kv_head
@@ -238,8 +239,8 @@ class _Step(NamedTuple):
         blocks = begin // count, (end + count - 1) // count
         states = [each.whole() for each in lax.fori_loop(*blocks, add, states)]
         is_here = last < (self.span + 1) * SPAN
-        new_k_P = self._rotated("k", self.kv_head, columns_P, scales["k"])
-        new_v_P = self._plain("v", self.kv_head, columns_P, None)
+        (new_k_P,) = products.rotated("k", [self.kv_head], columns_P)
+        new_v_P = products.plain("v", self.kv_head, columns_P)
 
         @pl.when(is_here & (self.group == 0))
         def _():
@@ -278,74 +279,6 @@ class _Step(NamedTuple):
         at = [jnp.full(columns_1P.shape, each) for each in (head, self.span)]
         at = row_1P, *at, columns_1P
         triton.store(refs["out"].at[at], state.sum_CP, mask=known_1P)
-
-    # Heads of the products.
-
-    def _load(self, name: str, at_N, known_N):
-        """Of the row's product `name`, with its bias."""
-        at = jnp.full_like(at_N, self.row), at_N
-        y_N = triton.load(self.refs[name].at[at], mask=known_N, other=0.0)
-        return y_N + self._vector(f"{name}_bias", at_N, known_N, 0.0)
-
-    def _vector(self, name: str, at_N, known_N, default: float):
-        if name not in self.refs:
-            return default
-        found_N = triton.load(self.refs[name].at[at_N], mask=known_N, other=0.0)
-        return found_N.astype(jnp.float32)
-
-    def _full_scale(self, name: str):
-        """What a norm over the whole product multiplies it by; None without one."""
-        if self.attention.qk_norm != "full":
-            return None
-        size = self.refs[name].shape[1]
-        at_N = jnp.arange(pl.next_power_of_2(size), dtype=jnp.int32)
-        y_N = self._load(name, at_N, at_N < size)
-        return lax.rsqrt(jnp.sum(y_N * y_N) / size + self.eps)
-
-    def _plain(self, name: str, head, columns_P, scale):
-        """Columns of a head; `scale` of `_full_scale`."""
-        attention = self.attention
-        known_P = columns_P < attention.head_dim
-        at_P = head * attention.head_dim + columns_P
-        y_P = self._load(name, at_P, known_P)
-        if scale is not None:
-            y_P = y_P * scale * self._vector(f"{name}_norm", at_P, known_P, 1.0)
-        if attention.clip_qkv is not None:
-            y_P = jnp.clip(y_P, -attention.clip_qkv, attention.clip_qkv)
-        return y_P
-
-    def _rotated(self, name: str, head, columns_P, scale):
-        """A head of q or k: each column with the one that it turns with."""
-        attention, half = self.attention, self.refs["cos"].shape[1]
-        pair_P, sign_P = _turn(columns_P, half, attention.rope.interleaved)
-        is_turned_P = columns_P < 2 * half
-        both = [self._plain(name, head, at_P, scale) for at_P in (columns_P, pair_P)]
-        if attention.qk_norm == "head":
-            P = attention.head_dim
-            scale = lax.rsqrt(jnp.sum(both[0] * both[0]) / P + self.eps)
-            for index, at_P in enumerate((columns_P, pair_P)):
-                norm_P = self._vector(f"{name}_norm", at_P, at_P < P, 1.0)
-                both[index] = both[index] * scale * norm_P
-        at_P = columns_P >> 1
-        if not attention.rope.interleaved:
-            at_P = jnp.where(columns_P < half, columns_P, columns_P - half)
-        at = jnp.full_like(at_P, self.row), at_P
-        cos_P, sin_P = (
-            triton.load(self.refs[table].at[at], mask=is_turned_P, other=other)
-            for table, other in (("cos", 1.0), ("sin", 0.0))
-        )
-        return both[0] * cos_P + both[1] * (sin_P * sign_P)
-
-
-def _turn(columns_P, half: int, interleaved: bool):
-    """The column that each turns with, and the sign of its sine."""
-    if interleaved:
-        pair_P, is_first_P = columns_P ^ 1, (columns_P & 1) == 0
-    else:
-        is_first_P = columns_P < half
-        pair_P = jnp.where(is_first_P, columns_P + half, columns_P - half)
-    pair_P = jnp.where(columns_P < 2 * half, pair_P, columns_P)
-    return pair_P, jnp.where(is_first_P, -1.0, 1.0)
 
 
 def _join(parts: dict[str, jax.Array], start_B, window_1, capacity: int) -> jax.Array:
