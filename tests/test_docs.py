@@ -22,7 +22,7 @@ def missing_links(page: Path, text: str) -> list[str]:
 def missing_paths(text: str) -> list[str]:
     """Paths in `code` or in code blocks with one of our endings that do not exist."""
     names = re.findall(r"(?<![\w./~-])([A-Za-z][\w*-]*(?:/[\w*.-]+)+)", text)
-    names = [name for name in names if re.search(r"\.(py|gin|md)$", name)]
+    names = [name for name in names if re.search(r"\.(py|gin|md|sh)$", name)]
     names = [name for name in names if "NAME" not in name]  # stands for any
     return [n for n in names if not any([*base.glob(n)] for base in BASES)]
 

@@ -67,6 +67,9 @@ class TracedSettings(SuiteSettings):
       trace: route trace with TOP_K experts a token.
       shapes: of SHAPES, the models on a GPU.
       ways: of WAYS, the offloaded engines.
+      budgets: of BUDGETS, shares of the experts that they hold.
+      prefill: whether prompts of PROMPT tokens are timed, too, at 50 %; compiling them
+        is most of the suite's time.
       threads: engines that are compiled at once, before any is timed.
     """
 
@@ -74,13 +77,18 @@ class TracedSettings(SuiteSettings):
     trace: str = "routing/trace_qwen3_30b_a3b.csv.gz"
     shapes: tuple[str, ...] = SHAPES
     ways: tuple[str, ...] = ("fused", "layered")
+    budgets: tuple[str, ...] = BUDGETS
+    prefill: bool = True
     threads: int = 8
 
     def __post_init__(self):
         check_count("number of model shapes", len(self.shapes))
         check_count("number of ways", len(self.ways))
+        check_count("number of budgets", len(self.budgets))
         for name in self.shapes:
             check_known("model shape", name, SHAPES)
+        for name in self.budgets:
+            check_known("budget", name, BUDGETS)
         for name in self.ways:
             check_known("way", name, WAYS)
 
@@ -192,7 +200,7 @@ def traced_rows(settings: TracedSettings, work_dir) -> Rows:
         chosen_SLK = trace_choices(recorded, config)
         reader = TracedReader(config, chosen_SLK, ml_dtypes.bfloat16)
         with ExitStack() as stack:
-            cases = dict(_cases(reader, stack, len(chosen_SLK), settings.ways))
+            cases = dict(_cases(reader, stack, len(chosen_SLK), settings))
             _compile(cases, settings.threads)
             found = interleave(cases, settings.repeats)
             rows += _rows(name, cases, found, chosen_SLK, rates)
@@ -202,7 +210,9 @@ def traced_rows(settings: TracedSettings, work_dir) -> Rows:
     return rows
 
 
-def _cases(reader: TracedReader, stack: ExitStack, steps: int, ways) -> Iterator:
+def _cases(
+    reader: TracedReader, stack: ExitStack, steps: int, settings: TracedSettings
+) -> Iterator:
     """(way, budget, batch) -> Case; one engine of each way and budget."""
     dense = load_weights(reader, with_experts=False)
     resident = ResidentEngine(_with_experts(dense, reader))
@@ -210,7 +220,7 @@ def _cases(reader: TracedReader, stack: ExitStack, steps: int, ways) -> Iterator
     memory = "host" if jax.default_backend() == "cpu" else "pinned"
     store = HostStore(reader, memory)
     hosts = _pinned_layers(reader)
-    for budget, way in itertools.product(BUDGETS, ways):
+    for budget, way in itertools.product(settings.budgets, settings.ways):
         options = studied(
             device_memory=budget,
             memory="host" if WAYS[way]["mode"] == "fused" else memory,
@@ -219,8 +229,8 @@ def _cases(reader: TracedReader, stack: ExitStack, steps: int, ways) -> Iterator
         engine = assemble(options, dense, store, hosts=hosts)
         engines[way, budget] = stack.enter_context(engine)
     for (way, budget), engine in engines.items():
-        batches = [*STEPS] if budget == "25%" else [*STEPS, 0]
-        for batch in batches:
+        with_prompt = settings.prefill and budget != "25%"
+        for batch in [*STEPS, 0] if with_prompt else STEPS:
             yield (way, budget, batch), Case(engine, batch, steps)
 
 
@@ -321,7 +331,9 @@ def _beside_transformers(name: str, hf_config, cases: dict, repeats: int) -> Row
     runs: dict[tuple[str, str], Callable] = {}
     labels = []
     for batch in (*STEPS, 0):
-        case = cases["resident", "100%", batch]
+        case = cases.get(("resident", "100%", batch))
+        if case is None:
+            continue
         shape, steps = (batch or 1, PROMPT), STEPS.get(batch, 0)
         if batch:
             shape = batch, PROMPT_TOKENS

@@ -1,5 +1,7 @@
 """A traced random model chooses what the trace chose, in whichever engine it runs."""
 
+from contextlib import ExitStack
+
 import jax
 import numpy as np
 import pytest
@@ -128,6 +130,32 @@ def test_no_shape_and_an_unknown_one_are_refused():
         traced.TracedSettings(shapes=())
     with pytest.raises(ConfigError, match="unknown model shape 'magic'"):
         traced.TracedSettings(shapes=("magic",))
+
+
+def test_no_budget_and_an_unknown_one_are_refused():
+    with pytest.raises(ConfigError, match="number of budgets .* got 0"):
+        traced.TracedSettings(budgets=())
+    with pytest.raises(ConfigError, match="unknown budget '75%'"):
+        traced.TracedSettings(budgets=("75%",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"prefill": False}, ["resident 1 8", "fused 25% 1 8", "fused 50% 1 8"]),
+        ({"budgets": ("50%",)}, ["resident 1 8 0", "fused 50% 1 8 0"]),
+    ],
+)
+def test_settings_leave_out_what_takes_long_to_compile(settings, expected):
+    config = small_config()
+    reader = TracedReader(config, trace_choices(random_trace(), config), np.float32)
+    given = traced.TracedSettings(ways=("fused",), **settings)
+    found: dict[str, str] = {}
+    with ExitStack() as stack:
+        for way, budget, batch in dict(traced._cases(reader, stack, STEPS, given)):
+            name = way if way == "resident" else f"{way} {budget}"
+            found[name] = f"{found.get(name, name)} {batch}"
+    assert [*found.values()] == expected
 
 
 @pytest.mark.slow

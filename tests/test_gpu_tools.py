@@ -1,0 +1,136 @@
+"""The parts that wait for a GPU (tools/gpu) start, and docs/gpu_todo.md knows them."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "tools" / "gpu"
+PARTS = sorted(path for path in FOLDER.glob("*.py") if path.stem != "common")
+PAGE = (ROOT / "docs" / "gpu_todo.md").read_text(encoding="utf-8")
+SCRIPT = (FOLDER / "run.sh").read_text(encoding="utf-8")
+
+
+def load(path: Path):
+    """A part as a module; its neighbours are found as when it is a script."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """Parts import `common` from their folder; other tests do not see it."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield
+    sys.modules.pop("common", None)
+
+
+@pytest.fixture
+def common(beside):
+    return importlib.import_module("common")
+
+
+def run_sh(*parts: str, out: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["bash", FOLDER / "run.sh", *parts],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OUT": str(out)},
+    )
+
+
+@pytest.mark.parametrize("path", PARTS, ids=lambda path: path.stem)
+def test_a_part_says_what_it_asks(path, beside, monkeypatch, capsys):
+    module = load(path)
+    monkeypatch.setattr(sys, "argv", [path.name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--out_dir" in shown
+    assert module.__doc__.split()[:3] == shown.split("\n\n")[1].split()[:3]
+
+
+def test_every_part_has_a_limit_and_a_command_and_is_documented():
+    limits = dict(re.findall(r"\[(\w+)\]=(\d+)", SCRIPT))
+    assert {path.stem for path in PARTS} <= {*limits}
+    body = SCRIPT.partition("part() {")[2].partition("\n}")[0]
+    for part, limit in limits.items():
+        assert re.search(rf"\b{part}( \||\))", body), f"{part} has no command"
+        row = re.search(rf"^\|.*\| [^|]*`{part}`[^|]*\| ([\d +]+) \|", PAGE, re.M)
+        assert row and limit in row[1].split(" + "), f"{part}: {limit} s"
+
+
+def test_sets_fit_their_calls():
+    limits = dict(re.findall(r"\[(\w+)\]=(\d+)", SCRIPT))
+    sets = dict(re.findall(r'\[(\w+)\]="([^"]+)"', SCRIPT))
+    took = {
+        name: sum(max(int(limits[p]) for p in group.split("+")) for group in it.split())
+        for name, it in sets.items()
+    }
+    first, second, third = (took[name] for name in ("first", "second", "third"))
+    assert max(took.values()) <= 330 and first + second + 2 * 60 <= 900
+    said = f"`first` takes {first} s at most, `second` {second}, `third` {third}."
+    assert said in PAGE
+
+
+def test_the_page_names_folders_and_tests_that_exist():
+    names = re.findall(r"(?<![\w/.])((?:tests|tools|configs)/[\w/.]*\w)", PAGE)
+    assert "tools/gpu/run.sh" in names and "tests/refactor" in names
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("asked", [("nay",), ("host", "bits+nay=3"), ()])
+def test_run_refuses_what_it_does_not_know(asked, tmp_path):
+    done = run_sh(*asked, out=tmp_path / "out")
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    start = "unknown part nay; known:" if asked else "no part given; known:"
+    assert done.stderr.startswith(start)
+    assert "zero_copy" in done.stderr
+
+
+def test_a_report_is_there_after_every_result(common, tmp_path):
+    report = common.Report("some", tmp_path)
+    report.add("ms", [1.5, np.float32(2)])
+    with report.attempt("this"):
+        raise ValueError("no room")
+    found = json.loads((tmp_path / "some.json").read_text())
+    assert found["ms"] == [1.5, 2]
+    assert found["this: failed"] == "ValueError no room"
+    assert found["device"] == jax.devices()[0].device_kind
+
+
+def test_a_profile_counts_launches_time_and_gaps(common):
+    class Event:
+        def __init__(self, name, start_us, us):
+            self.name, self.start_ns, self.duration_ns = name, 1e3 * start_us, 1e3 * us
+
+    # Two steps of two kernels: 5 us apart, and the steps 500.
+    events = [Event("a", 0, 10), Event("b", 15, 20), Event("a", 535, 10)]
+    found = common._stream([*events, Event("b", 550, 20)], steps=2, top=1)
+    assert found["launches"] == 2 and found["busy_ms"] == pytest.approx(0.03)
+    assert found["short_gaps_ms"] == pytest.approx(0.005)
+    assert found["long_gaps_ms"] == pytest.approx(0.25)
+    assert found["kernels"] == {"b": [20, 1]}
+
+
+def test_cases_take_turns_and_calls_are_timed(common):
+    seen = []
+    cases = {name: lambda n=name: seen.append(n) or 1.0 for name in "ab"}
+    assert common.in_turn(cases, 2) == {"a": [1, 1], "b": [1, 1]}
+    assert seen == ["a", "b", "a", "b"]
+    add = jax.jit(lambda x: x + 1)
+    assert 0 < common.call_us(lambda: add(jnp.int32(1)), 3) < 1e7
+    some = [np.array([1.0, 3.0])]
+    assert common.same(some, some) and common.apart(some, [some[0] + 2]) == 2
