@@ -25,6 +25,7 @@ class DirectQueue(TransferQueue):
     def __init__(self, *given, timed: bool = False, **options):
         self._timed = timed
         super().__init__(*given, **options)
+        self.slots.prepare_fetches()
 
     def _enqueue(self, cause: str, transfers: Sequence[Transfer]) -> None:
         if cause != "demand":

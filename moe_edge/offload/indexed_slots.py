@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from moe_edge.offload.slots import DonatedSlots
+from moe_edge.offload.store import host_sharding
 
 SIZES = (1, 2, 4, 8)  # blocks of a program
 
@@ -29,6 +30,15 @@ class IndexedSlots(DonatedSlots):
         super().__init__(num_slots, record_size, dtype)
         self.array = _placed(self.array)
         self._numbers: dict[int, jax.Array] = {}
+        empty_R = _placed(np.zeros(record_size, dtype))
+        for size in SIZES:  # all programs are compiled before a block comes
+            self._write(size * [0], size * [empty_R])
+
+    def prepare_fetches(self) -> None:
+        """Compiles what `fetch` calls; empties slot 0."""
+        empty_R = np.zeros(self.array.shape[1], self.array.dtype)
+        pinned_R = jax.device_put(empty_R, host_sharding(), may_alias=False)
+        self.fetch(sum(SIZES) * [0], sum(SIZES) * [pinned_R])
 
     def commit(self, slots: Sequence[int], staged: Sequence[jax.Array]) -> None:
         # A few programs, whatever the number: the last is written again.

@@ -12,6 +12,7 @@ from moe_edge.offload.direct_queue import DirectQueue
 from moe_edge.offload.indexed_slots import IndexedSlots
 from moe_edge.offload.link import Link
 from moe_edge.offload.store import host_sharding
+from tests.support.compilations import compilations
 
 EXPERTS, SIZE = 6, 32
 BLOCK = 4 * SIZE  # bytes
@@ -77,8 +78,8 @@ def test_demands_are_done_when_asked_for_and_in_their_slots():
     "blocks, programs", [(1, [1]), (3, [2, 1]), (6, [4, 2]), (8, [8])]
 )
 def test_no_demand_travels_twice(blocks, programs, monkeypatch):
-    found = noting_programs(monkeypatch)
     with make() as queue:
+        found = noting_programs(monkeypatch)
         where = [(s // EXPERTS, s % EXPERTS, s) for s in range(blocks)]
         queue.request_all(where, "demand")
         want = [100 * layer + expert for layer, expert, _ in where]
@@ -87,8 +88,8 @@ def test_no_demand_travels_twice(blocks, programs, monkeypatch):
 
 
 def test_staged_blocks_of_a_wait_go_into_slots_by_one_program(monkeypatch):
-    found = noting_programs(monkeypatch)
     with make() as queue:
+        found = noting_programs(monkeypatch)
         transfers = [queue.request(1, e, e, "prefetch") for e in range(5)]
         for transfer in transfers:
             queue.promote(transfer)
@@ -125,6 +126,20 @@ def test_a_demand_waits_for_its_bytes_only_where_times_are_read(timed, monkeypat
         assert bool(waited) == timed
         assert transfer.seconds > 0
         assert contents(queue)[0] == 1
+
+
+def test_nothing_is_compiled_once_the_queue_stands():
+    with make() as queue:
+        with compilations() as seen:
+            for count in (*range(1, 9), 3, 8):
+                blocks = [(s // EXPERTS, s % EXPERTS, s) for s in range(count)]
+                queue.request_all(blocks, "demand")
+                early = queue.request_all(blocks, "prefetch")
+                for transfer in early:
+                    queue.promote(transfer)
+                queue.wait(early)
+        assert not seen
+        assert contents(queue) == [0, 1, 2, 3, 4, 5, 100, 101]
 
 
 def test_queue_goes_on_after_a_demand_that_failed():
