@@ -147,7 +147,10 @@ REFUSALS = {
     "a fraction": ({"slots_per_layer": [2.5]}, "slots_per_layer must be .* got 2.5"),
     "no list": ({"budgets": "50%"}, "budgets is '50%', expected a list"),
     "no evictions": ({"evictions": []}, r"evictions is \[\], expected a list"),
-    "a name": ({"evictions": ["lruu"]}, "unknown cache policy 'lruu'; known: "),
+    "a name": (
+        {"evictions": ["lruu"]},
+        "unknown cache policy 'lruu'; did you mean 'lru'[?] known: ",
+    ),
     "a predictor": ({"predictors": ["x"]}, "unknown predictor 'x'; known: "),
     "a plan": ({"evictions": ["adapmoe_dp"]}, "write slot_plan='adapmoe_dp'"),
     "scores": ({"evictions": ["smoe_score"]}, "needs scores, and the trace has only"),

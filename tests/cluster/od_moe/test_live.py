@@ -32,7 +32,7 @@ def check(run, row):
         np.testing.assert_array_equal(mine, np.arange(1, len(tokens)))
     assert (actual >= 0).all() and row["recall"] == recall(actual, predicted)
     by_index = recall_by_index(stored["index"], actual, predicted)
-    np.testing.assert_array_equal(row["recall_by_index"], by_index)
+    np.testing.assert_allclose(row["recall_by_index"], by_index, atol=5e-5)  # rounded
     return stored
 
 
