@@ -21,7 +21,7 @@ _BEGINS = (
     r"(?:[A-Z_]+=\S+ )*(?:python|moe-edge|pip|pytest|bash|git|cd|export|lm_eval)\b"
 )
 # Needs no reason: CI installs by them, and runs the tests.
-INSTALLS = ("pip", "pytest", "bash .ci/run", "pre-commit")
+INSTALLS = ("pip", "pytest", "bash .ci/run", "pre-commit", "ruff", "mypy")
 
 
 @dataclasses.dataclass(frozen=True)
