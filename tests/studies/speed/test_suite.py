@@ -82,7 +82,7 @@ def test_a_call_in_a_process_of_its_own_gives_its_result_or_its_error():
     assert alone(os.getpid) != os.getpid()
     with pytest.raises(ZeroDivisionError):
         alone(divmod, 1, 0)
-    with pytest.raises(CapacityError, match="process of _exit was ended.*memory"):
+    with pytest.raises(CapacityError, match="process of _exit was killed.*memory"):
         alone(os._exit, 3)
 
 
