@@ -193,7 +193,7 @@ def test_command_and_cluster_know_the_names(outside):
     (outside[0] / "prompts.jsonl").write_text(text + "\n")
     served = "--prompts", "prompts.jsonl", "--max_new_tokens", 6, "--slots", "12,12"
     where = "--checkpoint", "tiny", "--servers", 2, "--out_dir", "cluster"
-    methods = "--methods", "my_favourites,optimal"
+    methods = "--methods", "my_favourites,optimal", "--join_timeout_s", 300
     done = run(outside, *main, "cluster", *where, *methods, *served)
     summary = json.loads(done)
     assert summary["lost_requests"] == 0
