@@ -118,11 +118,24 @@ def test_a_profile_counts_launches_time_and_gaps(common):
 
     # Two steps of two kernels: 5 us apart, and the steps 500.
     events = [Event("a", 0, 10), Event("b", 15, 20), Event("a", 535, 10)]
-    found = common._stream([*events, Event("b", 550, 20)], steps=2, top=1)
+    found = common._line([*events, Event("b", 550, 20)], steps=2, top=1)
     assert found["launches"] == 2 and found["busy_ms"] == pytest.approx(0.03)
     assert found["short_gaps_ms"] == pytest.approx(0.005)
     assert found["long_gaps_ms"] == pytest.approx(0.25)
     assert found["kernels"] == {"b": [20, 1]}
+
+
+def test_a_profile_of_the_host_knows_its_threads(common):
+    add = jax.jit(lambda x: x + 1)
+
+    def steps():
+        for _ in range(4):
+            add(jnp.int32(1)).block_until_ready()
+
+    found = common.profile(steps, 4, host=True)
+    # This thread at least: tracing, dispatch, waiting.
+    assert found and all(line["busy_ms"] > 0 for line in found.values())
+    assert max(line["launches"] for line in found.values()) >= 1
 
 
 def test_cases_take_turns_and_calls_are_timed(common):

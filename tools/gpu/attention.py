@@ -5,7 +5,6 @@ and 8. Times are of a few layers; the caches hold zeros, which take as long as k
 """
 
 import os
-import tempfile
 import time
 
 import common
@@ -36,8 +35,7 @@ def main() -> None:
             }
             report.add(f"{name}, ms a step", common.in_turn(cases, given.rounds))
             for way, case in cases.items():
-                with tempfile.TemporaryDirectory() as folder:
-                    run = common.device_profile(case, STEPS + 1, folder, top=8)
+                run = common.profile(case, STEPS + 1, top=8)
                 report.add(f"{name}, {way}, profile", run)
 
 

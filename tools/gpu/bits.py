@@ -11,7 +11,7 @@ import os
 import common
 
 ENGINES = {"16": 16, "16 again": 16, "8": 8}  # layers a program
-BATCHES = (1, 3, 8)
+BATCHES = (8, 1, 3)
 
 
 def main() -> None:
@@ -21,23 +21,19 @@ def main() -> None:
     report, model = common.begin(given.name, given)
     report.add("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
     engines = [model.resident(layers_per_program=each) for each in ENGINES.values()]
-    firsts = [lambda e=engine: _logits(model, e) for engine in engines]
-    found = dict(zip(ENGINES, common.at_once(firsts), strict=True))
-    for (one, some), (other, others) in itertools.combinations(found.items(), 2):
-        for batch in BATCHES:
-            pair = some[batch], others[batch]
-            result = [common.same(*pair), common.apart(*pair)]
+    found: dict[int, dict] = {}
+    for batch in BATCHES:
+        firsts = [lambda e=engine, b=batch: model.logits(e, b) for engine in engines]
+        found[batch] = dict(zip(ENGINES, common.at_once(firsts), strict=True))
+        pairs = itertools.combinations(found[batch].items(), 2)
+        for (one, some), (other, others) in pairs:
+            result = [common.same(some, others), common.apart(some, others)]
             report.add(f"{one} and {other}, batch {batch}: same, apart", result)
-    for name, logits in found.items():
-        alone = logits[1]
-        for batch in BATCHES[1:]:
-            first = [each[:1] for each in logits[batch]]
+    for name, alone in found[1].items():
+        for batch in (8, 3):
+            first = [each[:1] for each in found[batch][name]]
             result = [common.same(first, alone), common.apart(first, alone)]
             report.add(f"{name}: row 0 alone and of {batch}: same, apart", result)
-
-
-def _logits(model, engine) -> dict:
-    return {batch: model.logits(engine, batch) for batch in BATCHES}
 
 
 if __name__ == "__main__":

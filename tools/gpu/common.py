@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import statistics
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -206,27 +207,33 @@ def call_us(call: Callable[[], Any], count: int = 100) -> float:
     return 1e6 * statistics.median(took)
 
 
-def device_profile(call: Callable[[], Any], steps: int, folder: str, top=16) -> dict:
-    """What the GPU did in `steps` steps, by stream.
+def profile(call: Callable[[], Any], steps: int, top: int = 16, host=False) -> dict:
+    """What the GPU did in `steps` steps by stream, and the host by thread.
 
+    Args:
+      top: kernels that are named.
+      host: with its threads, whose calls hold one another: times overlap.
     Returns:
       launches and busy milliseconds a step; idle milliseconds a step in gaps below .1
       ms (between kernels) and above (between programs); the `top` kernels by time:
       microseconds and launches a step.
     """
-    with jax.profiler.trace(folder):
-        call()
-    file = max(Path(folder).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-    planes = jax.profiler.ProfileData.from_file(str(file)).planes
-    lines = [each for plane in planes if "GPU" in plane.name for each in plane.lines]
     found = {}
-    for line in lines:
-        if "Stream" in line.name and (events := [*line.events]):
-            found[line.name] = _stream(events, steps, top)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            call()
+        file = next(Path(folder).rglob("*.xplane.pb"))
+        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+            for line in plane.lines:
+                on_gpu = "GPU" in plane.name and "Stream" in line.name
+                if on_gpu or (host and plane.name == "/host:CPU"):
+                    events = [*line.events]
+                    if len(events) >= steps:  # others say nothing of a step
+                        found[f"{line.name} {len(found)}"] = _line(events, steps, top)
     return found
 
 
-def _stream(events: list, steps: int, top: int) -> dict:
+def _line(events: list, steps: int, top: int) -> dict:
     spent_ns, launches = Counter(), Counter()
     for event in events:
         spent_ns[event.name] += event.duration_ns

@@ -8,7 +8,6 @@ kernels or between steps, and what is left if steps are dispatched ahead.
 import cProfile
 import io
 import pstats
-import tempfile
 import time
 
 import common
@@ -32,10 +31,10 @@ def main() -> None:
     report.add("parts of a step, us", _parts(model, engine))
     with report.attempt("empty programs"):
         report.add("empty programs, us", _empty(model, engine))
-    with tempfile.TemporaryDirectory() as folder:
+    with report.attempt("profile"):
         steps = 2 * common.traced.STEPS[1]
-        run = common.device_profile(lambda: model.step_ms(engine, 1), steps, folder)
-    report.add("profile", run)
+        run = common.profile(lambda: model.step_ms(engine, 1), steps, host=True)
+        report.add("profile", run)
     report.add("Python", _python(model, engine))
     with report.attempt("compiled call"):
         report.add("compiled call, us", _compiled(model, engine))

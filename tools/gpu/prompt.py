@@ -5,7 +5,6 @@ products of attention 1.0. Asks where the other 3.2 ms are, and what more parts 
 """
 
 import os
-import tempfile
 
 import common
 
@@ -23,8 +22,7 @@ def main() -> None:
         cases[parts]()
         report.say("compiled")
     report.add("ms by parts", common.in_turn(cases, given.rounds))
-    with tempfile.TemporaryDirectory() as folder:
-        report.add("profile", common.device_profile(cases["1"], 1, folder, top=30))
+    report.add("profile", common.profile(cases["1"], 1, top=30))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ declare -A sets=(
 )
 
 part() { # its command; stands in the place of this shell
-  local python="timeout --foreground -s INT -k 8 $2 python3"
+  local python="timeout -s INT -k 8 $2 python3"
   local given="--trace $trace --out_dir $out"
   case $1 in
     zero_copy | layered | host | attention | prompt) $python "tools/gpu/$1.py" $given ;;
@@ -45,7 +45,8 @@ part() { # its command; stands in the place of this shell
     tests) # exact products, so that tolerances are those of a CPU
       export JAX_PLATFORMS=cuda,cpu XLA_FLAGS=--xla_gpu_autotune_level=0
       export MOE_EDGE_PARTS=3 XLA_PYTHON_CLIENT_MEM_FRACTION=.04
-      $python -m pytest ${TESTS:-tests/engine tests/model tests/kernels tests/offload} \
+      # To one process: its workers end with it, and it still reports.
+      timeout --foreground -s INT -k 8 "$2" python3 -m pytest ${TESTS:-tests/engine tests/model tests/kernels tests/offload} \
         -n 12 --maxprocesses 12 -v --tb=short -p no:benchmark -p no:cacheprovider ;;
     quickstart) $python launch/quickstart.py --out_dir "$out/quickstart" ;;
     serve) $python tools/gpu/serve.py --out_dir "$out" ;;

@@ -4,8 +4,6 @@ Asks whether `offload.zero_copy` is faster at 50 and 25 %, batch 1 and 8, and ho
 both are from the larger of the resident engine's step and the missed bytes.
 """
 
-import tempfile
-
 import common
 
 from moe_edge.studies.speed.rates import link_rate
@@ -34,13 +32,6 @@ def _at(budget, report, model, resident, want, link, rounds) -> None:
     for way in WAYS:
         with report.attempt(f"{budget} {way}"):
             engines[way] = model.offloaded(way, budget)
-    firsts = [
-        lambda e=engine: {batch: model.logits(e, batch) for batch in BATCHES}
-        for engine in engines.values()
-    ]
-    for way, got in zip(engines, common.at_once(firsts), strict=True):
-        same = {batch: common.same(got[batch], want[batch]) for batch in BATCHES}
-        report.add(f"{budget} {way}: bits of resident by batch", same)
     moved = {}
 
     def step(way, batch):
@@ -50,6 +41,10 @@ def _at(budget, report, model, resident, want, link, rounds) -> None:
         return took_ms
 
     for batch in BATCHES:
+        firsts = [lambda e=e, b=batch: model.logits(e, b) for e in engines.values()]
+        for way, got in zip(engines, common.at_once(firsts), strict=True):
+            same = common.same(got, want[batch])
+            report.add(f"{budget} batch {batch}: {way}, bits of resident", same)
         cases = {way: lambda w=way, b=batch: step(w, b) for way in (*engines, "")}
         found = common.in_turn(cases, rounds)
         report.add(f"{budget} batch {batch}: resident, ms a step", found.pop(""))
@@ -64,11 +59,9 @@ def _at(budget, report, model, resident, want, link, rounds) -> None:
             report.add(f"{budget} batch {batch}: {way}", result)
     steps = 2 * common.traced.STEPS[1]
     for way, engine in engines.items():
-        with tempfile.TemporaryDirectory() as folder:
-            run = common.device_profile(
-                lambda e=engine: model.step_ms(e, 1), steps, folder
-            )
-        report.add(f"{budget} batch 1: {way}, profile", run)
+        with report.attempt(f"{budget} batch 1: {way}, profile"):
+            run = common.profile(lambda e=engine: model.step_ms(e, 1), steps)
+            report.add(f"{budget} batch 1: {way}, profile", run)
         engine.close()
 
 
