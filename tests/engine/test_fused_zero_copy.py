@@ -159,7 +159,7 @@ def test_waves_of_rows_where_slots_are_few():
 
 def test_mode_layered_is_refused():
     with pytest.raises(ConfigError, match="zero_copy is True and the mode layered"):
-        OffloadOptions(zero_copy=True)
+        OffloadOptions(mode="layered", zero_copy=True)
 
 
 def test_mode_auto_that_is_layered_is_refused():
