@@ -53,7 +53,7 @@ def look_up(
         jnp.asarray(device.spec.layer_S, jnp.int32),
         scores_TE=scores_TE,
         value_S=value_S,
-        is_touched=is_own,
+        clock=state["clock"] if is_own else None,
     )
     state = state | {"key_S": tables.key_S, "last_B": tables.last_B}
     if not is_own:
@@ -85,6 +85,7 @@ def look_up_by_xla(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
         urgency_P = -pairs_P.astype(jnp.float32)
     else:
         score_P = scores_TE[pairs_P // K, jnp.minimum(ids_P, E - 1)]
+        score_P = jnp.where(score_P == score_P, score_P, jnp.inf)  # NaN has an order
         urgency_P = jnp.max(jnp.where(is_same_PP, score_P[None], -jnp.inf), axis=1)
     is_sooner_PP = urgency_P[None] > urgency_P[:, None]
     is_tie_PP = urgency_P[None] == urgency_P[:, None]

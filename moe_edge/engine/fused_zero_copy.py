@@ -32,6 +32,11 @@ def check_zero_copy(config: ModelConfig) -> None:
             "zero_copy is True, and only a GPU's kernels read the host's memory (here "
             f"is {jax.default_backend()}, or MOE_EDGE_KERNELS says xla); leave it out"
         )
+    if not few.is_asked():
+        raise ConfigError(
+            "zero_copy is True and MOE_EDGE_FEW_ROWS is 0, so other steps would round "
+            "rows that its kernel does not; leave one of them out"
+        )
     if (kind := config.moe.expert_kind) is not None:
         raise ConfigError(
             f"zero_copy is True and the experts are {kind}; its kernel reads bfloat16 "

@@ -38,19 +38,20 @@ def look_up(
     *,
     scores_TE: jax.Array,
     value_S: jax.Array | None,
-    is_touched: bool,
+    clock: jax.Array | None,
 ) -> tuple[Tables, Rows]:
     """Finds the slots of chosen experts, and a victim's slot for each absent one.
 
     Args:
       tables: donated.
-      step: int32 scalar; the time is 2 * (step * L + layer).
+      step: int32 scalar.
       ids_TK: int32; E is padding.
       layer_S: int32, the layer whose slots they are; -1: of all.
       scores_TE: float32; of several rows the experts with the best ones get the first
         victims, of one row those that were chosen first.
       value_S: float32, what slots hold is given up in this order; None: by last use.
-      is_touched: `last_B` knows of this use already.
+      clock: int32 scalar, the time of a policy that has taken note of this use itself;
+        None: it is 2 * (step * L + layer), and noted here.
     Returns:
       (tables; the rows of each slot, as of `few.plan`).
     """
@@ -60,7 +61,7 @@ def look_up(
     # The layer as data: so all layers are one kernel, compiled once.
     number = jnp.full(1, layer, jnp.int32)
     given = {"ids": ids_TK.reshape(-1), "step": step.reshape(1), "layer": number}
-    given |= {"owner": layer_S}
+    given |= {"owner": layer_S, "clock": None if clock is None else clock.reshape(1)}
     given |= {"scores": scores_TE if T > 1 else None, "value": value_S}
     given = {name: array for name, array in given.items() if array is not None}
     first = len(given)
@@ -74,7 +75,8 @@ def look_up(
         key_ref, last_ref, slot_ref, counts_ref = refs[: len(tables)]
         rows = Rows(*refs[len(tables) :])
         layer = before["layer"][0]
-        clock = 2 * (before["step"][0] * L + layer)
+        now = before["clock"][0] if "clock" in before else None
+        now = 2 * (before["step"][0] * L + layer) if now is None else now
 
         # The pairs: of each expert the first one stands for it.
         pairs_P = jnp.arange(lanes, dtype=jnp.int32)
@@ -141,7 +143,7 @@ def look_up(
             slot_ref[jnp.where(old < 0, B - 1, old)] = jnp.int32(-1)
             slot_ref[key] = slot
             key_ref[slot] = key
-            last_ref[key] = clock + 1
+            last_ref[key] = now + 1
             new_P = jnp.where(is_now_P, slot, new_P)
             gone = (old >= 0).astype(jnp.int32)
             return is_free_S & ~is_here_S, new_P, evictions + gone
@@ -149,14 +151,14 @@ def look_up(
         carry = is_free_S, slot_P, jnp.int32(0)
         _, slot_P, evictions = lax.fori_loop(0, misses, give, carry)
 
-        if not is_touched:
-            now_P = jnp.full_like(ids_P, 1) * clock
+        if clock is None:
+            now_P = jnp.full_like(ids_P, 1) * now
             at_P = last_ref.at[key_P]
             triton.store(at_P, now_P, mask=is_real_P & ~is_miss_P)
             # Padding is a use of the spare block.
             padding = jnp.sum((is_pair_P & ~is_real_P).astype(jnp.int32))
             spare = jnp.int32(B - 1)
-            last_ref[spare] = jnp.where(padding > 0, clock, before["last_B"][spare])
+            last_ref[spare] = jnp.where(padding > 0, now, before["last_B"][spare])
         for column, more in enumerate((chosen - misses, misses, evictions)):
             at = layer, jnp.int32(column)
             counts_ref[at] = before["counts_L3"][at] + more

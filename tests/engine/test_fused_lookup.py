@@ -1,5 +1,7 @@
 """All misses of a layer at once: the results of the loop, miss by miss."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from moe_edge.engine.fused_cache import DeviceCache
 from moe_edge.engine.fused_lookup import look_up, own_choice
 from moe_edge.kernels import lookup
-from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, get_eviction
+from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, Eviction, get_eviction
 
 L, E, K, R = 3, 11, 3, 32
 MOE_LAYERS = (0, 2)
@@ -30,7 +32,7 @@ def device_of(name, layer_S, experts=E) -> DeviceCache:
     return DeviceCache(spec, get_eviction(name, **options), MOE_LAYERS)
 
 
-def look_ups(tokens, experts, chosen, steps, seed):
+def look_ups(tokens, experts, chosen, steps, seed, no_number=False):
     """(step, layer, ids, scores): scores tie, rows repeat experts, some are padding."""
     rng = np.random.default_rng(seed)
     for step in range(steps):
@@ -44,10 +46,12 @@ def look_ups(tokens, experts, chosen, steps, seed):
                 ids_TK[-1, rng.integers(chosen) :] = experts
             if step == 2:
                 ids_TK[:] = experts
+            if no_number:
+                scores_TE[0] = np.nan
             yield step, layer, ids_TK, scores_TE
 
 
-def check_equal(device, tokens, chosen=K, steps=30, seed=0):
+def check_equal(device, tokens, chosen=K, steps=30, seed=0, no_number=False):
     """Both ways from the same state, after every look-up the same one."""
     spec, experts = device.spec, device.spec.num_experts
     numbers_E1 = jnp.arange(L * experts, dtype=jnp.float32)[:, None]
@@ -56,7 +60,7 @@ def check_equal(device, tokens, chosen=K, steps=30, seed=0):
     at_once = jax.jit(lambda *given: look_up(device, *given), static_argnums=1)
     cache, seen = device.empty(jnp.full((spec.num_slots, R), -1.0)), np.zeros(2, int)
     for step, layer, ids_TK, scores_TE in look_ups(
-        tokens, experts, chosen, steps, seed
+        tokens, experts, chosen, steps, seed, no_number
     ):
         cache = cache._replace(step=jnp.int32(step))
         given = ids_TK, scores_TE
@@ -103,6 +107,32 @@ def test_several_rows_find_what_the_loop_finds(name):
 def test_more_pairs_than_the_kernel_takes(monkeypatch):
     monkeypatch.setattr(lookup, "MOST_PAIRS", 11)
     check_equal(device_of("hybrimoe", POOL), 4)
+
+
+@pytest.mark.parametrize("most_pairs", [0, lookup.MOST_PAIRS])
+def test_scores_that_are_no_numbers_give_each_miss_a_slot_of_its_own(
+    most_pairs, monkeypatch
+):
+    monkeypatch.setattr(lookup, "MOST_PAIRS", most_pairs)
+    check_equal(device_of("lru", POOL), 4, no_number=True)
+
+
+class OwnTime(Eviction):
+    """Keeps a time of its own: each look-up is a second."""
+
+    name = "own_time"
+
+    def touch(self, state, layer, ids_TK, scores_TE, step):
+        clock = state["clock"] + 2
+        last_B = state["last_B"].at[state["key_LE"][layer, ids_TK]].set(clock)
+        return {**state, "last_B": last_B, "clock": clock}
+
+
+@pytest.mark.parametrize("most_pairs", [0, lookup.MOST_PAIRS])
+def test_a_policy_with_a_time_of_its_own(most_pairs, monkeypatch):
+    monkeypatch.setattr(lookup, "MOST_PAIRS", most_pairs)
+    device = device_of("lru", POOL)
+    check_equal(dataclasses.replace(device, policy=OwnTime()), 2)
 
 
 @pytest.mark.parametrize("name", ["lru", "smoe_score"])

@@ -93,6 +93,10 @@ def test_a_layer_computes_its_experts_and_keeps_them():
     assert (counts_L3[1:] >= [1, 12, 12]).all(), "hits, misses, evictions"
 
 
+def test_one_row_has_the_bits_of_the_resident_engine():
+    check_bits("gqa", BF16, (9,), 8, steps=2)
+
+
 @pytest.mark.slow
 def test_one_row():
     counts = check_bits("gqa", BF16, (9,), 8)
@@ -173,6 +177,12 @@ def test_cpu_is_refused(monkeypatch):
         check_offload(StoreReader(ALL["gqa"]), options_of(8))
     monkeypatch.setenv("MOE_EDGE_KERNELS", "xla")
     with as_on_a_gpu(), pytest.raises(ConfigError, match="MOE_EDGE_KERNELS says xla"):
+        check_offload(StoreReader(ALL["gqa"]), options_of(8))
+
+
+def test_rounded_few_rows_are_refused(monkeypatch):
+    monkeypatch.setenv(few.VARIABLE, "0")
+    with as_on_a_gpu(), pytest.raises(ConfigError, match="MOE_EDGE_FEW_ROWS is 0"):
         check_offload(StoreReader(ALL["gqa"]), options_of(8))
 
 

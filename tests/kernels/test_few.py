@@ -124,6 +124,24 @@ def test_absent_experts_are_computed_from_the_host_and_kept(layout, dtype, token
         np.testing.assert_array_equal(*same)
 
 
+def test_one_token_that_names_an_expert_twice():
+    layout = LAYOUTS[0]
+    x_TD, _, _, experts_ER = make_case(layout, 1, np.float32)
+    ids_TK = jnp.array([[4, 7, 4]], jnp.int32)
+
+    @step
+    def run(x_TD, slots_SR):
+        rows = few.plan(ids_TK, E, jnp.full_like(ids_TK, -1))
+        given = x_TD, slots_SR, rows, K, layout, ACT
+        return few.ffn(*given, host_ER=experts_ER)[0]
+
+    got_PD = np.asarray(run(x_TD, experts_ER))
+    np.testing.assert_array_equal(got_PD[0], got_PD[2])
+    whole = functools.partial(pair_rows, layout=layout, act=ACT)
+    want_PD = step(whole)(x_TD, ids_TK, jnp.asarray(experts_ER))
+    np.testing.assert_allclose(got_PD, want_PD, atol=1e-6 * np.abs(want_PD).max())
+
+
 def test_other_values_of_the_variable_are_refused(monkeypatch):
     monkeypatch.setenv("MOE_EDGE_FEW_ROWS", "yes")
     case = make_case(LAYOUTS[0], 1, np.float32)
