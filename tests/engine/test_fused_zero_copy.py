@@ -29,7 +29,7 @@ STEPS = 6
 
 
 def options_of(slots, **options):
-    mode = {"mode": "fused", "zero_copy": True}
+    mode = {"mode": "fused", "zero_copy": True, "slot_plan": "one_pool"}
     return OffloadOptions(device_memory=f"{100 * slots / BLOCKS}%", **mode | options)
 
 
