@@ -45,9 +45,10 @@ class Predictor(PlugIn):
     a predictor needs.
 
     Attributes:
-      needs: what it reads of a run, of NEEDS: ids and scores of `observe`; hidden
-        states; a partial_state or a shadow, from which the engine computes what `store`
-        gets; the future, which replay alone knows.
+      needs: what it reads of a run, of NEEDS: scores and hidden states, which `observe`
+        gets only if they are named; ids, which it always gets; a partial_state or a
+        shadow, from which the engine computes what `store` gets; the future, which
+        replay alone knows.
       from_context: of model, top_k, dense_layers, profile (of `profile_trace`), and in
         replay choices, the recorded ones.
       whole_prompt: `observe` wants all tokens of a prompt. If not, the engine passes

@@ -60,7 +60,7 @@ def test_fields_of_requests_are_those_that_are_read(read_by):
 
 
 def test_fields_without_effect_are_listed(read_by):
-    (line,) = re.findall(r"^Without effect: .*$", PAGE, re.MULTILINE)
+    (line,) = re.findall(r"^Without effect: (?:.+\n)+", PAGE, re.MULTILINE)
     ignored, _, neutral = line.partition("Refused unless")
     _, completion = read_by(completion_request, completion_request.read_completion)
     _, chat = read_by(chat_request, chat_request.read_chat)
