@@ -151,17 +151,9 @@ class RoutingReader:
             layer, ids_TK, scores_TE, reading.step, is_decode, reading.sequences[0]
         )
         run = manager.predictor_run
-        B, S = reading.shape_BS
-        sequence_T = reading.sequences[0]
-        apart = B > 1 and run.predictor.per_sequence
-        if apart:
-            sequence_T = np.repeat(np.array(reading.sequences), S)
         shown = ids_TK, scores_TE, reading.hidden_TD
-        if not (is_decode or run.predictor.whole_prompt):
-            last_B = last_tokens(ids_TK, reading.shape_BS, self._moe.num_experts)
-            shown = [None if each is None else each[last_B] for each in shown]
-            sequence_T = sequence_T[last_B] if apart else sequence_T
-        run.observe(layer, *shown, sequence_T=sequence_T)
+        rows = {"sequences": reading.sequences, "shape_BS": reading.shape_BS}
+        run.show(layer, *shown, **rows)
         if reading.wanted_NE is not None:
             run.store(layer, reading.wanted_NE)
         return visit
@@ -209,11 +201,3 @@ class RoutingReader:
         where = {"layer": layer, "step": step}
         recorder.add("compute", started_s, read_s - started_s, **where)
         recorder.add("route", read_s, **where)
-
-
-def last_tokens(ids_TK: np.ndarray, shape_BS, num_experts: int) -> np.ndarray:
-    """Index of the last real token of every row that has one; padding is id E."""
-    B, S = shape_BS
-    real_BS = ids_TK[:, 0].reshape(B, S) < num_experts
-    last_B = S - 1 - np.argmax(real_BS[:, ::-1], axis=1)
-    return (np.arange(B) * S + last_B)[real_BS.any(axis=1)]

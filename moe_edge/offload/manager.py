@@ -6,7 +6,7 @@ touches no model code.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -92,11 +92,22 @@ class OffloadManager:
         self.predictor_run.store(-1, wanted_LE)
         self.prefetcher.prefetch(-1, step)
 
-    def pass_layer(self, layer, ids_TK, scores_TE, step) -> LayerVisit:
-        """A whole visit in computed time, where programs cost the caller nothing."""
+    def pass_layer(
+        self, layer, ids_TK, scores_TE, step, sequences: Sequence[int] = (0,)
+    ) -> LayerVisit:
+        """A whole visit in computed time, where programs cost the caller nothing.
+
+        Args:
+          sequences: numbers of the rows' sequences; one: of all rows.
+        """
         self.queue.poll()
         visit = self.look_up(layer, ids_TK, scores_TE, step)
-        self.predictor_run.observe(layer, ids_TK, scores_TE)
+        if len(sequences) > 1:
+            rows = {"sequences": sequences, "shape_BS": (len(sequences), 1)}
+            self.predictor_run.show(layer, ids_TK, scores_TE, **rows)
+        else:
+            one = sequences[0]
+            self.predictor_run.observe(layer, ids_TK, scores_TE, sequence_T=one)
         if visit.fits:
             visit.bring()
         else:

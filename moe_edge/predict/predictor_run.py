@@ -1,6 +1,6 @@
 """A predictor at work: what each sequence has shown it, and how right it was."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -56,6 +56,36 @@ class PredictorRun:
     def reads(self, what: str) -> bool:
         """Whether `observe` is to be given this."""
         return self._observes and what in self.predictor.needs
+
+    def show(
+        self,
+        layer: int,
+        ids_TK,
+        scores_TE,
+        hidden_TD=None,
+        *,
+        sequences: Sequence[int],
+        shape_BS: tuple[int, int],
+    ) -> None:
+        """Takes in what a layer chose for a batch: as much of it as the predictor asks
+        for, of a prompt the last token of every row or all, row by row or together.
+
+        Args:
+          ids_TK, scores_TE, hidden_TD: as of `observe`, T = B * S; id E is padding.
+          sequences: numbers of the rows' sequences.
+          shape_BS: of the tokens; S is 1 in decoding.
+        """
+        B, S = shape_BS
+        sequence_T: int | np.ndarray = sequences[0]
+        apart = B > 1 and self.predictor.per_sequence
+        if apart:
+            sequence_T = np.repeat(np.array(sequences), S)
+        shown = ids_TK, scores_TE, hidden_TD
+        if S > 1 and not self.predictor.whole_prompt:
+            last_B = last_tokens(ids_TK, shape_BS, self._spec.num_experts)
+            shown = tuple(None if each is None else each[last_B] for each in shown)
+            sequence_T = np.asarray(sequence_T)[last_B] if apart else sequence_T
+        self.observe(layer, *shown, sequence_T=sequence_T)
 
     def observe(
         self,
@@ -167,3 +197,11 @@ class PredictorRun:
             self._fresh = self.predictor.finish_sequence(state, self._fresh)
         self._last = tuple(n for n in self._last if n in self._states) or (0,)
         self.accuracy.forget_waiting()
+
+
+def last_tokens(ids_TK: np.ndarray, shape_BS, num_experts: int) -> np.ndarray:
+    """Index of the last real token of every row that has one; padding is id E."""
+    B, S = shape_BS
+    real_BS = ids_TK[:, 0].reshape(B, S) < num_experts
+    last_B = S - 1 - np.argmax(real_BS[:, ::-1], axis=1)
+    return (np.arange(B) * S + last_B)[real_BS.any(axis=1)]

@@ -66,6 +66,29 @@ REPLAY_HINTS = {
     "routes": "a trace holds what the router chose, so no other route can be replayed",
     "model": "a trace needs no model; compare runs one",
 }
+COMPARE_HINTS = {
+    "policies": "write evictions, predictors or routes",
+    "policy": "write evictions, predictors or routes, each a list",
+    "cache_policy": "write evictions, a list",
+    "eviction_policy": "write evictions, a list",
+    "eviction": "write evictions, a list",
+    "prefetch": "write predictors, a list",
+    "prefetcher": "write predictors, a list",
+    "predictor": "write predictors, a list",
+    "route": "write routes, a list",
+    "budget": "write budgets, a list",
+    "device_memory": "write budgets, a list",
+    "max_memory": "write budgets, a list",
+    "gpu_memory_utilization": "write budgets: 'auto', or shares of the experts",
+    "prompt": "write prompts, a list",
+    "max_tokens": "write max_new_tokens",
+    "max_length": "write max_new_tokens, which does not count the prompt",
+    "k": "every case computes the model's own number of experts",
+    "batch_size": "prompts run one after another",
+    "max_batch": "prompts run one after another",
+    "max_context": "give prompts and max_new_tokens, which decide it",
+    "record": "call model.offload, whose engines keep records",
+}
 RECORDS = ("trace", "events")
 
 

@@ -15,7 +15,7 @@ from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.progress import progress
 from moe_edge.evaluate.likelihood import Forced
 from moe_edge.evaluate.stepwise import score_batches
-from moe_edge.public.arguments import OFFLOAD_HINTS, refuse_unknown
+from moe_edge.public.arguments import COMPARE_HINTS, refuse_unknown
 from moe_edge.public.case_engines import CaseEngines
 from moe_edge.public.engine import Engine
 from moe_edge.public.labels import label, listed
@@ -33,6 +33,10 @@ PROMPTS = (
     "It was a cold morning in the city when",
 )
 _SPEEDS = ("tokens_per_s", "tpot_s")
+_ARGUMENTS = (
+    *("model", "evictions", "predictors", "routes", "budgets", "prompts", "rounds"),
+    "max_new_tokens",
+)
 
 
 def compare(
@@ -82,9 +86,9 @@ def compare(
     Raises:
       ConfigError, CapacityError, RequestError: as `Model.offload`, `Engine.generate`.
     """
-    known = [name for name in OPTIONS if name not in PLUG_INS]
-    unknown = [name for name in options if name not in known]
-    refuse_unknown("compare", unknown, known, OFFLOAD_HINTS)
+    offered = [name for name in OPTIONS if name not in PLUG_INS]
+    unknown = [name for name in options if name not in offered]
+    refuse_unknown("compare", unknown, (*_ARGUMENTS, *offered), COMPARE_HINTS)
     check_count("rounds", rounds)
     check_count("max_new_tokens", max_new_tokens)
     model = model if isinstance(model, Model) else load(model)

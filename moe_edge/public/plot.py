@@ -62,7 +62,8 @@ def plot(table: "pandas.DataFrame", path: str | Path = "compare.png") -> Path:
 
 def _labels(table: "pandas.DataFrame") -> list[str]:
     """Budget, policies that differ between cases, and the hit ratio."""
-    names = [name for name in PLUG_INS if table[name].nunique() > 2] or ["eviction"]
+    names = [name for name in PLUG_INS if len({*table[name]} - {""}) > 1]
+    names = names or ["eviction"]
     labels = []
     for _, row in table.iterrows():
         ratio = row["hit_ratio"]

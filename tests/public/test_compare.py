@@ -1,11 +1,14 @@
+import inspect
 import subprocess
 import sys
 
+import pandas
 import pytest
 
 import moe_edge as me
 from moe_edge.public import case_engines, compare, resident_run
 from moe_edge.public.case_engines import CaseEngines
+from moe_edge.public.plot import _labels
 from tests.support.public import resident, tiny_folder, tiny_model
 
 GIVEN = {"evictions": ["lru", "lfu"], "budgets": ["40%"], "prompts": [[3, 4, 5]]}
@@ -94,6 +97,46 @@ def test_compare_refuses_a_share_before_the_resident_engine_runs(monkeypatch):
         me.compare(tiny_model(), budgets=["auto"], horizon=99)
     with pytest.raises(me.CapacityError, match="prompt and new tokens are up to 1003"):
         me.compare(tiny_model(), prompts=[[1, 2, 3]], max_new_tokens=1000)
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [
+        ("budget", "write budgets, a list"),
+        ("device_memory", "write budgets, a list"),
+        ("eviction", "write evictions, a list"),
+        ("predictor", "write predictors, a list"),
+        ("route", "write routes, a list"),
+        ("prompt", "write prompts, a list"),
+        ("max_tokens", "write max_new_tokens"),
+        ("max_batch", "prompts run one after another"),
+        ("round", "did you mean rounds[?]"),
+        ("horizons", "did you mean horizon[?]"),
+    ],
+)
+def test_compare_says_what_to_write_instead(name, hint):
+    message = f"compare has no argument '{name}': {hint}; its arguments are model, evi"
+    with pytest.raises(me.ConfigError, match=message):
+        me.compare(tiny_model(), **{name: 1})
+
+
+def test_compare_knows_its_own_arguments():
+    own = list(inspect.signature(me.compare).parameters)
+    assert list(compare._ARGUMENTS) == own[:-1]  # the last one is **options
+
+
+def test_plot_tells_two_predictors_apart_without_the_resident_row():
+    table = pandas.DataFrame(
+        {"budget": ["25%", "25%"], "eviction": "lru", "route": "topk"}
+        | {"predictor": ["none", "previous"], "hit_ratio": 0.5}
+    )
+    assert _labels(table) == ["25% none (50% hits)", "25% previous (50% hits)"]
+    first = {"budget": "resident", "hit_ratio": None}
+    first |= dict.fromkeys(("eviction", "predictor", "route"), "")
+    both = pandas.DataFrame([first, *table.to_dict("records")])
+    assert _labels(both) == ["resident", *_labels(table)]
+    alike = _labels(table.assign(predictor="none"))
+    assert alike == 2 * ["25% lru (50% hits)"]
 
 
 def test_resident_engine_runs_before_this_process_opens_the_device():

@@ -7,6 +7,7 @@ import pytest
 
 import moe_edge as me
 from moe_edge.offload.evict_lru import Lru
+from moe_edge.simulate.replay.predict import predictor_of, replay_predictor
 from moe_edge.simulate.replay.run import run_replay
 from tests.support.public import tiny_model
 from tests.support.traces import PUBLIC_HEAD, make_trace
@@ -39,11 +40,42 @@ class NextOnly(me.Predictor):
     look_ahead = 1
 
 
+seen: list[tuple[int, list]] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Spy(me.Predictor):
+    """Keeps what it is shown: [T, K] ids of a layer."""
+
+    needs = frozenset({"ids"})
+    per_sequence = True
+
+    def observe(self, state, layer, hidden_TD, ids_TK, scores_TE):
+        ids_TK = np.asarray(ids_TK)
+        if not self.per_sequence:  # only then is padding shown, E
+            ids_TK = ids_TK[ids_TK[:, 0] < tiny_model().config.moe.num_experts]
+        seen.append((layer, ids_TK.tolist()))
+        return state
+
+
+@dataclasses.dataclass(frozen=True)
+class SpyOfPrompts(Spy):
+    whole_prompt = True
+
+
+@dataclasses.dataclass(frozen=True)
+class SpyOfBatches(Spy):
+    per_sequence = False
+
+
 class Newest(Lru):
     """Gives up what was used last."""
 
     def value(self, state):
         return -state["last_B"][state["key_S"]].astype(np.float32)
+
+
+COUNTED = ("hits", "misses")
 
 
 @pytest.fixture
@@ -87,13 +119,13 @@ def test_replay_with_a_predictor_that_is_always_right_hits_always():
 
 
 def test_replay_with_a_predictor_counts_what_it_moves_in_vain():
-    """After each step expert 1 is brought, which four of six steps do not want."""
+    """After each step expert 1 is brought, which three of the next five do not want."""
     given = {"evictions": ["lru"], "budgets": [0.5], "predictors": [Always(), Silent()]}
     table = me.replay(TRACE, **given)
     always, silent = table.itertuples()
     assert always.predictor == "Always" and (always.recall, always.precision) == (
-        pytest.approx(2 / 6),
-        pytest.approx(2 / 6),
+        pytest.approx(2 / 5),
+        pytest.approx(2 / 5),
     )
     assert always.experts_moved > always.misses
     none = me.replay(TRACE, evictions=["lru"], budgets=[0.5]).iloc[0]
@@ -124,6 +156,50 @@ def test_replay_of_an_engine_has_its_hit_ratio():
     # The engine counts the prompt's transfers, too.
     assert row.bytes_moved <= stats["bytes_moved"]
     assert stats["bytes_moved"] % model.expert_bytes == 0
+
+
+@pytest.fixture
+def two_rows():
+    """What an engine, and then a replay of its trace, says of two prompts at once."""
+
+    def both(predictor, prompts, eviction="lru", horizon=1):
+        seen.clear()
+        given = {"eviction": eviction, "predictor": predictor, "horizon": horizon}
+        more = {"mode": "layered", "max_batch": 2, "record": "trace"}
+        with tiny_model().offload("50%", **given, **more) as engine:
+            engine.generate(prompts, 6, ignore_eos=True)
+            trace, report = engine.trace, engine.core.report()
+        of_engine = [*seen]
+        seen.clear()
+        given = {"evictions": [eviction], "predictors": [predictor]}
+        table = me.replay(trace, **given, budgets=["50%"], horizon=horizon)
+        return of_engine, report, next(table.itertuples()), trace
+
+    return both
+
+
+@pytest.mark.parametrize("kind", [Spy, SpyOfPrompts, SpyOfBatches])
+def test_replay_shows_a_predictor_what_the_engine_showed_it(kind, two_rows):
+    of_engine, *_ = two_rows(kind(), [[3, 4, 5, 6], [7, 8]])
+    # Once for recall, and once for the hits.
+    assert len(of_engine) >= 12 and seen == 2 * of_engine
+
+
+@pytest.mark.parametrize("predictor", ["previous", "frequency"])
+def test_replay_of_a_batch_has_the_recall_of_its_engine(predictor, two_rows):
+    _, report, row, trace = two_rows(predictor, [[3, 4, 5, 6], [7, 8]], horizon=2)
+    told = report["prediction"]
+    assert set(trace.request.tolist()) == {0, 1}
+    log = replay_predictor(trace, predictor_of(predictor, trace), 2).summary()
+    assert log == told and 0 < told["recall"][0] < 1
+    assert 0 < row.recall < 1 and 0 < row.precision < 1
+
+
+@pytest.mark.parametrize("predictor", ["previous", "frequency"])
+def test_replay_of_a_batch_has_the_hits_of_its_engine(predictor, two_rows):
+    """Prompts of one token: longer ones pass the engine's cache in chunks."""
+    _, report, row, _ = two_rows(predictor, [[3], [7]])
+    assert (row.hits, row.misses) == tuple(report["decode"][n] for n in COUNTED)
 
 
 def test_replay_plans_slots_as_an_engine_does():

@@ -1,7 +1,7 @@
 """A route trace as the lookups an engine would make, and policies built from it."""
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from moe_edge.core.plug_in import Registry, needed
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, Eviction
 from moe_edge.offload.evict_belady import future_uses
 from moe_edge.offload.slot_plan import PLANS, plan_slots, static_hit_curves
+from moe_edge.predict.predictor_run import PredictorRun
 from moe_edge.workload.traces import DECODE, PREFILL, Trace, expert_counts
 
 # Plans that learn from the run are policies of their own, with lru inside.
@@ -20,11 +21,13 @@ POLICY_NAMES = ChainMap(EVICTIONS, dict.fromkeys(PLAN_NAMES))  # whose keys both
 
 
 class RoutedLayer(NamedTuple):
-    """What the router chose in one step at one layer.
+    """What the router chose in one step at one layer, or for prompts (`observations`).
 
     ids_TK: int32 with padding E, as caches and predictors expect it.
     scores_TE: float32, or None if the trace has none.
     new_sequence: the first lookup of a prefill that follows decoding.
+    sequences: the requests of the rows.
+    length: S, tokens of a row.
     """
 
     phase: int
@@ -33,6 +36,14 @@ class RoutedLayer(NamedTuple):
     ids_TK: np.ndarray
     scores_TE: np.ndarray | None
     new_sequence: bool
+    sequences: list[int]
+    length: int = 1
+
+    def show(self, run: PredictorRun) -> None:
+        """Shows it to a predictor, as an engine would."""
+        rows = len(self.sequences), self.length
+        shown = self.layer, self.ids_TK, self.scores_TE
+        run.show(*shown, sequences=self.sequences, shape_BS=rows)
 
 
 def lookups(trace: Trace) -> Iterator[RoutedLayer]:
@@ -46,8 +57,54 @@ def lookups(trace: Trace) -> Iterator[RoutedLayer]:
         if trace.scores_TE is not None:
             scores_TE = trace.scores_TE[start:end].astype(np.float32)
         new = before == DECODE and head[0] == PREFILL
-        yield RoutedLayer(*head, ids_TK[start:end], scores_TE, new)
+        sequences = trace.request[start:end].tolist()
+        yield RoutedLayer(*head, ids_TK[start:end], scores_TE, new, sequences)
         before = head[0]
+
+
+def observations(trace: Trace) -> Iterator[RoutedLayer]:
+    """What an engine shows of these lookups to a predictor: prompts layer by layer.
+
+    The prompts between two decode steps are one batch, a row a request; the chunks in
+    which an engine may have passed long ones are not known.
+    """
+    prompt: list[RoutedLayer] = []
+    for routed in lookups(trace):
+        if routed.phase == DECODE:
+            yield from whole_prompts(prompt, trace.num_experts)
+            prompt = []
+            yield routed
+        else:
+            prompt.append(routed)
+    yield from whole_prompts(prompt, trace.num_experts)
+
+
+def whole_prompts(parts: Sequence[RoutedLayer], num_experts: int) -> list[RoutedLayer]:
+    """The lookups of prompts, token by token, as one of all tokens for every layer."""
+    found = []
+    for layer in sorted({part.layer for part in parts}):
+        mine = [part for part in parts if part.layer == layer]
+        of_T = np.concatenate([part.sequences for part in mine])
+        numbers, row_T, tokens_B = np.unique(
+            of_T, return_inverse=True, return_counts=True
+        )
+        B, S = len(numbers), int(tokens_B.max())
+        order_T = np.argsort(row_T, kind="stable")
+        place_T = np.empty(len(of_T), np.int64)  # of B * S, where a row's end is padded
+        first_B = np.cumsum(tokens_B) - tokens_B
+        in_row_T = np.arange(len(of_T)) - first_B[row_T[order_T]]
+        place_T[order_T] = row_T[order_T] * S + in_row_T
+        ids_TK = np.concatenate([part.ids_TK for part in mine])
+        all_TK = np.full((B * S, ids_TK.shape[1]), num_experts, np.int32)
+        all_TK[place_T] = ids_TK
+        all_TE = None
+        if mine[0].scores_TE is not None:
+            all_TE = np.zeros((B * S, num_experts), np.float32)
+            all_TE[place_T] = np.concatenate([part.scores_TE for part in mine])
+        head, new = mine[0], parts[0].new_sequence and not found
+        where = head.phase, head.step, layer
+        found.append(RoutedLayer(*where, all_TK, all_TE, new, numbers.tolist(), S))
+    return found
 
 
 def equal_slots(trace: Trace, slots_per_layer: int) -> tuple[int, ...]:
@@ -188,16 +245,17 @@ def _future(trace: Trace) -> list:
 def chosen_by_step(trace: Trace) -> np.ndarray:
     """int32 [steps, L, M]: distinct experts of each lookup, best rank first, then -1.
 
-    Steps are numbered from 0 without gaps, as an oracle counts them.
+    Steps are numbered from 0 without gaps, as an oracle counts them; prompts between
+    decode steps are one.
     """
-    distinct = [
-        [e for e in dict.fromkeys(r.ids_TK.T.ravel().tolist()) if e < trace.num_experts]
-        for r in lookups(trace)
-    ]
-    steps, step_G = np.unique(trace.step[trace.bounds[:-1]], return_inverse=True)
-    width = max(map(len, distinct))
-    chosen_SLM = np.full((len(steps), trace.num_layers, width), -1, np.int32)
-    layer_G = trace.layer[trace.bounds[:-1]]
-    for step, layer, ids in zip(step_G, layer_G, distinct, strict=True):
+    E, step, before, distinct = trace.num_experts, -1, trace.num_layers, []
+    for routed in observations(trace):
+        step += routed.layer <= before
+        before = routed.layer
+        ids = [e for e in dict.fromkeys(routed.ids_TK.T.ravel().tolist()) if e < E]
+        distinct.append((step, routed.layer, ids))
+    width = max(len(ids) for *_, ids in distinct)
+    chosen_SLM = np.full((step + 1, trace.num_layers, width), -1, np.int32)
+    for step, layer, ids in distinct:
         chosen_SLM[step, layer, : len(ids)] = ids
     return chosen_SLM

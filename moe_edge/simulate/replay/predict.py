@@ -10,8 +10,8 @@ from moe_edge.predict.predictor_run import PredictorRun
 from moe_edge.simulate.replay.lookups import (
     cache_spec,
     check_horizon,
-    lookups,
     made_for,
+    observations,
     replayable,
 )
 from moe_edge.workload.traces import DECODE, Trace
@@ -22,7 +22,8 @@ def replay_predictor(
 ) -> PredictionLog:
     """Passes all lookups to a predictor and compares what it says with what came.
 
-    Prefill rows are observed and not scored.
+    As in an engine prompts are observed only: what it says after a decode step's layer
+    is compared.
 
     Args:
       predictor: as `predictor_of` builds it.
@@ -32,12 +33,12 @@ def replay_predictor(
     """
     check_horizon(horizon, trace)
     predictor_run = PredictorRun(predictor, cache_spec(trace, (-1,)), horizon)
-    for routed in lookups(trace):
-        layer, is_decode = routed.layer, routed.phase == DECODE
+    for routed in observations(trace):
         if routed.new_sequence:
             predictor_run.finish_sequences()
-        predictor_run.observe(layer, routed.ids_TK, routed.scores_TE, counts=is_decode)
-        predictor_run.predict(layer)
+        routed.show(predictor_run)
+        if routed.phase == DECODE:
+            predictor_run.predict(routed.layer)
     return predictor_run.accuracy
 
 

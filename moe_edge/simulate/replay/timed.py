@@ -27,7 +27,12 @@ from moe_edge.offload.statistics import Counters
 from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import Predictor
 from moe_edge.simulate.replay.hits import pass_cache
-from moe_edge.simulate.replay.lookups import cache_spec, check_horizon, lookups
+from moe_edge.simulate.replay.lookups import (
+    cache_spec,
+    check_horizon,
+    lookups,
+    whole_prompts,
+)
 from moe_edge.workload.traces import DECODE, Trace
 
 
@@ -129,7 +134,7 @@ def replay_time(
         horizon=horizon,
         prefetch_limit=prefetch_limit,
     )
-    step, starts, ends = None, [], []
+    step, starts, ends, prompt = None, [], [], []
     for routed in lookups(trace):
         layer = routed.layer
         if routed.new_sequence:
@@ -138,15 +143,19 @@ def replay_time(
             manager.finish_sequences()
         if routed.phase != DECODE:
             pass_cache(manager.cache, routed)
-            manager.predictor_run.observe(layer, routed.ids_TK, routed.scores_TE)
+            prompt.append(routed)
             continue
+        for whole in whole_prompts(prompt, trace.num_experts):
+            whole.show(manager.predictor_run)
+        prompt.clear()
         if routed.step != step:
             starts.append(queue.now_s)
             ends.append(queue.now_s)
             queue.now_s += costs.step_s
             step = routed.step
         queue.now_s += route_L[layer]
-        manager.pass_layer(layer, routed.ids_TK, routed.scores_TE, step)
+        seen = routed.ids_TK, routed.scores_TE
+        manager.pass_layer(layer, *seen, step, routed.sequences)
         queue.now_s += experts_L[layer]
         ends[-1] = queue.now_s
     compute_L = (route_L + experts_L)[np.unique(trace.layer)]

@@ -14,7 +14,7 @@ from tests.support.traces import ROUTING, make_trace
 TRACE = make_trace(
     [
         *((0, 0, 0, [0, 1]), (0, 0, 1, [2, 3])),
-        *((1, 1, 0, [0, 2]), (1, 1, 1, [3, 2])),  # 1 of 2 as before, 2 of 2
+        *((1, 1, 0, [0, 2]), (1, 1, 1, [3, 2])),  # 2 of 2 as before in layer 1
         *((1, 2, 0, [1, 3]), (1, 2, 1, [3, 0])),  # 0 of 2, 1 of 2
     ]
 )
@@ -22,10 +22,11 @@ TRACE = make_trace(
 
 def test_previous_token_by_hand_golden():
     result = replay_predictor(TRACE, predictor_of("previous", TRACE), horizon=2)
-    assert result.hits_LA.T.tolist() == [[1, 3], [1, 3]]
-    assert result.chosen_LA.T.tolist() == [[4, 4], [4, 4]]
-    assert result.recall_LA.tolist() == [[0.25, 0.25], [0.75, 0.75]]
-    assert result.recall_A.tolist() == result.precision_A.tolist() == [0.5, 0.5]
+    # As in an engine nothing is predicted after the prompt.
+    assert result.hits_LA.T.tolist() == [[0, 3], [0, 1]]
+    assert result.chosen_LA.T.tolist() == [[2, 4], [2, 2]]
+    assert result.recall_LA.tolist() == [[0, 0], [0.75, 0.5]]
+    assert result.recall_A.tolist() == result.precision_A.tolist() == [0.5, 0.25]
 
 
 def test_oracle_is_always_right():
