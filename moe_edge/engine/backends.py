@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.plug_in import is_ours
+from moe_edge.core.plug_in_result import is_whole, wrong_result
 from moe_edge.engine.routing_reader import Reading
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.assist import HostExperts, MeasuredCost
@@ -75,6 +77,7 @@ class HostBackend:
             )
             for layer in store.moe_layers
         }
+        self._is_foreign = not is_ours(assist)
         self._expert_s = expert_s
         # An expert on the device. On a CPU, where a host can only
         # be emulated, that is what it really takes here.
@@ -100,13 +103,28 @@ class HostBackend:
 
     def take(self, reading: Reading, absent: list[int]) -> list[int]:
         costs = AssistCosts(self.load.mean_s, self.host.mean_s, self._device_s)
-        taken = list(self.assist.take(absent, reading.ids_TK, costs))
+        taken = self.assist.take(absent, reading.ids_TK, costs)
+        if self._is_foreign:
+            taken = self._check_ids(taken)
+        taken = list(taken)
         if not {*taken} <= {*absent} or len({*taken}) < len(taken):
             raise ConfigError(
                 f"assist {self.assist.name} took experts {taken} of layer "
                 f"{reading.layer}, expected each at most once, of the absent {absent}"
             )
         return taken
+
+    def _check_ids(self, taken) -> list[int]:
+        """What an assist of another author gave, as a list of ids."""
+        try:
+            ids = [*taken]
+        except TypeError:
+            ids = [None]
+        if not all(map(is_whole, ids)):
+            raise wrong_result(
+                f"assist {self.assist.name}", "take", taken, "a list of expert ids"
+            )
+        return [int(expert) for expert in ids]
 
     def start(self, hidden_TD, reading: Reading, experts: list[int]):
         begun_s = time.perf_counter()

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
+from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.base import Engine, refuse_deterministic, refuse_rows
 from moe_edge.engine.expert_state import ExpertState, Moved
 from moe_edge.engine.fused_cache import Cache, Counting, Counts, DeviceCache
@@ -31,7 +32,7 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import add_experts, seam
 from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slots import is_lost
-from moe_edge.route.base import Route, TopK, gate_scores
+from moe_edge.route.base import Route, TopK, gate_scores, sound_choice
 
 
 class FusedEngine(Engine):
@@ -108,6 +109,8 @@ class FusedEngine(Engine):
         self._begin(self._cache_of.empty(self._state.slots_SR))
 
     def _begin(self, empty: Cache) -> None:
+        if not is_ours(self._route):
+            empty = empty._replace(refused=jnp.int32(0))
         self._state = self.put(empty)
         # The session whose record is in the state, and the records of the others.
         self._running: Callable[[], Session | None] = lambda: None
@@ -214,11 +217,24 @@ class FusedEngine(Engine):
             routing.ids_TK,
             routing.weights_TK,
         )
+        if state.refused is not None:  # another author's: nothing else is to be read
+            state, ids_TK, weights_TK = self._take_sound(
+                state, (ids_TK, weights_TK), routing
+            )
         real_TK = routing.ids_TK < self.config.moe.num_experts
         counts = jnp.sum(real_TK), jnp.sum(ids_TK != routing.ids_TK)
         counts_2 = jnp.stack(counts).astype(jnp.int32)
         state = state._replace(choices_2=state.choices_2 + counts_2)
         return state, seam(routing._replace(ids_TK=ids_TK, weights_TK=weights_TK))
+
+    def _take_sound(self, state: Cache, found, routing):
+        """A route's choice; the model's own where that one cannot be computed."""
+        shape_TK, E = routing.ids_TK.shape, self.config.moe.num_experts
+        for name, array in zip(("ids_TK", "weights_TK"), found, strict=True):
+            check_shape(f"{name} of route {self._route.name}", array, shape_TK)
+        own = routing.ids_TK, routing.weights_TK
+        ids_TK, weights_TK, bad = sound_choice(found, own, E)
+        return state._replace(refused=state.refused + bad), ids_TK, weights_TK
 
     def _decode_step(
         self, top, layers, state, tokens_B, positions_B, active_B, k_B, caches
@@ -282,7 +298,7 @@ class FusedEngine(Engine):
             if on_routing is not None and routing is not None:
                 on_routing(layer, routing)
         self._counting.end_prefill(self._state.counts_L3)
-        self._check_victims()
+        self._check_plug_ins()
         return x
 
     def decode(self, session: Session, tokens_B, active_B, on_routing=None):
@@ -306,19 +322,31 @@ class FusedEngine(Engine):
         if on_routing is not None:
             for layer in self.config.moe_layers:
                 on_routing(layer, routings[layer])
-        self._check_victims()
+        self._check_plug_ins()
         return logits
 
-    def _check_victims(self) -> None:
-        """Refuses a policy that gave up a slot it may not; ours are not asked.
+    def _check_plug_ins(self) -> None:
+        """Refuses a policy that gave up a slot it may not, or a route that chose what
+        cannot be computed; ours are not asked.
 
-        The step is done, and right: another slot was taken instead.
+        The step is done, and right: another slot, or the model's own choice, was taken.
         """
-        if self._state.wrong is None or not (wrong := int(self._state.wrong)):
-            return
-        self._state = self._state._replace(wrong=self.put(jnp.int32(0)))
-        raise ConfigError(
-            f"eviction policy {self._cache_of.policy.name} gave up slots that are "
-            f"protected or not there, {wrong} times in a step; victim must choose "
-            "among the others"
-        )
+        state, config = self._state, self.config.moe
+        wrong = 0 if state.wrong is None else int(state.wrong)
+        refused = 0 if state.refused is None else int(state.refused)
+        if wrong:
+            self._state = self._state._replace(wrong=self.put(jnp.int32(0)))
+        if refused:
+            self._state = self._state._replace(refused=self.put(jnp.int32(0)))
+        if wrong:
+            raise ConfigError(
+                f"eviction policy {self._cache_of.policy.name} gave up slots that are "
+                f"protected or not there, {wrong} times in a step; victim must choose "
+                "among the others"
+            )
+        if refused:
+            raise ConfigError(
+                f"route policy {self._route.name} chose what cannot be computed, "
+                f"{refused} times in a step; expected finite weights and ids from 0 to "
+                f"{config.num_experts}, which is none, each expert once a token"
+            )

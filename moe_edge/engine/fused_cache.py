@@ -41,6 +41,8 @@ class Cache(NamedTuple):
     choices_2: jax.Array
     # int32: slots that a policy of another author gave up and may not; None: of ours.
     wrong: jax.Array | None = None
+    # int32: tokens for which a route of another author chose what cannot be computed.
+    refused: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,6 +69,7 @@ class RoutingReader:
         self._moe, self._manager, self._route, self._trace = moe, manager, route, trace
         self._traces_scores = trace is not None and trace_scores
         self._asks_route = type(route) is not TopK
+        self._is_foreign = not is_ours(route)
         self._keeps_scores = self._traces_scores or self._asks_route
         self._keeps_scores |= "scores" in manager.cache.policy.needs
         self._keeps_scores |= manager.predictor_run.reads("scores")
@@ -110,15 +111,15 @@ class RoutingReader:
         if self._asks_route and shape_BS[1] == 1:
             resident_E = manager.residency.arrived(layer)
             own_TK = ids_TK
-            ids_TK, weights_TK = self._route.route(
+            found = self._route.route(
                 layer, raw_TE, resident_E, self._moe, ids_TK, host_TK
             )
+            if self._is_foreign:
+                check_choice(self._route, found, own_TK.shape, self._moe.num_experts)
+            ids_TK, weights_TK = found
             # A policy may compute with jax.numpy; from here on both are the host's.
             ids_TK = np.asarray(ids_TK, np.int32)
             weights_TK = np.asarray(weights_TK, np.float32)
-            if not is_ours(self._route):
-                given = ids_TK, weights_TK, own_TK.shape
-                check_choice(self._route, *given, self._moe.num_experts)
             changed = int(np.count_nonzero(ids_TK != own_TK))
             real = int(np.count_nonzero(own_TK < self._moe.num_experts))
             manager.statistics.count_route(real, changed)

@@ -12,7 +12,7 @@ from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.fused_cache import DeviceCache
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.evict_base import CacheSpec, Eviction
-from moe_edge.route.base import Route
+from moe_edge.route.base import Route, check_kinds
 
 
 def check_traceable(
@@ -50,7 +50,8 @@ def check_traceable(
         weights, resident = ((1, K), np.float32), ((E,), np.bool_)
         given = choose, scores, resident, ids, weights
         found = _trace(f"route policy {route.name}", *given)
-        shapes = [getattr(each, "shape", None) for each in found]
+        check_kinds(route, found)
+        shapes = [each.shape for each in found]
         if shapes != [(1, K), (1, K)]:
             raise ConfigError(
                 f"route policy {route.name} gave arrays of shapes {shapes} for one "

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.plug_in import is_ours
+from moe_edge.core.plug_in_result import kind_of, wrong_result
 from moe_edge.offload.evict_base import CacheSpec, Eviction, State, put
 
 NOBODY = -1  # the sequence of a record that no lookup has begun yet
@@ -40,6 +42,7 @@ class SlotCache:
     def __init__(self, spec: CacheSpec, policy: Eviction):
         self.spec = spec
         self.policy = policy
+        self._is_foreign = not is_ours(policy)
         self.slot_LE = np.full((spec.num_layers, spec.num_experts), -1, np.int32)
         self.rows = [[-1] * (spec.num_experts + 1) for _ in range(spec.num_layers)]
         self._layer_S = np.asarray(spec.layer_S, np.int32)
@@ -83,6 +86,8 @@ class SlotCache:
         self.state = self.policy.touch(
             self.state, layer, ids_TK, scores_TE, step - self._first_step
         )
+        if self._is_foreign:
+            self._check_state("touch", self.state)
         if before_S is not None:
             self._let_go(before_S)
         row, hits, misses = self.rows[layer], [], []
@@ -159,7 +164,12 @@ class SlotCache:
         protected_S[[*self._running_slots, *kept]] = True
         if protected_S.all():
             return None, self.state
-        slot, state = self.policy.victim(self.state, protected_S)
+        found = self.policy.victim(self.state, protected_S)
+        if self._is_foreign:
+            if not isinstance(found, tuple) or len(found) != 2:
+                raise wrong_result(self._what, "victim", found, "(slot, state)")
+            self._check_state("victim", found[1])
+        slot, state = found
         number = np.asarray(slot)
         is_slot = number.ndim == 0 and number.dtype.kind in "iu"
         is_slot = is_slot and 0 <= number < self.spec.num_slots
@@ -174,6 +184,8 @@ class SlotCache:
         """The slot to give up; it has left the order."""
         part, running = self._slots_L[layer], self._running_slots
         if self._order is None or self._order[0] is not part:
+            if self._is_foreign:
+                self._check_value()
             if len(part) == self.spec.num_slots:
                 order = self.policy.order(self.state)
             else:
@@ -186,6 +198,34 @@ class SlotCache:
                 del order[place]
                 return slot
         return None
+
+    @property
+    def _what(self) -> str:
+        return f"eviction policy {self.policy.name}"
+
+    def _check_state(self, method: str, state) -> None:
+        """Refuses what is no state."""
+        if not isinstance(state, dict) or "key_S" not in state:
+            expected = "the state from now on, a dict with key_S"
+            raise wrong_result(self._what, method, state, expected)
+
+    def _check_value(self) -> None:
+        """Refuses worths that slots cannot be sorted by."""
+        ranks, state = self.policy.ranks, self.state
+        if ranks is not None and ranks not in state:
+            raise ConfigError(
+                f"{self._what}: ranks is {ranks!r}, which is no array of its state; "
+                f"expected one of {', '.join(state)} (per_block adds arrays)"
+            )
+        value_S, key_S = self.policy.value(state), state["key_S"]
+        if value_S is None:
+            return
+        is_numbers = kind_of(value_S) in ("b", "i", "u", "f")
+        if not is_numbers or value_S.shape != key_S.shape:
+            expected = f"None or an array of {len(key_S)} numbers, one a slot"
+            raise wrong_result(self._what, "value", value_S, expected)
+        if np.isnan(np.asarray(value_S, np.float32)[key_S >= 0]).any():
+            raise wrong_result(self._what, "value", value_S, "numbers that are not NaN")
 
     def drop(self, layer: int, expert: int) -> None:
         """The block is not in its slot after all (a cancelled transfer)."""

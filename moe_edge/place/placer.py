@@ -16,6 +16,7 @@ from moe_edge.core.checks import (
     chosen,
 )
 from moe_edge.core.plug_in import PlugIn, Registry, needed
+from moe_edge.core.plug_in_result import wrong_result
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.pack import pack, served_load
 from moe_edge.place.plan import Placement, check_slots
@@ -178,6 +179,10 @@ class Placer(PlugIn):
         if reason := self.unfit(problem):
             raise ConfigError(reason)
         placement, what = self.assign(problem), f"placement of placer {self.name}"
+        if not isinstance(placement, Placement):
+            raise wrong_result(
+                f"placer {self.name}", "assign", placement, "a moe_edge Placement"
+            )
         check_shape(what, placement.gpu_NLE, problem.frequency_NLE.shape)
         try:
             placement.check(problem.slots)

@@ -6,6 +6,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import is_ours
+from moe_edge.core.plug_in_result import kind_of, wrong_result
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.base import (
     NOT_WANTED,
@@ -127,7 +128,8 @@ class PredictorRun:
 
     def _observe(self, sequence: int, layer: int, shown) -> None:
         state = self._states.get(sequence, self._fresh)
-        self._states[sequence] = self.predictor.observe(state, layer, *shown)
+        state = self.predictor.observe(state, layer, *shown)
+        self._states[sequence] = self._checked("observe", state)
 
     def store(self, layer: int, wanted_NE) -> None:
         """Takes the scores that an engine's program computed for the predictor.
@@ -136,7 +138,14 @@ class PredictorRun:
         """
         for sequence in self._last:
             state = self._states.get(sequence, self._fresh)
-            self._states[sequence] = self.predictor.store(state, layer, wanted_NE)
+            state = self.predictor.store(state, layer, wanted_NE)
+            self._states[sequence] = self._checked("store", state)
+
+    def _checked(self, method: str, state: State) -> State:
+        if state is None:  # as of a method without a return
+            what = f"predictor {self.predictor.name}"
+            raise wrong_result(what, method, state, "the state from now on, a dict")
+        return state
 
     def predict(self, layer: int) -> np.ndarray:
         """int32 `[horizon, M]` ids for the layers after `layer`; see `Predictor`.
@@ -167,6 +176,17 @@ class PredictorRun:
         E, N, name = self._spec.num_experts, self.horizon, self.predictor.name
         targets = target_layers(layer, N, self._spec.num_layers).tolist()
         dense = [t not in (self.moe_layers or targets) for t in targets]
+        for each in found:
+            kinds: list = []
+            if isinstance(each, (tuple, list)):
+                kinds = [kind_of(array) for array in each]
+            if kinds not in (["i", "f"], ["u", "f"]):
+                raise wrong_result(
+                    f"predictor {name}",
+                    "predict",
+                    each,
+                    "arrays (ids int32, scores float32)",
+                )
         for ids, scores in found:
             fits = ids.ndim == 2 and ids.shape == scores.shape and len(ids) == N
             if not fits or ((ids < -1) | (ids >= E)).any() or (ids[dense] >= 0).any():
@@ -194,7 +214,8 @@ class PredictorRun:
         """All but the running sequences end; what was named and not compared goes."""
         for number in [n for n in self._states if n not in running]:
             state = self._states.pop(number)
-            self._fresh = self.predictor.finish_sequence(state, self._fresh)
+            fresh = self.predictor.finish_sequence(state, self._fresh)
+            self._fresh = self._checked("finish_sequence", fresh)
         self._last = tuple(n for n in self._last if n in self._states) or (0,)
         self.accuracy.forget_waiting()
 

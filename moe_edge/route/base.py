@@ -8,6 +8,7 @@ import numpy as np
 from moe_edge.core.arrays import module_of
 from moe_edge.core.checks import ConfigError, check_shape
 from moe_edge.core.plug_in import PlugIn, Registry, register
+from moe_edge.core.plug_in_result import kind_of, wrong_result
 from moe_edge.model.config import MoeConfig
 
 
@@ -51,7 +52,10 @@ class Route(PlugIn):
           params: the router's rule.
           ids_TK, weights_TK: the model's own choice, best first; id E is padding.
         Returns:
-          (ids_TK int32, weights_TK float32); id E with weight 0 means no expert.
+          (ids_TK int32, weights_TK float32), of the same shapes; id E with weight 0
+          means no expert. Ids are from 0 to E, a token's experts differ (E may stand
+          several times), and weights are finite: what breaks this is refused by name,
+          in mode fused at the end of the step.
         """
         raise NotImplementedError
 
@@ -68,21 +72,76 @@ def get_route(route: str | type | Route, **options) -> Route:
     return ROUTES.make(route, options)
 
 
-def check_choice(route: Route, ids_TK, weights_TK, shape_TK, num_experts: int) -> None:
+def check_choice(route: Route, found, shape_TK, num_experts: int) -> None:
     """Raises ConfigError for a choice that no engine can compute.
 
     Args:
-      ids_TK, weights_TK: what `route` gave, on the host.
+      found: what `route` gave, on the host or on the device.
       shape_TK: of the model's own choice.
     """
-    for name, array in (("ids_TK", ids_TK), ("weights_TK", weights_TK)):
+    check_kinds(route, found)
+    for name, array in zip(("ids_TK", "weights_TK"), found, strict=True):
         check_shape(f"{name} of route {route.name}", array, shape_TK)
+    ids_TK, weights_TK = map(np.asarray, found)
     wrong = ids_TK[(ids_TK < 0) | (ids_TK > num_experts)]
-    if wrong.size or not np.isfinite(weights_TK).all():
+    if wrong.size or not np.isfinite(weights_TK.astype(np.float32)).all():
         raise ConfigError(
             f"route {route.name} gave ids {sorted({*wrong.tolist()})[:4]} or weights "
             f"that are not finite; expected ids from 0 to {num_experts}, which is none"
         )
+    again_T = repeats(ids_TK, num_experts).any(axis=1)
+    if again_T.any():
+        raise ConfigError(
+            f"route {route.name} gave one token the ids {ids_TK[again_T][0].tolist()}; "
+            f"expected each expert once, {num_experts} where there is none"
+        )
+
+
+def check_kinds(route: Route, found) -> None:
+    """Raises ConfigError unless a route gave whole numbers and floats, in two arrays.
+
+    Args:
+      found: arrays, or what tells their shapes and types.
+    """
+    kinds = None
+    if isinstance(found, (tuple, list)) and len(found) == 2:
+        kinds = kind_of(found[0]), kind_of(found[1])
+    if kinds is None or kinds[0] not in ("i", "u") or kinds[1] != "f":
+        got = found
+        if kinds is not None and None not in kinds:
+            got = tuple(np.dtype(array.dtype).name for array in found)
+        raise wrong_result(
+            f"route policy {route.name}", "route", got, "(ids int32, weights float32)"
+        )
+
+
+def repeats(ids_TK, num_experts: int):
+    """bool [T, K]: whether a token's expert stands at an earlier place of it, too."""
+    xp = module_of(ids_TK)
+    rank_K = np.arange(ids_TK.shape[1])
+    is_same_TKK = ids_TK[:, :, None] == ids_TK[:, None, :]
+    is_same_TKK = is_same_TKK & xp.asarray(rank_K[None, :] < rank_K[:, None])[None]
+    return xp.any(is_same_TKK, axis=2) & (ids_TK < num_experts)
+
+
+def sound_choice(found, own, num_experts: int):
+    """The tokens' choices, the model's own where a route's cannot be computed; in jit.
+
+    Args:
+      found: (ids_TK, weights_TK) of a route; own: the same of the model.
+    Returns:
+      (ids_TK, weights_TK, int32: of how many tokens the model's own were taken).
+    """
+    (ids_TK, weights_TK), (own_TK, own_weights_TK) = found, own
+    xp = module_of(own_TK)
+    ids_TK = xp.asarray(ids_TK).astype(np.int32)
+    weights_TK = xp.asarray(weights_TK).astype(np.float32)
+    bad_TK = (ids_TK < 0) | (ids_TK > num_experts) | ~xp.isfinite(weights_TK)
+    bad_TK = bad_TK | repeats(ids_TK, num_experts)
+    bad_T1 = xp.any(bad_TK, axis=1, keepdims=True)
+    ids_TK = xp.where(bad_T1, own_TK, ids_TK)
+    weights_TK = xp.where(bad_T1, own_weights_TK, weights_TK)
+    return ids_TK, weights_TK, xp.sum(bad_T1, dtype=np.int32)
 
 
 @register

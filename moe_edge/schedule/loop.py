@@ -19,8 +19,10 @@ K below a floor. Nothing that runs is stopped for another request.
 import dataclasses
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from moe_edge.core.checks import (
     ConfigError,
@@ -28,6 +30,8 @@ from moe_edge.core.checks import (
     check_count,
     check_from_zero,
 )
+from moe_edge.core.plug_in import is_ours
+from moe_edge.core.plug_in_result import is_whole, wrong_result
 from moe_edge.schedule.policy import (
     COMING,
     OUTCOMES,
@@ -81,6 +85,7 @@ class RequestLoop:
     ):
         check_count("num_lanes", num_lanes)
         self.policy, self.limits = policy, limits
+        self._is_foreign = not is_ours(policy)
         budget = limits.kv_budget_bytes, limits.kv_together
         self.lanes = [
             Lane(number, *budget, policy.queue(number)) for number in range(num_lanes)
@@ -106,6 +111,8 @@ class RequestLoop:
             self._end(job, "refused")
             return None
         number = self.policy.assign(job, self.lanes, now_s)
+        if self._is_foreign and not is_whole(number):
+            raise self._wrong("assign", number, "the number of a lane")
         if not 0 <= number < len(self.lanes):
             raise ConfigError(
                 f"policy {self.policy.name} assigned request {job.id} to lane "
@@ -124,7 +131,12 @@ class RequestLoop:
         if job.state != COMING:  # it ended on its way
             return False
         lane.coming -= 1
-        lane.waiting.insert(self.policy.place(job, lane, now_s), job)
+        place = self.policy.place(job, lane, now_s)
+        if self._is_foreign:
+            most = len(lane.waiting)
+            if not is_whole(place) or not 0 <= place <= most:
+                raise self._wrong("place", place, f"an index from 0 to {most}")
+        lane.waiting.insert(place, job)
         job.state = WAITING
         return not lane.stepping
 
@@ -205,7 +217,10 @@ class RequestLoop:
         lane = self.lanes[number]
         if lane.stepping:
             raise ConfigError(f"lane {number} has begun a step; end it first")
-        admit, k, lane.again_s = self.policy.pick(lane, now_s)
+        decision = self.policy.pick(lane, now_s)
+        if self._is_foreign:
+            self._check_decision(decision)
+        admit, k, lane.again_s = decision
         for chosen, own_k in admit:
             try:
                 job = self.open[chosen]
@@ -261,7 +276,10 @@ class RequestLoop:
         for job in finished:
             if job.state == RUNNING:
                 self._end(job, "finished")
-                following += self.policy.done(job, now_s)
+                more = self.policy.done(job, now_s)
+                if more is None:  # as of a method without a return
+                    raise self._wrong("done", more, "a list of jobs, () for none")
+                following += more
         lane.running = [job for job in lane.running if job.state == RUNNING]
         return following
 
@@ -279,6 +297,28 @@ class RequestLoop:
         """Whether a deadline is one of a request that has not ended."""
         job = self.open.get(entry[1])
         return job is not None and job.deadline_s == entry[0]
+
+    def _wrong(self, method: str, got: Any, expected: str) -> ConfigError:
+        return wrong_result(f"policy {self.policy.name}", method, got, expected)
+
+    def _check_decision(self, found: Any) -> None:
+        """Refuses what is no Decision of numbers."""
+        fits = isinstance(found, tuple) and len(found) == 3
+        fits = fits and isinstance(found[0], Sequence) and isinstance(found[1], Mapping)
+        again_s = found[2] if fits else None
+        if fits and again_s is not None:
+            fits = isinstance(again_s, (int, float, np.number))
+        pairs = [*found[0], *found[1].items()] if fits else []
+        fits = fits and all(
+            isinstance(pair, (tuple, list))
+            and len(pair) == 2
+            and is_whole(pair[0])
+            and (pair[1] is None or is_whole(pair[1]))
+            for pair in pairs
+        )
+        if not fits:
+            expected = "a Decision([(id, K), ...], {id: K}, again_s) of whole ids and K"
+            raise self._wrong("pick", found, expected)
 
     def _set_k(self, job: Job, k: int | None) -> None:
         if job.floor is not None and (k is None or k < job.floor):

@@ -218,3 +218,13 @@ def test_assist_that_takes_what_is_not_absent_is_refused_by_name(taken):
     said = re.escape(f"assist Grasping took experts {taken} of layer ")
     with pytest.raises(ConfigError, match=rf"{said}\d+, expected each at most once"):
         host.take(reading_of([[5, 3]]), [5, 3])
+
+
+@pytest.mark.parametrize("taken", [None, [5.0], np.array([5.0]), [True], 5, ["5"]])
+def test_assist_that_gives_no_list_of_ids_is_refused_by_name(taken):
+    host = HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), Grasping(taken))
+    said = re.escape(f"assist Grasping: take gave {taken!r}, expected a list of expert")
+    with pytest.raises(ConfigError, match=said):
+        host.take(reading_of([[5, 3]]), [5, 3])
+    host.assist = Grasping(np.array([3]))
+    assert host.take(reading_of([[5, 3]]), [5, 3]) == [3]

@@ -293,6 +293,97 @@ def test_route_of_other_shapes_is_refused_before_it_is_compiled():
         make_offloaded(StoreReader(GQA), options)
 
 
+class Changed(Named):
+    """What is made of the model's own choice by a function, under a name of its own."""
+
+    name, lossless = "changed", False
+
+    def __init__(self, change):
+        object.__setattr__(self, "change", change)
+
+    def route(self, layer, scores_TE, resident_E, params, ids_TK, weights_TK):
+        return self.change(ids_TK, weights_TK)
+
+
+def fused(route, rows=1):
+    given = {"device_memory": f"{100 * 9 / BLOCKS}%", "mode": "fused"}
+    options = OffloadOptions(**given, route=route)
+    return make_offloaded(StoreReader(GQA), options, batch=rows)
+
+
+def same_expert(ids_TK, weights_TK):
+    return ids_TK * 0 + ids_TK[:, :1], weights_TK
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ids_TK, weights_TK: (ids_TK + 64, weights_TK),
+        lambda ids_TK, weights_TK: (ids_TK - 64, weights_TK),
+        lambda ids_TK, weights_TK: (ids_TK, weights_TK * np.float32(np.nan)),
+        same_expert,
+    ],
+    ids=["beyond", "below", "nan", "same"],
+)
+def test_fused_refuses_a_choice_that_cannot_be_computed_and_goes_on(change, rows):
+    engine, prompts = fused(Changed(change), rows), random_prompts(GQA, rows * [9])
+    for _ in range(2):  # what it counted is gone after an error
+        said = (
+            rf"route policy changed chose what cannot .*, {rows * len(MOE_LAYERS)} ti"
+        )
+        with pytest.raises(ConfigError, match=said):
+            forced_logits(engine, prompts, 2)
+        assert int(engine._state.refused) == 0
+    assert fused("substitute")._state.refused is None, "ours are not counted"
+
+
+def test_fused_computes_the_models_choice_where_a_routes_cannot_be():
+    engine = fused(Changed(lambda ids_TK, weights_TK: (ids_TK + 64, weights_TK)))
+    engine._check_plug_ins = lambda: None
+    assert_same_bits(engine, *BITS, steps=STEPS)
+    engine = fused(Changed(lambda ids_TK, weights_TK: (ids_TK * 0 + E, weights_TK * 0)))
+    forced_logits(engine, random_prompts(GQA, [9]), 2)  # no expert at all is a choice
+
+
+KINDS = [
+    (lambda i_TK, w_TK: (i_TK.astype(np.float32), w_TK), r"\('float32', 'float32'\)"),
+    (lambda i_TK, w_TK: (i_TK, w_TK > 0), r"\('int32', 'bool'\)"),
+    (lambda i_TK, w_TK: None, "None"),
+    (lambda i_TK, w_TK: (i_TK, w_TK, w_TK), ""),
+    (lambda i_TK, w_TK: ([0, 1], w_TK), ""),
+]
+
+
+@pytest.mark.parametrize("change, got", KINDS)
+def test_route_of_other_types_is_refused_by_name_in_both_modes(change, got):
+    said = rf"route policy changed: route gave .*{got}.*, expected \(ids int32, weights"
+    with pytest.raises(ConfigError, match=said):
+        fused(Changed(change if got else lambda i, w: tuple(change(i, w))))
+    engine = layered("gqa", np.float32, 9, with_trace=False, route=Changed(change))
+    with pytest.raises(ConfigError, match=said):
+        forced_logits(engine, random_prompts(GQA, [9]), 1)
+
+
+def test_route_whose_shape_is_wrong_for_several_rows_is_refused_in_mode_fused():
+    engine = fused(Changed(lambda ids_TK, weights_TK: (ids_TK[:1], weights_TK)), 2)
+    said = rf"ids_TK of route changed has shape \(1, {K}\), expected \(2, {K}\)"
+    with pytest.raises(ConfigError, match=said):
+        forced_logits(engine, random_prompts(GQA, [9, 9]), 1)
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_layered_refuses_a_route_that_repeats_an_expert_in_a_row(rows):
+    route = Changed(same_expert)
+    engine = layered("gqa", np.float32, 9, with_trace=False, route=route)
+    said = rf"route changed gave one token the ids \[(\d+), \1.*, {E} where there is no"
+    with pytest.raises(ConfigError, match=said):
+        forced_logits(engine, random_prompts(GQA, rows * [9]), 1)
+    nothing = Changed(lambda ids_TK, weights_TK: (ids_TK * 0 + E, weights_TK * 0))
+    engine = layered("gqa", np.float32, 9, with_trace=False, route=nothing)
+    forced_logits(engine, random_prompts(GQA, rows * [9]), 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Guess(Predictor):
     """Names expert 0 of every layer, or what it is told to."""
