@@ -1,6 +1,7 @@
 """A predictor at work: what each sequence has shown it, and how right it was."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -81,10 +82,10 @@ class PredictorRun:
         apart = B > 1 and self.predictor.per_sequence
         if apart:
             sequence_T = np.repeat(np.array(sequences), S)
-        shown = ids_TK, scores_TE, hidden_TD
+        shown: list[Any] = [ids_TK, scores_TE, hidden_TD]
         if S > 1 and not self.predictor.whole_prompt:
             last_B = last_tokens(ids_TK, shape_BS, self._spec.num_experts)
-            shown = tuple(None if each is None else each[last_B] for each in shown)
+            shown = [None if each is None else each[last_B] for each in shown]
             sequence_T = np.asarray(sequence_T)[last_B] if apart else sequence_T
         self.observe(layer, *shown, sequence_T=sequence_T)
 
