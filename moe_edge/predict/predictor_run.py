@@ -87,7 +87,8 @@ class PredictorRun:
             last_B = last_tokens(ids_TK, shape_BS, self._spec.num_experts)
             shown = [None if each is None else each[last_B] for each in shown]
             sequence_T = np.asarray(sequence_T)[last_B] if apart else sequence_T
-        self.observe(layer, *shown, sequence_T=sequence_T)
+        ids_TK, scores_TE, hidden_TD = shown
+        self.observe(layer, ids_TK, scores_TE, hidden_TD, sequence_T=sequence_T)
 
     def observe(
         self,
