@@ -13,7 +13,6 @@ launch joins them. Cuts stand at fixed positions: the bits of a row depend neith
 the other rows nor on the cache's capacity.
 """
 
-import os
 from typing import NamedTuple
 
 import jax
@@ -22,11 +21,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from moe_edge.core.checks import check_known
-from moe_edge.kernels import rows
+from moe_edge.kernels import rows, switches
 from moe_edge.kernels.decode_heads import Heads
 
-VARIABLE, CHOICES = "MOE_EDGE_DECODE_ATTENTION", ("0", "1")
+VARIABLE = "MOE_EDGE_DECODE_ATTENTION"
 MOST_ROWS = 16
 SPAN = 512  # positions of a program, a multiple of every block
 WARPS = 16
@@ -51,9 +49,7 @@ def is_asked() -> bool:
     Raises:
       ConfigError: another value than 0 or 1.
     """
-    asked = os.environ.get(VARIABLE, "0")
-    check_known(VARIABLE, asked, CHOICES)
-    return asked == "1"
+    return switches.chosen(VARIABLE, switches.OFF_ON, "0") == "1"
 
 
 def describe() -> str:
@@ -148,7 +144,7 @@ def attend(
             list(given).index(name): list(outputs).index(name) for name in caches
         },
         compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=1),
-        interpret=jax.default_backend() != "gpu",  # tests
+        interpret=rows.is_interpreted(),
         name="moe_edge_decode_attention",
     )(*given.values())
     found = dict(zip(outputs, found, strict=True))
@@ -320,6 +316,6 @@ def _join(parts: dict[str, jax.Array], start_B, window_1, capacity: int) -> jax.
         out_shape=jax.ShapeDtypeStruct((B, H, P), jnp.float32),
         grid=(B, H),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
-        interpret=jax.default_backend() != "gpu",  # tests
+        interpret=rows.is_interpreted(),
         name="moe_edge_decode_attention_join",
     )(parts["top"], parts["total"], parts["out"], start_B, window_1)

@@ -15,7 +15,6 @@ the link, and is written into its slot in passing (`host_ER`). Some programs tak
 those in turn while the others compute what the slots hold.
 """
 
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,7 +24,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from moe_edge.core.checks import check_known
+from moe_edge.kernels import rows as rows_kernels
+from moe_edge.kernels import switches
 
 
 class Tile(NamedTuple):
@@ -35,7 +35,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-VARIABLE, CHOICES = "MOE_EDGE_FEW_ROWS", ("0", "1")
+VARIABLE = "MOE_EDGE_FEW_ROWS"
 HELD_BYTES = 256  # of weights by a thread, in its registers
 MISS_PROGRAMS = 64  # that share what comes over the link
 
@@ -52,19 +52,12 @@ def is_asked() -> bool:
     Raises:
       ConfigError: another value than 0 or 1.
     """
-    asked = os.environ.get(VARIABLE, "1")
-    check_known(VARIABLE, asked, CHOICES)
-    return asked == "1"
+    return switches.chosen(VARIABLE, switches.OFF_ON, "1") == "1"
 
 
 def describe() -> str:
     """How few rows meet experts on a GPU, for people."""
     return f"few rows of an expert {'exact' if is_asked() else 'as many'}"
-
-
-def is_interpreted() -> bool:
-    """Whether NumPy stands in for a GPU: in tests."""
-    return jax.default_backend() != "gpu"
 
 
 class Rows(NamedTuple):
@@ -243,7 +236,7 @@ def _product(
         grid=(misses + tiles * B,),
         input_output_aliases=aliases,
         compiler_params=triton.CompilerParams(num_warps=tile.warps, num_stages=1),
-        interpret=is_interpreted(),
+        interpret=rows_kernels.is_interpreted(),
         name="moe_edge_few",
     )(*given.values())
     return found[0], found[1] if host_ER is not None else slots_SR
@@ -329,7 +322,9 @@ class _Part(NamedTuple):
             return triton.load(refs["slots"].at[full, at], mask=mask, other=0.0)
         there = refs["host"].at[jnp.full_like(at, host), at]
         found = triton.load(there, mask=mask, other=0.0)
-        if is_interpreted():  # masked lanes write what was there: not over the others
+        if (
+            rows_kernels.is_interpreted()
+        ):  # masked lanes write what was there: not over the others
             at = jnp.where(mask, at, refs["slots"].shape[1])
         triton.store(refs["slots"].at[full, at], found, mask=mask)
         return found

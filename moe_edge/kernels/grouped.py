@@ -20,7 +20,6 @@ Finding rows and what stands between two products are, because a kernel of their
 takes longer to launch than to run.
 """
 
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,9 +29,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from moe_edge.core.checks import check_known
 from moe_edge.core.float32 import PRECISION
-from moe_edge.kernels import rows
+from moe_edge.kernels import rows, switches
 
 
 class Tiles(NamedTuple):
@@ -66,9 +64,7 @@ def num_parts() -> int:
     Raises:
       ConfigError: another number than 1, 2 or 3.
     """
-    asked = os.environ.get(VARIABLE, "1")
-    check_known(VARIABLE, asked, PARTS)
-    return int(asked)
+    return int(switches.chosen(VARIABLE, PARTS, "1"))
 
 
 def describe() -> str:
@@ -180,7 +176,6 @@ def product(
     Returns:
       float32 `[P, O]`.
     """
-    interpret = jax.default_backend() != "gpu"  # tests
     # One array, which XLA makes in one kernel.
     given = {"blocks": jnp.stack(blocks), "records": records_SR, "x": x_TI}
     given |= {"source": source_P, "scale": scale_P}
@@ -202,7 +197,7 @@ def product(
         compiler_params=triton.CompilerParams(
             num_warps=tiles.warps, num_stages=tiles.stages
         ),
-        interpret=interpret,
+        interpret=rows.is_interpreted(),
         name="moe_edge_grouped",
     )
     return call(*given.values())

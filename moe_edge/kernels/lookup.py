@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from moe_edge.kernels.few import Rows
+from moe_edge.kernels.rows import is_interpreted
 
 MOST_PAIRS = 128  # which are compared with each other in registers
 NEVER = jnp.iinfo(jnp.int32).max
@@ -184,7 +185,7 @@ def look_up(
         grid=(1,),
         input_output_aliases={first + place: place for place in range(len(tables))},
         compiler_params=triton.CompilerParams(num_warps=warps, num_stages=1),
-        interpret=jax.default_backend() != "gpu",  # tests
+        interpret=is_interpreted(),
         name="moe_edge_look_up",
     )(*given.values())
     return Tables(*found[: len(tables)]), Rows(*found[len(tables) :])

@@ -28,6 +28,11 @@ def are_wanted() -> bool:
     return native.is_wanted() and are_possible()
 
 
+def is_interpreted() -> bool:
+    """Whether NumPy stands in for a GPU: in tests."""
+    return jax.default_backend() != "gpu"
+
+
 def per_row(
     function: Callable[..., Sequence[jax.Array]],
     inputs: Sequence[tuple[jax.Array, Any]],
@@ -69,7 +74,7 @@ def per_row(
         compiler_params=triton.CompilerParams(
             num_warps=1 if widest <= 256 else 4, num_stages=1
         ),
-        interpret=jax.default_backend() != "gpu",  # tests
+        interpret=is_interpreted(),
         name="moe_edge_rows",
     )
     return call(*(array for array, _ in inputs))

@@ -13,9 +13,8 @@ from moe_edge.kernels import few, grouped, native
 from moe_edge.model.experts import pair_rows, run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
-from tests.support.expert_sums import numpy_sum
+from tests.support.expert_sums import E, K, expected, make_case
 
-E, K = 9, 3
 # The second fills no tile; the third has biases.
 LAYOUTS = [RecordLayout(64, 128), RecordLayout(20, 12), RecordLayout(48, 16, True)]
 TYPES = [np.float32, ml_dtypes.bfloat16]
@@ -27,23 +26,6 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(grouped, "suits", lambda weights: native.is_wanted())
     monkeypatch.setattr(native, "suits", lambda rows, weights: False)
     monkeypatch.setenv("MOE_EDGE_FEW_ROWS", "1")
-
-
-def make_case(layout, tokens, dtype, seed=0):
-    random = np.random.default_rng(seed)
-    x_TD = random.normal(size=(tokens, layout.d_model)).astype(np.float32)
-    # E means "no expert"; E - 1 is chosen by nobody.
-    ids_TK = [random.permutation([*range(E - 1), E])[:K] for _ in range(tokens)]
-    weights_TK = random.random((tokens, K)).astype(np.float32)
-    experts_ER = 0.2 * random.normal(size=(E, layout.size))
-    return x_TD, np.array(ids_TK, np.int32), weights_TK, experts_ER.astype(dtype)
-
-
-def expected(case, layout):
-    x_TD, ids_TK, weights_TK, experts_ER = case
-    weights_TK = np.where(ids_TK < E, weights_TK, 0)
-    ids_TK = np.minimum(ids_TK, E - 1)
-    return numpy_sum((x_TD, ids_TK, weights_TK, experts_ER.astype(np.float32)), layout)
 
 
 def step(function):

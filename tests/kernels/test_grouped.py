@@ -15,10 +15,9 @@ from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import run_experts
 from moe_edge.model.matvec import linear
 from moe_edge.model.record import RecordLayout
-from tests.support.expert_sums import numpy_sum
+from tests.support.expert_sums import E, K, expected, make_case, numpy_sum
 from tests.support.some_gpu import on_some_gpu
 
-E, K = 9, 3
 ALL_PARTS = "3"  # of MOE_EDGE_PARTS: rows meet bfloat16 as they are
 # The second fills no tile; the third has biases.
 LAYOUTS = [RecordLayout(64, 128), RecordLayout(20, 12), RecordLayout(48, 16, True)]
@@ -36,24 +35,6 @@ def as_on_a_gpu(monkeypatch):
 @pytest.fixture
 def all_parts(monkeypatch):
     monkeypatch.setenv("MOE_EDGE_PARTS", ALL_PARTS)
-
-
-def make_case(layout, tokens, dtype, seed=0):
-    random = np.random.default_rng(seed)
-    x_TD = random.normal(size=(tokens, layout.d_model)).astype(np.float32)
-    # E means "no expert"; E - 1 is chosen by nobody.
-    ids_TK = [random.permutation([*range(E - 1), E])[:K] for _ in range(tokens)]
-    weights_TK = random.random((tokens, K)).astype(np.float32)
-    experts_ER = 0.2 * random.normal(size=(E, layout.size))
-    ids_TK = np.array(ids_TK, np.int32)
-    return x_TD, ids_TK, weights_TK, experts_ER.astype(dtype)
-
-
-def expected(case, layout):
-    x_TD, ids_TK, weights_TK, experts_ER = case
-    weights_TK = np.where(ids_TK < E, weights_TK, 0)
-    ids_TK = np.minimum(ids_TK, E - 1)
-    return numpy_sum((x_TD, ids_TK, weights_TK, experts_ER.astype(np.float32)), layout)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "clamped_swiglu"])

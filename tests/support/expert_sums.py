@@ -2,6 +2,27 @@
 
 import numpy as np
 
+E, K = 9, 3  # of `make_case`
+
+
+def make_case(layout, tokens, dtype, seed=0):
+    """(x_TD, ids_TK, weights_TK, experts_ER), random."""
+    random = np.random.default_rng(seed)
+    x_TD = random.normal(size=(tokens, layout.d_model)).astype(np.float32)
+    # E means "no expert"; E - 1 is chosen by nobody.
+    ids_TK = [random.permutation([*range(E - 1), E])[:K] for _ in range(tokens)]
+    weights_TK = random.random((tokens, K)).astype(np.float32)
+    experts_ER = 0.2 * random.normal(size=(E, layout.size))
+    return x_TD, np.array(ids_TK, np.int32), weights_TK, experts_ER.astype(dtype)
+
+
+def expected(case, layout) -> np.ndarray:
+    """What `make_case`'s experts add."""
+    x_TD, ids_TK, weights_TK, experts_ER = case
+    weights_TK = np.where(ids_TK < E, weights_TK, 0)
+    ids_TK = np.minimum(ids_TK, E - 1)
+    return numpy_sum((x_TD, ids_TK, weights_TK, experts_ER.astype(np.float32)), layout)
+
 
 def numpy_sum(case, layout) -> np.ndarray:
     """The experts' weighted sum with SiLU, float64 `[T, D]`.

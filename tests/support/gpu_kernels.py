@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.perplexity import Perplexity, measure_perplexity
-from moe_edge.kernels import few
+from moe_edge.kernels import rows
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def interpreted_kernels(parts: str | None) -> Iterator[pytest.MonkeyPatch]:
 
     with as_on_a_gpu() as patch:
         patch.setattr(pl, "pallas_call", interpreted)
-        patch.setattr(few, "is_interpreted", lambda: True)
+        patch.setattr(rows, "is_interpreted", lambda: True)
         if parts is None:
             patch.delenv("MOE_EDGE_PARTS", raising=False)
         else:

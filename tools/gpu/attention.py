@@ -11,7 +11,7 @@ import common
 import jax
 import numpy as np
 
-from moe_edge.kernels import decode_attention
+from moe_edge.kernels import decode_attention, switches
 
 STEPS = 16
 CASES = ((512, 1), (4096, 1), (4096, 8), (512, 8), (1024, 1))  # capacity, batch
@@ -24,7 +24,7 @@ def main() -> None:
     for capacity, batch in CASES:
         name = f"capacity {capacity} batch {batch}"
         with report.attempt(name):
-            for kind in decode_attention.CHOICES:
+            for kind in switches.OFF_ON:
                 engine = engines.setdefault(kind, model.resident())
                 os.environ[decode_attention.VARIABLE] = kind  # read in compilation
                 _step_ms(model, engine, capacity, batch)
