@@ -61,6 +61,7 @@ STUDIES = {
     "prism_fig7_live": "moe_edge.studies.prism.fig7_live",
     "prism_fig8": "moe_edge.studies.prism.fig8",
     "prism_prediction": "moe_edge.studies.prism.prediction",
+    "prism_ranks": "moe_edge.studies.prism.ranks",
     "prism_sensitivity": "moe_edge.studies.prism.sensitivity",
     "prism_table1": "moe_edge.studies.prism.table1",
     "prism_table1_live": "moe_edge.studies.prism.table1_live",
