@@ -124,7 +124,7 @@ def measure(settings: RankSettings) -> Findings:
     """Places every model's calls by every method."""
     all_calls, shares = calls_of(settings), settings.shares
     rows, details, ours, gains = [], [], {}, {}
-    shown: dict[float, dict[str, list[float]]] = {share: {} for share in shares}
+    shown: dict[str, dict[str, list[float]]] = {}
     for calls in all_calls:
         label, overlap = calls.label, calls.overlap()
         rows.append(metric(label, "overlap of two domains' quarters", overlap, "1"))
@@ -134,7 +134,7 @@ def measure(settings: RankSettings) -> Findings:
             for method, value in local.items():
                 at = f"calls at home, {share:.0%} a server, {label}"
                 rows.append(metric(method, at, value, "1"))
-                shown[share].setdefault(method, []).append(value)
+                shown.setdefault(label, {}).setdefault(method, []).append(value)
         points = ", ".join(f"{gains[label, share]:+.1f}" for share in shares)
         ours[label] = {
             "overlap": round(overlap, 3),
@@ -161,7 +161,7 @@ def measure(settings: RankSettings) -> Findings:
         cost_model_source="preset",
         baselines=[m for m in METHODS if m != PRISM],
         ours=ours,
-        plot=lambda out: plot(out, [calls.label for calls in all_calls], shown),
+        plot=lambda out: plot(out, shares, shown),
         summary={"points": {f"{m}, {s:g}": gain for (m, s), gain in gains.items()}},
     )
 
@@ -208,11 +208,14 @@ def answer(gains: Mapping[tuple[str, float], float], shares: Sequence[float]) ->
     )
 
 
-def plot(path: Path, labels: Sequence[str], shown) -> None:
-    """Share of calls at home, a panel for each share of the model."""
+def plot(path: Path, shares: Sequence[float], shown) -> None:
+    """Share of calls at home over the experts that a server holds, by model."""
+    ticks = [f"{share:.0%}" for share in shares]
     panels = [
-        Panel(f"{share:.0%} a server", "calls at home", labels, by_method)
-        for share, by_method in shown.items()
+        Panel(
+            label, "calls at home", ticks, by_method, x_label="experts a server holds"
+        )
+        for label, by_method in shown.items()
     ]
     draw_panels(
         path, panels, title="A domain a server (computed from counts and ranks)"

@@ -67,9 +67,8 @@ def test_calls_at_home_by_hand():
 
 def test_entry_has_all_kinds_of_statistics(tmp_path):
     rng = np.random.default_rng(0)
-    settings = RankSettings(
-        data_dir=str(tmp_path), counts="counts.jsonl", ranks_dir=str(tmp_path)
-    )
+    given = {"data_dir": str(tmp_path), "ranks_dir": str(tmp_path), "shares": (0.6,)}
+    settings = RankSettings(counts="counts.jsonl", **given)
     write_counts(tmp_path / "counts.jsonl")
     for model, domains in zip(
         RANKED, (settings.qwen_domains, settings.deepseek_domains), strict=True
