@@ -1,16 +1,20 @@
 """A conversation as a prompt, by its checkpoint's template, as the server does it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import ConfigError, RequestError
 
 
-def chat_ids(tokenizer: Tokenizer, messages: Any) -> list[int]:
+def chat_ids(
+    tokenizer: Tokenizer, messages: Any, variables: Mapping[str, Any] | None = None
+) -> list[int]:
     """Token ids of the prompt for the next message of a conversation.
 
     Args:
       messages: each {"role": ..., "content": ...}, both texts, the oldest first.
+      variables: of the template.
     Raises:
       RequestError: something else, or messages that the template refuses.
       ConfigError: jinja2, which templates are written for, is not installed.
@@ -30,6 +34,7 @@ def chat_ids(tokenizer: Tokenizer, messages: Any) -> list[int]:
                 "role and content"
             )
     try:
+        from moe_edge.serve.chat_request import template_variables
         from moe_edge.serve.chat_template import find_template
         from moe_edge.serve.errors import ApiError
     except ImportError as error:
@@ -39,7 +44,8 @@ def chat_ids(tokenizer: Tokenizer, messages: Any) -> list[int]:
         ) from error
     template = find_template(tokenizer.folder)
     try:
-        prompt = template.render(messages)
+        variables = template_variables("chat_template_kwargs", dict(variables or {}))
+        prompt = template.render(messages, variables=variables)
     except ApiError as error:
         raise RequestError(error.message) from error
     # The answer goes on where the prompt stops, so no end token is added.

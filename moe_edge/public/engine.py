@@ -127,6 +127,8 @@ class Engine(Running):
         self,
         messages: Sequence[dict[str, str]],
         max_new_tokens: int = 64,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **asked: Unpack[GenerateOptions],
     ) -> Output:
         """The next message of a conversation, by the checkpoint's chat template.
@@ -137,13 +139,15 @@ class Engine(Running):
 
         Args:
           messages: each {"role": ..., "content": ...}, the oldest first.
+          chat_template_kwargs: variables of the template, such as
+            {"enable_thinking": False}.
           max_new_tokens, **asked: as of `generate`.
         Raises:
-          RequestError: other messages, or such as the template refuses; else as
-            `generate`.
+          RequestError: other messages or variables, or such as the template refuses;
+            else as `generate`.
         """
         self._open()
-        ids = chat_ids(self._model.tokenizer, messages)
+        ids = chat_ids(self._model.tokenizer, messages, chat_template_kwargs)
         return self.generate(ids, max_new_tokens, **asked)
 
     def stream(

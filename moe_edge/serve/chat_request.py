@@ -1,10 +1,11 @@
 """Requests of /v1/chat/completions."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from moe_edge.serve.chat_template import ChatTemplate
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.chat_template import RESERVED, ChatTemplate
+from moe_edge.serve.errors import ApiError, shown
 from moe_edge.serve.fields import (
     Reader,
     flag,
@@ -53,6 +54,7 @@ class ChatRequest(TokenRequest):
     PROMPT: ClassVar[str] = "messages"
 
     messages: tuple[Message, ...]
+    template_variables: Mapping[str, Any]  # such as enable_thinking
 
     def encode(self, model: ServedModel, template: ChatTemplate) -> list[Encoded]:
         """The one prompt; see `token_request.encode`: for a thread.
@@ -60,7 +62,7 @@ class ChatRequest(TokenRequest):
         Raises:
           ApiError: also invalid_value: messages that the template refuses.
         """
-        prompt = template.render(self.messages)
+        prompt = template.render(self.messages, variables=self.template_variables)
         # The answer goes on where the prompt stops, so no end token is added.
         return encode(self, [prompt], model, begin=template.adds_special, end=False)
 
@@ -77,6 +79,7 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
         "max_completion_tokens": whole(1, 2**31 - 1),
         "logprobs": flag,
         "top_logprobs": top_logprobs_reader(),
+        "chat_template_kwargs": template_variables,
     }
     values = read_fields(read_object(body), readers, _NEUTRAL, IGNORED)
     if "messages" not in values:
@@ -101,6 +104,7 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
     check_rows(common["n"], top)
     return ChatRequest(
         messages=values["messages"],
+        template_variables=values.get("chat_template_kwargs", {}),
         max_new_tokens=old if new is None else new,
         top_logprobs=(top or 0) if wants else None,
         **common,
@@ -126,6 +130,27 @@ def messages_reader(model: ServedModel) -> Reader:
         return tuple(_message(f"{name}[{i}]", each) for i, each in enumerate(value))
 
     return read
+
+
+def template_variables(path: str, value: Any) -> dict[str, Any]:
+    """Variables for the chat template, under vLLM's name."""
+    if not isinstance(value, dict):
+        raise invalid(path, value, 'an object such as {"enable_thinking": false}')
+    for name in value:
+        at = f"{path}.{shown(name)[1:-1]}"
+        if name in RESERVED:
+            raise ApiError(
+                "invalid_value",
+                f"{at} is a field of the request itself; leave it out here",
+                param=at,
+            )
+        if not name.isidentifier():
+            raise ApiError(
+                "invalid_value",
+                f"{at} is no name of a template's variable; leave it out",
+                param=at,
+            )
+    return value
 
 
 # `type` is what lm-eval adds to every message.

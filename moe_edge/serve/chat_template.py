@@ -24,6 +24,9 @@ PLAIN = """\
 Assistant:
 {%- endif -%}"""
 
+# Variables that a request has by other means, and names that would shadow functions.
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+
 _TRIALS = (("user",), ("system", "user"), ("user", "assistant", "user"))
 
 
@@ -65,9 +68,13 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt of a conversation.
 
+        Args:
+          variables: further ones of the template, such as `enable_thinking`; none of
+            `RESERVED`.
         Raises:
           ApiError: invalid_value: the template refuses these messages, or writes or
             computes too much.
@@ -75,7 +82,7 @@ class ChatTemplate:
         # Whatever it raises, it could not make a prompt of these messages.
         try:
             with limits():
-                return self._prompt(messages, add_generation_prompt)
+                return self._prompt(messages, add_generation_prompt, variables)
         except Exception as error:
             raise ApiError(
                 "invalid_value",
@@ -112,7 +119,10 @@ class ChatTemplate:
             ) from failure
 
     def _prompt(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         given = {
             "messages": [dict(message) for message in messages],
@@ -121,7 +131,8 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         size, parts = 0, []
-        for part in self._template.generate(self._tokens | given):
+        given = self._tokens | dict(variables or {}) | given
+        for part in self._template.generate(given):
             parts.append(part)
             size += len(part)
             if size > MOST_CHARACTERS:

@@ -6,7 +6,7 @@ With them lm-eval's `local-completions` needs no tokenizer of its own.
 from typing import Any
 
 from moe_edge.convert.special_tokens import read_special_tokens, read_tokenizer_config
-from moe_edge.serve.chat_request import messages_reader
+from moe_edge.serve.chat_request import messages_reader, template_variables
 from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.fields import flag, read_fields, read_object, text, token_ids
@@ -16,7 +16,6 @@ _CHAT_NEUTRAL = {
     "continue_final_message": False,
     "tools": [],
     "chat_template": None,
-    "chat_template_kwargs": {},
 }
 
 
@@ -34,6 +33,7 @@ def tokenize(body: bytes, model: ServedModel, template: ChatTemplate) -> dict[st
         "messages": messages_reader(model),
         "add_special_tokens": flag,
         "add_generation_prompt": flag,
+        "chat_template_kwargs": template_variables,
         "return_token_strs": flag,
     }
     values = read_fields(read_object(body), readers, _CHAT_NEUTRAL)
@@ -43,16 +43,16 @@ def tokenize(body: bytes, model: ServedModel, template: ChatTemplate) -> dict[st
         )
     if "prompt" in values:
         prompt, begin = values["prompt"], True
-        if "add_generation_prompt" in values:
-            raise ApiError(
-                "invalid_value",
-                "add_generation_prompt is for messages; leave it out",
-                param="add_generation_prompt",
-            )
+        for name in ("add_generation_prompt", "chat_template_kwargs"):
+            if name in values:
+                raise ApiError(
+                    "invalid_value", f"{name} is for messages; leave it out", param=name
+                )
     else:
         prompt = template.render(
             values["messages"],
             add_generation_prompt=values.get("add_generation_prompt", True),
+            variables=values.get("chat_template_kwargs"),
         )
         begin = template.adds_special
     begin = values.get("add_special_tokens", begin)

@@ -3,7 +3,7 @@
 import pytest
 
 from moe_edge.serve.chat_request import read_chat
-from moe_edge.serve.chat_template import find_template
+from moe_edge.serve.chat_template import ChatTemplate, find_template
 from moe_edge.serve.completion_request import read_completion
 from moe_edge.serve.errors import ApiError
 from tests.support.served import EOS, body_of, model_of
@@ -220,10 +220,32 @@ def test_chat_reads_its_own_fields(model):
     )
 
 
+def test_variables_reach_the_template(model):
+    template = ChatTemplate("{{ 'no' if enable_thinking is false else 'yes' }}", "x")
+    for given, expected in (
+        ({}, "yes"),
+        ({"enable_thinking": False}, "no"),
+        ({"enable_thinking": True, "other": [1]}, "yes"),
+    ):
+        request = chat(model, chat_template_kwargs=given)
+        assert request.encode(model, template)[0].text == expected
+
+
 @pytest.mark.parametrize(
     "fields, code, param",
     [
         ({"messages": None}, "invalid_value", "messages"),
+        ({"chat_template_kwargs": [1]}, "invalid_value", "chat_template_kwargs"),
+        (
+            {"chat_template_kwargs": {"tools": []}},
+            "invalid_value",
+            "chat_template_kwargs.tools",
+        ),
+        (
+            {"chat_template_kwargs": {"a b": 1}},
+            "invalid_value",
+            "chat_template_kwargs.a b",
+        ),
         ({"messages": []}, "invalid_value", "messages"),
         ({"messages": "hi"}, "invalid_value", "messages"),
         ({"messages": ["hi"]}, "invalid_value", "messages[0]"),

@@ -73,6 +73,11 @@ def test_detokenize_is_the_way_back(model, tokenizer):
             "invalid_value",
             "add_generation_prompt",
         ),
+        (
+            {"prompt": "a", "chat_template_kwargs": {}},
+            "invalid_value",
+            "chat_template_kwargs",
+        ),
         ({"prompt": "a", "x": 1}, "unknown_parameter", "x"),
         ({"prompt": "a", "model": "x"}, "model_not_found", "model"),
         (
