@@ -27,7 +27,7 @@ from moe_edge.coe.serving import Batch
 from moe_edge.coe.store import ExpertStore
 from moe_edge.core.checks import CapacityError, CheckpointError, MoeEdgeError
 from moe_edge.core.progress import progress, say
-from moe_edge.offload.link import Link
+from moe_edge.offload.link import TransferLink
 from moe_edge.offload.pool_slots import PoolSlots, to_host
 from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.workload.coe_graph import CoeGraph
@@ -183,7 +183,7 @@ class Executor:
         self,
         programs: Programs,
         store: ExpertStore,
-        links: Mapping[str, Mapping[str, Link]],
+        links: Mapping[str, Mapping[str, TransferLink]],
         held: Held | None = None,
         cold: bool = False,
     ):

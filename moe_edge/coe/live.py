@@ -23,7 +23,7 @@ from moe_edge.coe.store import ExpertStore
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import say
-from moe_edge.offload.link import EmulatedLink, Link, SharedLink, Turns
+from moe_edge.offload.link import EmulatedLink, SharedLink, TransferLink, Turns
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import CoeRequest
 
@@ -101,12 +101,14 @@ class Live:
             made.append(executor)
         return made
 
-    def _links(self, kind: str, disk: Turns) -> Mapping[str, Mapping[str, Link]]:
+    def _links(
+        self, kind: str, disk: Turns
+    ) -> Mapping[str, Mapping[str, TransferLink]]:
         """From each tier to a pool of that kind, of each architecture."""
-        links: dict[str, dict[str, Link]] = {"disk": {}, "host": {}}
+        links: dict[str, dict[str, TransferLink]] = {"disk": {}, "host": {}}
         for name, costs in self._machine.devices[kind].items():
             for tier, of in links.items():
-                of[name] = Link()
+                of[name] = TransferLink()
                 if self._emulated:
                     of[name] = EmulatedLink(_FAST, costs.load_s[tier])
             links["disk"][name] = SharedLink(links["disk"][name], disk)

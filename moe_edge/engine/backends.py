@@ -19,7 +19,7 @@ from moe_edge.engine.routing_reader import Reading
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.assist import HostExperts, MeasuredCost
 from moe_edge.offload.assist_base import Assist, AssistCosts
-from moe_edge.offload.link import Link, wait_until
+from moe_edge.offload.link import TransferLink, wait_until
 from moe_edge.offload.store import HostStore
 
 MEASUREMENTS = 16  # p of SMoE, section V.A
@@ -66,7 +66,7 @@ class HostBackend:
         self,
         config: ModelConfig,
         store: HostStore,
-        link: Link,
+        link: TransferLink,
         assist: Assist,
         expert_s: float | None = None,
     ):
@@ -87,7 +87,7 @@ class HostBackend:
         self.computed, self.busy_s = 0, 0.0
         self._compiled: set[int] = set()  # numbers of tokens
 
-    def _first_load_s(self, link: Link) -> float:
+    def _first_load_s(self, link: TransferLink) -> float:
         """One transfer: of the emulated link, or a copy of a record."""
         if link.emulated:
             return link.seconds(self._store.block_bytes)

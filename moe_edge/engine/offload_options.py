@@ -22,7 +22,7 @@ from moe_edge.offload.evict_base import (
     check_needs,
     get_eviction,
 )
-from moe_edge.offload.link import EmulatedLink, Link
+from moe_edge.offload.link import EmulatedLink, TransferLink
 from moe_edge.offload.slot_plan import parse_budget, plan_of
 from moe_edge.predict.base import NEEDS as PREDICTOR_NEEDS
 from moe_edge.predict.base import PREDICTORS, Predictor, get_predictor
@@ -211,7 +211,7 @@ class OffloadOptions:
             )
         return None
 
-    def link(self) -> Link:
+    def link(self) -> TransferLink:
         """The link that these options describe."""
         if self.link_bytes_per_s is None:
             if self.link_latency_s:
@@ -219,7 +219,7 @@ class OffloadOptions:
                     f"link_latency_s is {self.link_latency_s} and link_bytes_per_s not "
                     "given; a link has a latency only together with a rate"
                 )
-            return Link()
+            return TransferLink()
         return EmulatedLink(self.link_bytes_per_s, self.link_latency_s)
 
     @property

@@ -28,7 +28,7 @@ from moe_edge.offload.carried_queue import CarriedQueue
 from moe_edge.offload.direct_queue import DirectQueue
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec
 from moe_edge.offload.indexed_slots import IndexedSlots
-from moe_edge.offload.link import Link
+from moe_edge.offload.link import TransferLink
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.pinned import check_limit, pinned_gib
 from moe_edge.offload.slot_cache import SlotCache
@@ -211,7 +211,7 @@ def free_device_bytes() -> int | None:
 def make_queue(
     store: HostStore,
     slots: Slots,
-    link: Link,
+    link: TransferLink,
     recorder,
     options: OffloadOptions,
     timed: bool = False,

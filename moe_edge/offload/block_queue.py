@@ -6,8 +6,8 @@ computed time. Blocks go one after another, demands before prefetches, each in o
 and a transfer under way is never interrupted.
 
 Blocks that were asked for together and lie next to one another in the store travel as
-one (`Link.merges`): the link's latency passes once. They stay requests of their own
-until then, so each may be taken back or become a demand alone.
+one (`TransferLink.merges`): the link's latency passes once. They stay requests of
+their own until then, so each may be taken back or become a demand alone.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 from moe_edge.core.checks import check_known
 from moe_edge.core.events import CAUSES, Total
-from moe_edge.offload.link import Link
+from moe_edge.offload.link import TransferLink
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -73,7 +73,7 @@ class BlockQueue:
       lock: guards what another thread changes; None: there is no other.
     """
 
-    link: Link
+    link: TransferLink
 
     def __init__(
         self, block_bytes: int, num_experts: int, clock: Callable[[], float], lock=None

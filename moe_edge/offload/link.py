@@ -17,7 +17,7 @@ from moe_edge.core.checks import ConfigError
 _OVERSHOOT_S = 100e-6
 
 
-class Link:
+class TransferLink:
     """A real link: a transfer takes as long as its copy. One thread uses it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Link:
         return {"emulated": False}
 
 
-class EmulatedLink(Link):
+class EmulatedLink(TransferLink):
     """Throttles in real time.
 
     Transfers follow one another on a deadline clock: one begins when it was asked for
@@ -129,10 +129,10 @@ class Turns:
         self.lock, self.free_s = threading.Lock(), 0.0
 
 
-class SharedLink(Link):
+class SharedLink(TransferLink):
     """A link of one thread that takes turns with others."""
 
-    def __init__(self, link: Link, turns: Turns):
+    def __init__(self, link: TransferLink, turns: Turns):
         self.emulated, self.describe = link.emulated, link.describe
         self.merges = link.merges
         self._link, self._turns = link, turns

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from moe_edge.core.events import Recorder
 from moe_edge.offload.block_queue import BlockQueue, Transfer
-from moe_edge.offload.link import Link, wait_until
+from moe_edge.offload.link import TransferLink, wait_until
 from moe_edge.offload.slots import Slots
 
 
@@ -43,13 +43,13 @@ class TransferQueue(BlockQueue):
         self,
         store: Blocks,
         slots: Slots,
-        link: Link | None = None,
+        link: TransferLink | None = None,
         recorder: Recorder | None = None,
         asynchronous: bool = True,
     ):
         self.store = store
         self.slots = slots
-        self.link = Link() if link is None else link
+        self.link = TransferLink() if link is None else link
         self.recorder = Recorder(enabled=False) if recorder is None else recorder
         self.asynchronous = asynchronous
         # What the slots copy from: a record, or what the device reads by itself.

@@ -127,7 +127,7 @@ class GenerateOptions(TypedDict, total=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class GenerateArguments:
     """How `Engine.generate` is to go on, checked.
 
     Attributes:
@@ -146,7 +146,9 @@ _SAMPLING = ("temperature", "top_k", "top_p", "seed")
 _GENERATE = ("max_new_tokens", *_SAMPLING, "stop", "k", "ignore_eos")
 
 
-def read_asked(given: Mapping[str, Any], unknown: Iterable[str]) -> Asked:
+def read_generate(
+    given: Mapping[str, Any], unknown: Iterable[str]
+) -> GenerateArguments:
     """The arguments of `Engine.generate`.
 
     Args:
@@ -167,7 +169,7 @@ def read_asked(given: Mapping[str, Any], unknown: Iterable[str]) -> Asked:
         raise ConfigError(f"ignore_eos is {ignore_eos!r}, expected True or False")
     if k is not None:
         check_count("k", k)
-    return Asked(max_new_tokens, drawn, stop, k, ignore_eos)
+    return GenerateArguments(max_new_tokens, drawn, stop, k, ignore_eos)
 
 
 def read_stop(stop: Any) -> tuple[str, ...]:

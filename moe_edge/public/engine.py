@@ -6,7 +6,7 @@ from typing import Any, Unpack, overload
 
 import numpy as np
 
-from moe_edge.public.arguments import GenerateOptions, read_asked
+from moe_edge.public.arguments import GenerateOptions, read_generate
 from moe_edge.public.call import Call, closed_at_exit
 from moe_edge.public.chat import chat_ids
 from moe_edge.public.output import Output
@@ -188,7 +188,7 @@ class Engine(Running):
         self, prompts: Any, given: Mapping[str, Any], unknown: Iterable[str]
     ) -> tuple[Rows, bool, Call]:
         """The rows of a call, whether there is one, and how it runs; all checked."""
-        core, asked = self._open(), read_asked(given, unknown)
+        core, asked = self._open(), read_generate(given, unknown)
         if asked.k is not None:
             core = core.at_k(asked.k)
         rows, is_one = self._reader.rows(prompts, asked.max_new_tokens)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from moe_edge.core.checks import check_from_zero, check_positive
 from moe_edge.schedule.coserve import CoServe
 from moe_edge.schedule.policy import Lane
-from moe_edge.schedule.run_queue import ExpertJob, Run
+from moe_edge.schedule.run_queue import ExpertJob, JobGroup
 
 LATE_LOADS = 2.0  # see docs/measurements.md: fewer make more late, more delay these
 
@@ -72,7 +72,7 @@ class Affinity(CoServe):
                 job.added_s, job.load_s = added_s, load_s
         return number
 
-    def choose(self, lane: Lane, now_s: float) -> Run:
+    def choose(self, lane: Lane, now_s: float) -> JobGroup:
         if self.max_wait_s == math.inf:
             return self._liked(lane)
         queue = lane.waiting
@@ -80,7 +80,7 @@ class Affinity(CoServe):
             queue.begin(self._in_time(lane, now_s))
         return queue.begun
 
-    def _liked(self, lane: Lane) -> Run:
+    def _liked(self, lane: Lane) -> JobGroup:
         """What is served if nobody is in a hurry."""
         queue = lane.waiting
         here = queue.runs.keys() & self.pools[lane.number].resident
@@ -89,7 +89,7 @@ class Affinity(CoServe):
         preliminary = (r for r in queue.in_order if r.expert not in self._subsequent)
         return next(preliminary, queue.first)
 
-    def _in_time(self, lane: Lane, now_s: float) -> Run:
+    def _in_time(self, lane: Lane, now_s: float) -> JobGroup:
         """The liked run, unless somebody older would then begin too late who need not;
         who is late in any case makes no other late."""
         liked, queue, n = self._liked(lane), lane.waiting, lane.number
@@ -111,7 +111,7 @@ class Affinity(CoServe):
                 return by_age[0]
         return liked
 
-    def _group_s(self, lane: Lane, run: Run) -> float:
+    def _group_s(self, lane: Lane, run: JobGroup) -> float:
         """Predicted seconds of all that waits in a run, its load included."""
         costs, expert, n = self.costs[lane.number], run.expert, len(run.jobs)
         batches = -(-n // costs.max_batch[expert])
@@ -119,6 +119,6 @@ class Affinity(CoServe):
         return costs.k_s[expert] * n + costs.b_s[expert] * batches + load_s
 
 
-def _first_s(run: Run) -> tuple[float, int]:
+def _first_s(run: JobGroup) -> tuple[float, int]:
     """When its first job came."""
     return run.jobs[0].arrival_s, run.number

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 from moe_edge.offload.pool import Pool
 from moe_edge.schedule.policy import NOTHING, Decision, Lane, Scheduler
-from moe_edge.schedule.run_queue import ExpertJob, Run, RunQueue
+from moe_edge.schedule.run_queue import ExpertJob, JobGroup, RunQueue
 
 
 class ExpertCosts(NamedTuple):
@@ -71,7 +71,7 @@ class InTurn(Scheduler):
             if self.pools[number].fits(job.expert):
                 return number
 
-    def choose(self, lane: Lane, now_s: float) -> Run:
+    def choose(self, lane: Lane, now_s: float) -> JobGroup:
         """The run that a lane serves next."""
         return lane.waiting.first
 

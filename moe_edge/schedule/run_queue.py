@@ -37,10 +37,10 @@ class ExpertJob(Job):
     follow: int | None = dataclasses.field(default=None, init=False)
     added_s: float = dataclasses.field(default=0.0, init=False)
     load_s: float = dataclasses.field(default=0.0, init=False)
-    run: "Run | None" = dataclasses.field(default=None, init=False, repr=False)
+    run: "JobGroup | None" = dataclasses.field(default=None, init=False, repr=False)
 
 
-class Run:
+class JobGroup:
     """Neighbours in a queue that need the same expert; never empty.
 
     Attributes:
@@ -75,14 +75,14 @@ class RunQueue(MutableSequence):
         coming_E: np.ndarray,
         follow: Mapping[int, int],
     ):
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, JobGroup] = {}
         self.added_s = self.load_s = 0.0
         self._waiting_E, self._coming_E, self._follow = waiting_E, coming_E, follow
-        self._in_order: OrderedDict[int, Run] = OrderedDict()
+        self._in_order: OrderedDict[int, JobGroup] = OrderedDict()
         self._numbers = itertools.count()
         self._length = 0
         self._behind: tuple[int, int] | None = None  # expert, place; until it changes
-        self._begun: Run | None = None
+        self._begun: JobGroup | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -106,21 +106,21 @@ class RunQueue(MutableSequence):
         return list(self).index(job, *ends)
 
     @property
-    def in_order(self) -> Collection[Run]:
+    def in_order(self) -> Collection[JobGroup]:
         """The runs from the head on, in the order in which they began to wait."""
         return self._in_order.values()
 
     @property
-    def first(self) -> Run:
+    def first(self) -> JobGroup:
         """The run at the head; StopIteration: the queue is empty."""
         return next(iter(self._in_order.values()))
 
     @property
-    def begun(self) -> Run | None:
+    def begun(self) -> JobGroup | None:
         """The run that was begun, until its last job has left."""
         return self._begun if self._begun and self._begun.jobs else None
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: JobGroup) -> None:
         """Closes a run: whoever comes later for its expert starts another one."""
         self._begun, self._behind = run, None
         if self.runs.get(run.expert) is run:
@@ -150,7 +150,7 @@ class RunQueue(MutableSequence):
         if index == self._length:
             run = next(reversed(self._in_order.values())) if self._length else None
             if run is None or run.expert != job.expert or run is self._begun:
-                run = Run(job.expert, next(self._numbers), job.arrival_s)
+                run = JobGroup(job.expert, next(self._numbers), job.arrival_s)
                 self._in_order[run.number] = run
             self.runs[job.expert] = run
         elif index == self.behind(job.expert):  # not the end: there is such a run

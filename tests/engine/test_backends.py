@@ -12,7 +12,7 @@ from moe_edge.engine.generate import generate_rows
 from moe_edge.engine.routing_reader import Reading
 from moe_edge.model.sampling import Sampling
 from moe_edge.offload.assist_base import ASSISTS, Assist, get_assist
-from moe_edge.offload.link import Link
+from moe_edge.offload.link import TransferLink
 from moe_edge.offload.store import HostStore
 from tests.support.layered import (
     CAPACITY,
@@ -140,7 +140,9 @@ def test_nothing_is_compiled_while_an_assisted_sequence_grows():
     ],
 )
 def test_split_by_measured_costs(rule, load_s, host_s, expected):
-    assist = HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), get_assist(rule))
+    assist = HostBackend(
+        GQA, HostStore(StoreReader(GQA)), TransferLink(), get_assist(rule)
+    )
     assist.load.add(load_s)
     assist.host.add(host_s)
     assert assist.take(reading_of([[5, 3], [3, 1], [7, 9]]), [5, 3, 1, 7]) == expected
@@ -157,7 +159,7 @@ def reading_of(ids_TK) -> Reading:
 def test_an_emulated_host_takes_its_time_and_computes_the_same():
     store, expert_s = HostStore(StoreReader(GQA)), 0.02
     hosts = [
-        HostBackend(GQA, store, Link(), get_assist("all"), seconds)
+        HostBackend(GQA, store, TransferLink(), get_assist("all"), seconds)
         for seconds in (None, expert_s)
     ]
     hidden_TD = np.ones((1, GQA.d_model), np.float32)
@@ -175,7 +177,7 @@ def test_an_emulated_host_takes_its_time_and_computes_the_same():
 
 def test_an_emulated_host_begins_when_it_is_asked():
     host = HostBackend(
-        GQA, HostStore(StoreReader(GQA)), Link(), get_assist("all"), 0.05
+        GQA, HostStore(StoreReader(GQA)), TransferLink(), get_assist("all"), 0.05
     )
     hidden_TD = np.ones((1, GQA.d_model), np.float32)
     reading = reading_of([[5, 3]])
@@ -191,7 +193,13 @@ def test_an_emulated_host_begins_when_it_is_asked():
 
 def test_fiddler_counts_the_devices_own_time_where_the_host_is_emulated():
     load_s = 1e-3
-    given = GQA, HostStore(StoreReader(GQA)), Link(), get_assist("fiddler"), load_s
+    given = (
+        GQA,
+        HostStore(StoreReader(GQA)),
+        TransferLink(),
+        get_assist("fiddler"),
+        load_s,
+    )
     host = HostBackend(*given)
     host.load = KnownCost(load_s)
     assert host.take(reading_of([[5, 3]]), [5, 3]) == [5, 3]  # a tie but for that
@@ -214,7 +222,9 @@ class Grasping(Assist):
 
 @pytest.mark.parametrize("taken", [[9], [5, 5]])
 def test_assist_that_takes_what_is_not_absent_is_refused_by_name(taken):
-    host = HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), Grasping(taken))
+    host = HostBackend(
+        GQA, HostStore(StoreReader(GQA)), TransferLink(), Grasping(taken)
+    )
     said = re.escape(f"assist Grasping took experts {taken} of layer ")
     with pytest.raises(ConfigError, match=rf"{said}\d+, expected each at most once"):
         host.take(reading_of([[5, 3]]), [5, 3])
@@ -222,7 +232,9 @@ def test_assist_that_takes_what_is_not_absent_is_refused_by_name(taken):
 
 @pytest.mark.parametrize("taken", [None, [5.0], np.array([5.0]), [True], 5, ["5"]])
 def test_assist_that_gives_no_list_of_ids_is_refused_by_name(taken):
-    host = HostBackend(GQA, HostStore(StoreReader(GQA)), Link(), Grasping(taken))
+    host = HostBackend(
+        GQA, HostStore(StoreReader(GQA)), TransferLink(), Grasping(taken)
+    )
     said = re.escape(f"assist Grasping: take gave {taken!r}, expected a list of expert")
     with pytest.raises(ConfigError, match=said):
         host.take(reading_of([[5, 3]]), [5, 3])

@@ -8,7 +8,7 @@ import pytest
 
 from moe_edge.engine.offload_options import AVAILABLE
 from moe_edge.offload.evict_base import EVICTIONS
-from moe_edge.offload.link import Link
+from moe_edge.offload.link import TransferLink
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import policy_of
 from moe_edge.workload.traces import DECODE, PREFILL
@@ -385,7 +385,7 @@ def test_nothing_is_compiled_while_a_sequence_grows(options):
     assert engine.num_compiled() == compiled
 
 
-class BrokenLink(Link):
+class BrokenLink(TransferLink):
     def transfer(self, *_):
         raise OSError("the disk is gone")
 

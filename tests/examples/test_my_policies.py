@@ -61,7 +61,7 @@ SIMULATORS = """
 import json, sys
 from moe_edge.loadtest.run_load import run_load
 from moe_edge.place.run_place import run_place
-from moe_edge.simulate.cluster.build import build_case
+from moe_edge.simulate.cluster.build import build_scenario
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.offload import OffloadPolicy
 from moe_edge.simulate.cluster.run import run_simulate
@@ -83,7 +83,7 @@ found["simulate"] = run_simulate(
     out_dir="simulated", methods="my_favourites,optimal", period_s=5.0,
     placer_options={"my_favourites": {"copies": False}}, **few,
 )
-case = build_case(**few, seed=0)
+case = build_scenario(**few, seed=0)
 offload = OffloadPolicy(eviction="my_decayed", predictor="my_followers")
 loop = ClusterLoop(
     case.requests, None, case.cost_model, case.pools, LoopOptions(), 0, offload=offload

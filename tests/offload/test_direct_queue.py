@@ -10,7 +10,7 @@ from moe_edge.core.events import Recorder
 from moe_edge.offload import indexed_slots
 from moe_edge.offload.direct_queue import DirectQueue
 from moe_edge.offload.indexed_slots import IndexedSlots
-from moe_edge.offload.link import Link
+from moe_edge.offload.link import TransferLink
 from moe_edge.offload.store import host_sharding
 from tests.support.compilations import compilations
 
@@ -38,7 +38,7 @@ class PinnedStore:
 def make(**options):
     slots = IndexedSlots(8, SIZE, np.float32)
     recorder = Recorder()
-    return DirectQueue(PinnedStore(), slots, Link(), recorder, **options)
+    return DirectQueue(PinnedStore(), slots, TransferLink(), recorder, **options)
 
 
 def contents(queue):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.offload.link import EmulatedLink, Link, wait_until
+from moe_edge.offload.link import EmulatedLink, TransferLink, wait_until
 
 
 class FakeTime:
@@ -29,9 +29,11 @@ def clock(monkeypatch):
 
 
 def test_real_link_copies_without_delay(clock):
-    start_s, end_s, result = Link().transfer(1 << 40, 99.0, lambda x: x, "copied")
+    start_s, end_s, result = TransferLink().transfer(
+        1 << 40, 99.0, lambda x: x, "copied"
+    )
     assert (start_s, end_s, result) == (100.0, 100.0, "copied")
-    assert Link().describe() == {"emulated": False}
+    assert TransferLink().describe() == {"emulated": False}
 
 
 @pytest.mark.parametrize(

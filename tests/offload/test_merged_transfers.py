@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.events import Recorder
-from moe_edge.offload.link import EmulatedLink, Link
+from moe_edge.offload.link import EmulatedLink, TransferLink
 from moe_edge.offload.slots import AliasedSlots, DonatedSlots
 from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.offload.virtual_queue import VirtualQueue
@@ -243,7 +243,7 @@ def test_computed_and_real_queues_carry_the_same_runs_in_the_same_order(seed):
 
 
 @dataclasses.dataclass(eq=False)
-class YieldingLink(Link):
+class YieldingLink(TransferLink):
     """Gives other threads a turn in the middle of every transfer."""
 
     event: threading.Event = dataclasses.field(default_factory=threading.Event)

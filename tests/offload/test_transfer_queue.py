@@ -6,7 +6,7 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
-from moe_edge.offload.link import EmulatedLink, Link
+from moe_edge.offload.link import EmulatedLink, TransferLink
 from moe_edge.offload.slots import DonatedSlots
 from moe_edge.offload.transfer_queue import TransferQueue
 from tests.support.slot_kinds import KINDS, OWN
@@ -31,7 +31,7 @@ class Store:
         return BLOCK
 
 
-class GateLink(Link):
+class GateLink(TransferLink):
     """Lets a transfer end only when the test says so."""
 
     def __init__(self):

@@ -5,10 +5,10 @@ import numpy as np
 from moe_edge.cluster.roles import FIRST, FIRST_WORKER, MAIN, SHADOW
 from moe_edge.cluster.scheduler.requests import ClusterRequest, NobodyLeft
 from moe_edge.cluster.scheduler.scheduler import Scheduler
-from moe_edge.cluster.scheduler.serving import Holders, Run
+from moe_edge.cluster.scheduler.serving import Holders, ServingResult
 
 
-class Pass(Run):
+class Pass(ServingResult):
     """One pass: requests with their tokens, and what every process noted."""
 
     @property

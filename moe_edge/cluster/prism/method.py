@@ -11,7 +11,7 @@ from moe_edge.cluster.prism.judge import Judge
 from moe_edge.cluster.prism.table_keeper import TableKeeper
 from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.cluster.scheduler.scheduler import Scheduler
-from moe_edge.cluster.scheduler.serving import Holders, Run, Serving
+from moe_edge.cluster.scheduler.serving import Holders, Serving, ServingResult
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.model.config import ModelConfig
@@ -19,7 +19,7 @@ from moe_edge.place.migration_policy import MigrationPolicy
 
 
 @dataclasses.dataclass
-class MethodRun(Run):
+class MethodRun(ServingResult):
     """What came of one method.
 
     Attributes:
@@ -108,7 +108,7 @@ class PrismScheduler(Scheduler):
         passes_on: bool,
         drill: Drill | None = None,
         ready_s: float = 120.0,
-    ) -> Run:
+    ) -> ServingResult:
         """Serves requests by servers that ask nobody.
 
         Args:
@@ -122,4 +122,4 @@ class PrismScheduler(Scheduler):
         self.wait_for_all("ready", ready_s, number=number)
         serving = Serving(self, Holders(), asked, drill, passes_on)
         serving.run()
-        return Run(asked, serving.failures, serving.begun_s, *self.notes())
+        return ServingResult(asked, serving.failures, serving.begun_s, *self.notes())

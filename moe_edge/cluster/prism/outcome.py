@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.cluster.prism.method import MethodRun
-from moe_edge.cluster.scheduler.serving import Run
+from moe_edge.cluster.scheduler.serving import ServingResult
 from moe_edge.cluster.scheduler.written import served_rows
 from moe_edge.cluster.transport.wire import Kind
 from moe_edge.core.events import Event, write_events
@@ -27,7 +27,7 @@ SENT, DURATION, CALLEE, LAYER, REQUEST, PAIRS, STATES, ROWS, BYTES, IN_DECODE = 
 )
 
 
-def served_row(run: Run, servers: int) -> dict[str, Any]:
+def served_row(run: ServingResult, servers: int) -> dict[str, Any]:
     """How long requests took; keys: interfaces of the cluster."""
     served = served_rows(run.asked)
     latency_R = np.array([row.latency_s for row in served])
@@ -47,7 +47,7 @@ def served_row(run: Run, servers: int) -> dict[str, Any]:
     }
 
 
-def alone_row(run: Run, servers: int) -> dict[str, Any]:
+def alone_row(run: ServingResult, servers: int) -> dict[str, Any]:
     """The numbers of servers that asked nobody: all is computed at home."""
     facts = [note for note, _ in run.notes.values()]
     hits, misses, host_bytes = (
@@ -149,7 +149,7 @@ def trace_of(run: MethodRun, num_experts: int, top_k: int):
     return join_traces(traces) if traces else None
 
 
-def token_events(run: Run) -> list[Event]:
+def token_events(run: ServingResult) -> list[Event]:
     """Failures and every token; seconds from the start of the run.
 
     A token's event (`compute`, with its step) lasts from the one before it, or from the
@@ -199,7 +199,9 @@ def events_of(run: MethodRun) -> list[Event]:
     return events
 
 
-def write_served(folder: Path, name: str, run: Run, events: Sequence[Event]) -> None:
+def write_served(
+    folder: Path, name: str, run: ServingResult, events: Sequence[Event]
+) -> None:
     """What every method writes: its requests, and what happened."""
     write_requests(folder / method_file("requests", name), served_rows(run.asked))
     write_events(folder / method_file("events", name), events)

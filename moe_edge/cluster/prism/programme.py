@@ -22,7 +22,7 @@ from moe_edge.cluster.prism.outcome import (
     write_served,
 )
 from moe_edge.cluster.scheduler.programme import Programme
-from moe_edge.cluster.scheduler.serving import Run
+from moe_edge.cluster.scheduler.serving import ServingResult
 from moe_edge.cluster.scheduler.wanted import Wanted, from_workload
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.cluster.transport.base import Transport
@@ -264,7 +264,7 @@ class PrismProgramme(Programme):
         network = lan(options.link_mbps or LOOPBACK_MBPS)
         return CostModel(Cluster(servers=servers, network=network), shape)
 
-    def _same_tokens(self, runs: dict[str, Run]) -> bool:
+    def _same_tokens(self, runs: dict[str, ServingResult]) -> bool:
         """Whether methods give the first one's tokens: they change where, not what."""
         (first, reference), *others = runs.items()
         same = True

@@ -77,7 +77,7 @@ class Holders:
 
 
 @dataclasses.dataclass
-class Run:
+class ServingResult:
     """What came of a run.
 
     Attributes:

@@ -67,7 +67,7 @@ def finetune_router(
     """
     keep_heap()
     state_dir = out_dir.with_name(f"{out_dir.name}.training")
-    run = Run(reader, settings, text, state_dir)
+    run = Training(reader, settings, text, state_dir)
     stages = run.stages
     trained, total = programs.parameter_counts(reader.config)
     say(f"trains {trained} of {total} parameters ({trained / total:.3%}), K {stages}")
@@ -149,7 +149,7 @@ def keep_records(path: Path, steps: int) -> None:
         write_text(path, "".join(lines[:steps]))
 
 
-class Run:
+class Training:
     """One training, whose state is in `state_dir`: checkpoints/ and metrics.jsonl.
 
     Attributes:

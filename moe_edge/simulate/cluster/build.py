@@ -16,8 +16,8 @@ from moe_edge.core.checks import (
 from moe_edge.evaluate.texts import find_file
 from moe_edge.hardware.clusters import cluster_for
 from moe_edge.hardware.models import ModelShape, model_shape
-from moe_edge.simulate.cluster.case import Case
 from moe_edge.simulate.cluster.pools import RoutingPools
+from moe_edge.simulate.cluster.scenario import Scenario
 from moe_edge.workload.arrivals import poisson_servers, trace_path, trace_requests
 from moe_edge.workload.requests import (
     LENGTHS,
@@ -134,8 +134,10 @@ def server_domains(text: str, num_servers: int) -> list[str]:
     return [names[n % len(names)] for n in range(num_servers)]
 
 
-def build_case(*, data_dir: str | None = None, seed: int = 0, **options: Any) -> Case:
-    """A case from names.
+def build_scenario(
+    *, data_dir: str | None = None, seed: int = 0, **options: Any
+) -> Scenario:
+    """A scenario from names.
 
     Args:
       data_dir: holds traces.
@@ -180,7 +182,7 @@ def build_case(*, data_dir: str | None = None, seed: int = 0, **options: Any) ->
     share_N /= share_N.sum()
     frequency_NLE = np.stack([known[d] for d in told]) * share_N[:, None, None]
     cost_model = shape.costs(machines)
-    return Case(shape, cost_model, requests, pools, frequency_NLE, lengths_N2)
+    return Scenario(shape, cost_model, requests, pools, frequency_NLE, lengths_N2)
 
 
 def traced_pools(path: str, shape: ModelShape, domains: Sequence[str]) -> RoutingPools:

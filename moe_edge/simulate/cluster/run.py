@@ -19,8 +19,7 @@ from moe_edge.place.placer import (
     fit_placers,
     listed_placers,
 )
-from moe_edge.simulate.cluster.build import CaseOptions, build_case
-from moe_edge.simulate.cluster.case import Case
+from moe_edge.simulate.cluster.build import CaseOptions, build_scenario
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import (
     ClusterResult,
@@ -29,6 +28,7 @@ from moe_edge.simulate.cluster.report import (
     report,
 )
 from moe_edge.simulate.cluster.run_recorded import check_alone, run_recorded
+from moe_edge.simulate.cluster.scenario import Scenario
 from moe_edge.simulate.cluster.timeline import write_timeline
 from moe_edge.workload.cluster_run import method_file, write_requests
 
@@ -80,7 +80,7 @@ def run_simulate(
         return run_recorded(run, cluster_run, placers and [*placers], options)
     if not 0 <= cache_share < 1:
         raise ConfigError(f"cache_share must lie in [0, 1), got {cache_share}")
-    first = build_case(**vars(wanted), data_dir=data_dir, seed=seed)
+    first = build_scenario(**vars(wanted), data_dir=data_dir, seed=seed)
     moving = vars(rule) | {"cache_share": cache_share}
     left_out: dict[str, str] = {}
     if placers is None:
@@ -97,7 +97,7 @@ def run_simulate(
         for number in range(seed, seed + seeds):
             case = first
             if number != seed:
-                case = build_case(**vars(wanted), data_dir=data_dir, seed=number)
+                case = build_scenario(**vars(wanted), data_dir=data_dir, seed=number)
             for name, placer in placers.items():
                 loop = case.loop(placer or name, options, seed=number, **moving)
                 started = time.perf_counter()
@@ -155,7 +155,7 @@ def plain(ratio_W: np.ndarray) -> list[float | None]:
     return [None if np.isnan(x) else round(float(x), 4) for x in ratio_W]
 
 
-def sources(case: Case) -> list[dict[str, Any]]:
+def sources(case: Scenario) -> list[dict[str, Any]]:
     """What is known of every device and link that took part, once each."""
     cluster = case.cost_model.cluster
     links = [cluster.network, *cluster.links.values()]

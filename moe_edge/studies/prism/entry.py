@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moe_edge.hardware.models import ModelShape
-from moe_edge.simulate.cluster.case import Case
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.run import sources
+from moe_edge.simulate.cluster.scenario import Scenario
 from moe_edge.studies.prism.runs import Runs
 from moe_edge.studies.study import Claim, Findings, Study
 
@@ -45,7 +45,7 @@ def shape_entry(*shapes: ModelShape) -> dict[str, Any]:
 
 def simulated(
     settings: Runs,
-    cases: Sequence[Case],
+    cases: Sequence[Scenario],
     *,
     workload: Mapping[str, Any],
     limits: Sequence[str] = (),

@@ -8,9 +8,9 @@ import numpy as np
 
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.place.plan import ABSENT, Placement
-from moe_edge.simulate.cluster.case import Case
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.report import report
+from moe_edge.simulate.cluster.scenario import Scenario
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of
 from moe_edge.studies.prism.served import median_row
@@ -34,7 +34,7 @@ class Figure5(Runs):
     remote_shares: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def split_placement(case: Case, share: float, seed: int) -> Placement:
+def split_placement(case: Scenario, share: float, seed: int) -> Placement:
     """Server 0 lacks a random `share` of every layer's blocks, the others none.
 
     Memory is no limit here. Blocks of a server go round its GPUs.
@@ -52,7 +52,7 @@ def split_placement(case: Case, share: float, seed: int) -> Placement:
     return Placement(gpu_NLE)
 
 
-def alone(case: Case) -> Case:
+def alone(case: Scenario) -> Scenario:
     """Only the requests of server 0, far enough apart to find everything idle."""
     mine = [request for request in case.requests if request.server == 0]
     apart = [
@@ -62,7 +62,7 @@ def alone(case: Case) -> Case:
     return dataclasses.replace(case, requests=apart)
 
 
-def layer_seconds(case: Case, share: float, seed: int) -> tuple[float, float]:
+def layer_seconds(case: Scenario, share: float, seed: int) -> tuple[float, float]:
     """Mean time of a layer, and the share of computations that were remote."""
     placement = split_placement(case, share, seed)
     parts = case.requests, placement, case.cost_model, case.pools, LoopOptions()

@@ -12,7 +12,7 @@ from moe_edge.core.checks import check_from_zero
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.place.latency_aware import LatencyAware
 from moe_edge.place.placer import get_placer
-from moe_edge.simulate.cluster.case import Case
+from moe_edge.simulate.cluster.scenario import Scenario
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of, serve
 from moe_edge.studies.prism.served import (
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 Seeds = Sequence[Mapping[str, Pair]]  # by seed and method
 
 
-def predict_and_serve(case: Case, seed: int) -> dict[str, Pair]:
+def predict_and_serve(case: Scenario, seed: int) -> dict[str, Pair]:
     """Every method's placement, which stays as it is."""
     problem = case.problem(seed)
     model = LatencyAware.model(problem)
@@ -112,7 +112,7 @@ def measure(settings: Prediction) -> Findings:
 
 
 def findings(
-    settings: Prediction, points: Mapping[str, Seeds], used: Sequence[Case]
+    settings: Prediction, points: Mapping[str, Seeds], used: Sequence[Scenario]
 ) -> Findings:
     """The entry from all points."""
     rows, details, every = [], [], []

@@ -1,7 +1,7 @@
 """What the studies of placement (Prism) read, and their runs in computed time.
 
-A `Case` is built once for a seed: every method, line and memory size serves the same
-requests with the same routing, so that ratios are of pairs.
+A `Scenario` is built once for a seed: every method, line and memory size serves the
+same requests with the same routing, so that ratios are of pairs.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from moe_edge.core.checks import (
 )
 from moe_edge.hardware.clusters import build_cluster
 from moe_edge.hardware.models import model_shape
-from moe_edge.simulate.cluster.build import WORKLOADS, build_case
-from moe_edge.simulate.cluster.case import METHODS, Case
+from moe_edge.simulate.cluster.build import WORKLOADS, build_scenario
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import ClusterResult, report
+from moe_edge.simulate.cluster.scenario import METHODS, Scenario
 from moe_edge.studies.prism.served import EPLB, MEAN, PRISM, MethodRuns, Row
 from moe_edge.studies.settings import RULES, StudySettings
 
@@ -77,7 +77,7 @@ class Migration:
 
     @property
     def moving(self) -> dict[str, float]:
-        """As `Case.loop` takes them."""
+        """As `Scenario.loop` takes them."""
         names = ("period_s", "keep", "hysteresis")
         return {name: getattr(self, name) for name in names}
 
@@ -88,14 +88,14 @@ def check_has_prism(methods: Sequence[str]) -> None:
         raise ConfigError(f"methods is {tuple(methods)}, expected {PRISM!r} among them")
 
 
-def on_cluster(case: Case, cluster: str, **options) -> Case:
+def on_cluster(case: Scenario, cluster: str, **options) -> Scenario:
     """The same requests on other machines (as many servers)."""
     machines = build_cluster(cluster, **options)
     return dataclasses.replace(case, cost_model=case.shape.costs(machines))
 
 
 def serve(
-    case: Case, method: str, seed: int, window_s: float = 120.0, **moving
+    case: Scenario, method: str, seed: int, window_s: float = 120.0, **moving
 ) -> ClusterResult:
     """Runs one method to its end."""
     loop = case.loop(method, LoopOptions(window_s=window_s), seed=seed, **moving)
@@ -104,7 +104,7 @@ def serve(
 
 
 def serve_all(
-    cases: Iterable[tuple[int, Case]], methods: Sequence[str], label: str, **moving
+    cases: Iterable[tuple[int, Scenario]], methods: Sequence[str], label: str, **moving
 ) -> MethodRuns:
     """Every method on every (seed, case)."""
     rows: dict[str, list[Row]] = {method: [] for method in methods}
@@ -116,8 +116,8 @@ def serve_all(
     return MethodRuns(rows)
 
 
-def cases_of(settings: Runs, **wanted) -> list[tuple[int, Case]]:
+def cases_of(settings: Runs, **wanted) -> list[tuple[int, Scenario]]:
     """A case for every seed, as the settings and `wanted` say."""
     names = ("model", "workload", "interval_s", "requests_per_server")
     given = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
-    return [(s, build_case(**given | wanted, seed=s)) for s in settings.all_seeds]
+    return [(s, build_scenario(**given | wanted, seed=s)) for s in settings.all_seeds]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.simulate.cluster.case import Case
+from moe_edge.simulate.cluster.scenario import Scenario
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of, on_cluster, serve_all
 from moe_edge.studies.prism.served import (
@@ -65,7 +65,7 @@ class Point(NamedTuple):
 Points = Mapping[Point, MethodRuns]
 
 
-def copies(case: Case) -> float:
+def copies(case: Scenario) -> float:
     """How many copies of the model's experts the cluster has room for."""
     slots = case.cost_model.cluster.slots(case.shape.block.num_bytes)
     return float(sum(one.sum() for one in slots)) / case.shape.num_blocks
@@ -107,7 +107,7 @@ def rows_of(points: Points) -> dict[tuple[str, str], dict[str, MethodRuns]]:
     return found
 
 
-def findings(settings: Sensitivity, points: Points, case: Case) -> Findings:
+def findings(settings: Sensitivity, points: Points, case: Scenario) -> Findings:
     """The entry from all points."""
     metrics, ours, details = [], {}, []
     for (study, cluster, value), served in points.items():

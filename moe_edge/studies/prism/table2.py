@@ -7,7 +7,7 @@ import numpy as np
 
 from moe_edge.core.checks import CapacityError
 from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.simulate.cluster.case import Case
+from moe_edge.simulate.cluster.scenario import Scenario
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import (
     PAPERS,
@@ -71,7 +71,7 @@ UNEQUAL = {
 }
 # Of the domains: assumed for BIG-bench's tasks, measured for those of MultiData.
 HALF = "half the skew"
-Cases = Sequence[tuple[int, Case]]  # (seed, case)
+Cases = Sequence[tuple[int, Scenario]]  # (seed, case)
 WIDE = 20  # largest over least bar from which an axis is logarithmic
 METHODS = (*PAPERS, OPTIMUM, OURS)
 PAIRS = (

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from moe_edge.engine.base import Engine
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights
-from moe_edge.offload.link import Link, wait_until
+from moe_edge.offload.link import TransferLink, wait_until
 from moe_edge.offload.slots import Slots, make_slots
 from moe_edge.offload.store import HostStore
 
@@ -27,7 +27,9 @@ class LayerwiseEngine(ResidentEngine):
 
     may_run_ahead = False  # a step moves experts, and counts them
 
-    def __init__(self, weights: Weights, store: HostStore, link: Link, **shared):
+    def __init__(
+        self, weights: Weights, store: HostStore, link: TransferLink, **shared
+    ):
         super().__init__(weights, layers_per_program=1, **shared)
         self._store, self._link = store, link
         shape = store.num_experts, store.record_size, store.dtype

@@ -27,7 +27,7 @@ from moe_edge.studies.speed.runs import (
     PROMPT_TOKENS,
     SHARE,
     OffloadSettings,
-    Run,
+    TimedRun,
     check_same_tokens,
     decode_run,
     layer_share,
@@ -72,7 +72,7 @@ class Replayed(Predictor):
         return ids_NM, np.zeros(ids_NM.shape, np.float32)
 
 
-def trace_of(run: Run, num_experts: int) -> Trace:
+def trace_of(run: TimedRun, num_experts: int) -> Trace:
     """The decode lookups of an offloaded run."""
     first, ids_TK, _ = run.log.lookups[0]
     recorder, step = TraceRecorder(num_experts, ids_TK.shape[1]), -1
@@ -83,7 +83,7 @@ def trace_of(run: Run, num_experts: int) -> Trace:
     return recorder.trace()
 
 
-def foreseen(run: Run, config: ModelConfig) -> np.ndarray:
+def foreseen(run: TimedRun, config: ModelConfig) -> np.ndarray:
     """int32 [1 + N, L, M] for `Oracle`: what the steps choose; the prompt is step 0."""
     chosen_SLM = chosen_by_step(trace_of(run, config.moe.num_experts))
     return np.pad(chosen_SLM, ((1, 0), (0, 0), (0, 0)), constant_values=-1)
@@ -186,7 +186,9 @@ def _rows_at(
     return [row | extra for row in (*rows.values(), *controls)]
 
 
-def _row(case: str, engine, runs: Sequence[Run], costs: Sequence[CostModel]) -> dict:
+def _row(
+    case: str, engine, runs: Sequence[TimedRun], costs: Sequence[CostModel]
+) -> dict:
     """One predictor at one link; `costs`: of each round."""
     manager, bounds, needed = engine.manager, [], []
     is_oracle = manager.predictor_run.predictor.name == "oracle"
@@ -211,7 +213,7 @@ def _row(case: str, engine, runs: Sequence[Run], costs: Sequence[CostModel]) -> 
 
 
 def replayed(
-    manager, run: Run, costs: CostModel, with_predictions: bool = True
+    manager, run: TimedRun, costs: CostModel, with_predictions: bool = True
 ) -> TimedResult:
     """A run's lookups in computed time, with its predictions or without any."""
     predictor, horizon = None, 1

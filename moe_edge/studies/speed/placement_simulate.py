@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moe_edge.core.process import alone, peak_rss_bytes
-from moe_edge.simulate.cluster.build import build_case
+from moe_edge.simulate.cluster.build import build_scenario
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import report
 from moe_edge.studies.prism.runs import serve
@@ -51,7 +51,7 @@ class SimulateSettings(SuiteSettings):
 
 
 def on_mixed(expert_memory_share: float, **options) -> dict[str, Any]:
-    """Options of `build_case`: unequal machines, with these options of theirs."""
+    """Options of `build_scenario`: unequal machines, with these options of theirs."""
     options = {"expert_memory_share": expert_memory_share, **options}
     return {"cluster": "mixed", "cluster_options": options}
 
@@ -108,7 +108,7 @@ def speed_run(
     requests: int, batch: int, method: str, sizes: SimulateSettings
 ) -> tuple[float, float, int]:
     """Processor seconds, peak bytes of this process, events."""
-    case = build_case(
+    case = build_scenario(
         cluster_options={"num_gpus": sizes.gpus},
         requests_per_server=-(-requests // (sizes.gpus // 4 * 3)),
         input_tokens=sizes.tokens,
@@ -132,7 +132,7 @@ def latency_rows(
     first = setting.get("seed", 0)
     for seed in range(first, first + sizes.latency_seeds):
         count = sizes.requests_per_server
-        case = build_case(**{**setting, "seed": seed}, requests_per_server=count)
+        case = build_scenario(**{**setting, "seed": seed}, requests_per_server=count)
         for method, found in means.items():
             found.append(serve(case, method, seed).mean_latency_s)
     unequal = setting["cluster"] == "mixed"

@@ -16,7 +16,7 @@ import numpy as np
 
 from moe_edge.engine.load import load_engine
 from moe_edge.model.sampling import likeliest
-from moe_edge.offload.link import EmulatedLink, Link
+from moe_edge.offload.link import EmulatedLink, TransferLink
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.studies.offloading import studied
 from moe_edge.studies.rounds import seconds_of
@@ -88,7 +88,7 @@ class RunLog(PredictionLog):
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class TimedRun:
     """What a run of N steps took.
 
     Attributes:
@@ -121,7 +121,7 @@ def decode_run(
     cold: bool = True,
     forced: bool = False,
     on_routing=None,
-) -> Run:
+) -> TimedRun:
     """N greedy steps after prompts [B, S], of one chunk; only the steps are timed. The
     host reads every token before the next step, which no engine begins ahead here.
 
@@ -162,16 +162,16 @@ def decode_run(
     if manager is not None:
         waited = {"waited_s": manager.counters[True].wait_s}
         waited["merged"] = manager.queue.stats().merged
-        manager.queue.link = Link()
+        manager.queue.link = TransferLink()
         manager.drain()
     used_blocks = _used_blocks(engine) - before
-    return Run(np.array(step_s), np.stack(tokens), log, used_blocks, **waited)
+    return TimedRun(np.array(step_s), np.stack(tokens), log, used_blocks, **waited)
 
 
-def _fresh(link: EmulatedLink | None) -> Link:
+def _fresh(link: EmulatedLink | None) -> TransferLink:
     """One like this without its backlog; None: the machine's own."""
     if link is None:
-        return Link()
+        return TransferLink()
     return EmulatedLink(link.bytes_per_s, link.latency_s, link.merges)
 
 
@@ -186,7 +186,7 @@ def _used_blocks(engine) -> int:
     return (moved - stats.wasted_bytes - stats.unused_bytes) // queue.block_bytes
 
 
-def check_same_tokens(name: str, run: Run, resident: Run) -> None:
+def check_same_tokens(name: str, run: TimedRun, resident: TimedRun) -> None:
     """Raises RuntimeError if a run wrote other tokens than the resident engine."""
     if not np.array_equal(run.tokens, resident.tokens):
         first = int(np.argmax((run.tokens != resident.tokens).any(axis=1)))
@@ -287,5 +287,5 @@ def step_beside_transfers(
         run = decode_run(engine, prompts, steps, forced=forced, on_routing=read_and_ask)
         waited_s = seconds_of(functools.partial(queue.wait, underway))
     finally:
-        queue.link = Link()
+        queue.link = TransferLink()
     return run.mean_s + waited_s / steps

@@ -33,7 +33,7 @@ def result(source):
     """A run of 6 steps with its result's folder and its compiled programs."""
     runs = []
 
-    class Watched(train.Run):
+    class Watched(train.Training):
         def __init__(self, *args):
             super().__init__(*args)
             runs.append(self)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError, MoeEdgeError, RequestError
-from moe_edge.simulate.cluster.build import build_case, followed
-from moe_edge.simulate.cluster.case import METHODS
+from moe_edge.simulate.cluster.build import build_scenario, followed
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.report import report
+from moe_edge.simulate.cluster.scenario import METHODS
 from tests.support.tiny_cluster import asked, constant_pools, placed, run, tiny_costs
 
 RUNS = [m for m in METHODS if m != "eplb"]
@@ -20,7 +20,7 @@ def case(**kwargs):
         "seed": 3,
         "correlated": False,
     }
-    return build_case(**(known | kwargs))
+    return build_scenario(**(known | kwargs))
 
 
 @pytest.fixture(scope="module")

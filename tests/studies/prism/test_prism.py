@@ -8,7 +8,7 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
-from moe_edge.simulate.cluster.build import build_case
+from moe_edge.simulate.cluster.build import build_scenario
 from moe_edge.studies.prism.entry import shape_entry
 from moe_edge.studies.prism.fig5 import alone, layer_seconds, split_placement
 from moe_edge.studies.prism.fig6 import over_time
@@ -136,7 +136,7 @@ def test_change_is_of_the_placement_of_prism():
 @pytest.fixture(scope="module")
 def case():
     """Two requests a server of 4 prompt tokens, Mixtral's shape."""
-    return build_case(
+    return build_scenario(
         model="mixtral_8x7b", requests_per_server=2, input_tokens=4, output_tokens=1
     )
 

@@ -54,7 +54,7 @@ def test_held_out_seeds_and_machines_are_not_those_of_the_other_rows(monkeypatch
         seen.append((options["seed"], options["cluster_options"].get("gpus")))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "build_case", spy)
+    monkeypatch.setattr(module, "build_scenario", spy)
     for name in ("mixed bigbench", "held-out bigbench"):
         with pytest.raises(KeyboardInterrupt):
             module.latency_rows(name, SETTINGS[name], SimulateSettings())

@@ -20,7 +20,7 @@ from moe_edge.workload.requests import Request
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Scenario:
     """One workload on one cluster.
 
     Attributes:
