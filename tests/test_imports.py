@@ -74,7 +74,8 @@ RESTRICTED = {
         "moe_edge/cluster/transport/keys.py",
     ),
     **dict.fromkeys(
-        ("starlette", "uvicorn", "prometheus_client", "jinja2"), ("moe_edge/serve/",)
+        ("starlette", "uvicorn", "prometheus_client", "jinja2", "llguidance"),
+        ("moe_edge/serve/",),
     ),
     "pickle": (),
 }

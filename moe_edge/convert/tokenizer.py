@@ -101,6 +101,10 @@ class Tokenizer:
             return self._tokenizer.decode_batch([ids], skip_special_tokens=skips)[0]
         return self._tokenizer.decode(ids, skip_special_tokens=skips)
 
+    def to_json(self) -> str:
+        """The whole tokenizer in the form of tokenizer.json."""
+        return self._tokenizer.to_str()
+
     def token(self, id: int) -> str | None:
         """A token as the vocabulary writes it; None for an unknown id."""
         return self._tokenizer.id_to_token(id)

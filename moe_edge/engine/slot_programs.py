@@ -18,7 +18,7 @@ from moe_edge.engine.sizes import SlotSizes, check_context
 from moe_edge.engine.slot_rows import MOST_LOGPROBS
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.row_sampling import draw_rows, log_probs
+from moe_edge.model.row_sampling import allow, draw_rows, log_probs
 from moe_edge.model.sampling import likeliest
 
 
@@ -42,6 +42,7 @@ class SlotPrograms:
         self._numbers: dict[int, jax.Array] = {}  # int32 scalars on the device
         self.greedy = jit_step(likeliest)
         self.draw = jit_step(draw_rows)
+        self.allow = jit_step(allow)
         self._head = top.head_step
         self.log_probs = jit_step(functools.partial(log_probs, top=MOST_LOGPROBS))
         self.prompt_log_probs = jit_step(self._prompt_log_probs)

@@ -2,11 +2,26 @@
 
 import dataclasses
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from moe_edge.model.sampling import Sampling
 
 MOST_LOGPROBS = 20  # likeliest tokens that a step reports, if any row asks
+
+
+class Guide(Protocol):
+    """What a row may say next: a grammar's matcher, of this row alone."""
+
+    def fill(self, bits_W: np.ndarray) -> None:
+        """Writes bits of the tokens that may come next into uint32 `[V / 32]`.
+
+        Token i is bit i % 32 of word i // 32.
+        """
+
+    def accept(self, token: int) -> None:
+        """The row has drawn this token."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +42,7 @@ class Row:
     # reported and scored as those are. A prompt's chunks are computed losslessly also
     # where decoding is not: this is how such an engine scores a text.
     forced: tuple[int, ...] = ()
+    guide: Guide | None = None  # of the tokens that are drawn; None: any
 
     @property
     def need(self) -> int:
@@ -68,6 +84,7 @@ class LiveRow:
     prompt_k: int | None = None  # at which its first tokens are computed, once begun
     same_k: int | None = None  # how many tokens are; None: all
     released: bool = False
+    allowed_W: np.ndarray | None = None  # of `row.guide`; None: not asked yet
     # Of the prompt's tokens from the second on, each after those before it.
     prompt_scores: list["Score"] = dataclasses.field(default_factory=list)
 

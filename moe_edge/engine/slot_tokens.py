@@ -34,15 +34,26 @@ def next_tokens(
 ) -> tuple[list[NewToken], jax.Array, Rules | None]:
     """Gives every row its next token, a forced or a drawn one; waits for the device.
 
+    What a row's guide allows after its token is asked at the end, while the device
+    computes what `meanwhile` gave it.
+
     Args:
       meanwhile: gives the device more to do before this waits for the tokens.
     Returns:
       (tokens of the rows, the same as int32 [B] on the device, rules of the next step).
     """
+    may_come_BV = logits_BV
+    guided = [row and row.row.guide and row.emitted >= 0 for row in rows]
+    if any(guided):
+        bits_BW = np.full((len(rows), -(-logits_BV.shape[1] // 32)), ~np.uint32(0))
+        for place, row in enumerate(rows):
+            if guided[place]:
+                bits_BW[place] = _allowed(row, bits_BW.shape[1])
+        may_come_BV = programs.allow(logits_BV, engine.put(bits_BW))
     if rules is None:
-        tokens_B = programs.greedy(logits_BV)
+        tokens_B = programs.greedy(may_come_BV)
     else:
-        tokens_B, rules = programs.draw(logits_BV, rules)
+        tokens_B, rules = programs.draw(may_come_BV, rules)
     forced = {
         place: row.next_forced
         for place, row in enumerate(rows)
@@ -64,7 +75,19 @@ def next_tokens(
             if row.row.top_logprobs is not None:
                 (score,) = scores_of(row, [each[place : place + 1] for each in found])
             new.append(NewToken(row.row.id, tokens[place], score, place in forced))
+            if guided[place]:
+                row.row.guide.accept(tokens[place])
+                row.allowed_W = None
+                _allowed(row, bits_BW.shape[1])
     return new, tokens_B, rules
+
+
+def _allowed(row: LiveRow, words: int) -> np.ndarray:
+    """Bits of the tokens that may come next, uint32 `[words]`, asked once a token."""
+    if row.allowed_W is None:
+        row.allowed_W = np.empty(words, np.uint32)
+        row.row.guide.fill(row.allowed_W)
+    return row.allowed_W
 
 
 def scores_of(row: LiveRow, found) -> list[Score]:

@@ -65,10 +65,16 @@ def _decode(engine, programs, session) -> None:
         rules = put(make_rules([(Sampling(temperature=1.0), 0)] * B))
         for _ in range(2):  # once with arrays of the host, once with a program's
             logits_BV = engine.decode(session, tokens_B, put(active_B))
-            tokens_B = programs.greedy(logits_BV)
+            tokens_B = programs.greedy(_guided(engine, programs, logits_BV))
             programs.log_probs(logits_BV, tokens_B)
             _, rules = programs.draw(logits_BV, rules)
     np.asarray(tokens_B)
+
+
+def _guided(engine, programs, logits_BV):
+    """The logits where a grammar allows every token."""
+    shape = len(logits_BV), -(-logits_BV.shape[1] // 32)
+    return programs.allow(logits_BV, engine.put(np.full(shape, ~np.uint32(0))))
 
 
 def _prefill(engine, programs, session, size: int) -> None:
@@ -80,7 +86,7 @@ def _prefill(engine, programs, session, size: int) -> None:
         valid = np.broadcast_to(active_B[:, None], (R, size)).copy()
         x_BSD = engine.run_chunk(session, tokens, valid, start_B)
         logits_BV = top.last_head(engine.weights.top, x_BSD, engine.put(start_B))
-        tokens_B = programs.greedy(logits_BV)
+        tokens_B = programs.greedy(_guided(engine, programs, logits_BV))
         programs.log_probs(logits_BV, tokens_B)
         row_next = engine.put((np.int32(0), tokens[0]))
         programs.prompt_log_probs(engine.weights.top, x_BSD, *row_next)

@@ -41,6 +41,18 @@ def make_rules(rows: Sequence[tuple[Sampling, int]]) -> Rules:
     )
 
 
+def allow(logits_BV: jax.Array, bits_BW: jax.Array) -> jax.Array:
+    """Logits with those of tokens that must not come next at minus infinity.
+
+    Args:
+      bits_BW: uint32, bit i % 32 of word i // 32 is set where token i may come.
+    """
+    B, V = logits_BV.shape
+    bits_BWC = bits_BW[..., None] >> jnp.arange(32, dtype=jnp.uint32)[None, None]
+    allowed_BV = (bits_BWC & 1).astype(bool).reshape(B, -1)[:, :V]
+    return jnp.where(allowed_BV, logits_BV, -jnp.inf)
+
+
 def draw_rows(logits_BV: jax.Array, rules: Rules) -> tuple[jax.Array, Rules]:
     """The next token of each row, int32 `[B]`, and the rules of the step after.
 

@@ -37,7 +37,6 @@ _NEUTRAL = NEUTRAL | {
     "parallel_tool_calls": True,
     "functions": [],
     "function_call": "none",
-    "response_format": {"type": "text"},
     "modalities": ["text"],
     "reasoning_effort": "medium",
     "verbosity": "medium",

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from moe_edge.serve.driver import Live, RowRequest
+from moe_edge.serve.grammar import RowGuide
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.text_ends import StopText, TextEnds
 from moe_edge.serve.token_request import Encoded, TokenRequest
@@ -17,6 +18,7 @@ class Choice:
       index: among all choices of the request, prompt by prompt.
       number: among those of its prompt.
       echo: what stands before its text.
+      guide: of its grammar, if it has one.
       live: what the driver knows of it, once it was submitted.
     """
 
@@ -26,6 +28,7 @@ class Choice:
     asked: RowRequest
     ends: TextEnds
     echo: str = ""
+    guide: RowGuide | None = None
     live: Live | None = None
 
     @property
@@ -49,7 +52,10 @@ def make_choices(
     Args:
       prompts: of `request.encode`.
       arrival_s: on the driver's clock; the deadline counts from it.
+    Raises:
+      ApiError: a grammar that cannot be enforced.
     """
+    grammar = request.grammar and model.grammars.compile(request.grammar)
     deadline_s = None if request.deadline_s is None else arrival_s + request.deadline_s
     stop = [StopText(text) for text in request.stop]
     choices = []
@@ -66,6 +72,7 @@ def make_choices(
                 silent=request.max_new_tokens == 0,
                 first=len(echo),
             )
+            guide = grammar and grammar.guide()
             asked = RowRequest(
                 prompt=prompt.ids,
                 max_new_tokens=request.new_tokens(prompt, model),
@@ -74,7 +81,9 @@ def make_choices(
                 top_logprobs=request.top_logprobs,
                 score_prompt=request.score_prompt,
                 deadline_s=deadline_s,
+                guide=guide,
                 ends=ends,
             )
-            choices.append(Choice(len(choices), number, prompt, asked, ends, echo))
+            choice = Choice(len(choices), number, prompt, asked, ends, echo, guide)
+            choices.append(choice)
     return choices

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from moe_edge.engine.expert_state import Moved
-from moe_edge.engine.slot_rows import NewToken, Row, Score
+from moe_edge.engine.slot_rows import Guide, NewToken, Row, Score
 from moe_edge.engine.slots import RowSlots
 from moe_edge.model.sampling import Sampling
 from moe_edge.schedule.loop import RequestLoop
@@ -41,6 +41,7 @@ class RowRequest:
       floor: fewest experts a token.
       top_logprobs, score_prompt: as of `slot_rows.Row`.
       deadline_s: on the driver's clock; None: never.
+      guide: of the tokens that are drawn, of this row alone.
       ends: is told each new token; the reason if the row ends with it (`eos`, `stop`).
         What it raises fails this row alone.
     """
@@ -52,6 +53,7 @@ class RowRequest:
     top_logprobs: int | None = None
     score_prompt: bool = False
     deadline_s: float | None = None
+    guide: Guide | None = None
     ends: Callable[[NewToken], str | None] = _never
 
 
@@ -293,6 +295,7 @@ class Driver:
             sampling=asked.sampling,
             top_logprobs=asked.top_logprobs,
             score_prompt=asked.score_prompt and not by_token,
+            guide=asked.guide,
         )
 
     def _add(self, live: Live, new: NewToken, time_s: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from moe_edge.core.json_reader import parse_json
 from moe_edge.serve.errors import ApiError, shown
 
-MAX_DEPTH = 16  # of nested lists and objects; the deepest field that is read has 4
+MAX_DEPTH = 64  # of nested lists and objects, for JSON schemas; other fields have 4
 
 Reader = Callable[[str, Any], Any]  # (name, value) -> value, or raises ApiError
 

@@ -133,6 +133,9 @@ async def _news(choices: Sequence[Choice], call: Call) -> list[tuple[Choice, boo
         # Rows of one deadline: where some had begun, the others are cut as these are.
         if is_over and live.outcome == "expired" and not call.has_begun:
             raise refusal("deadline_exceeded")
+        guide = choices[index].guide
+        if is_over and guide and guide.failure:
+            raise guide.failure
         found.append((choices[index], is_over))
     return found
 

@@ -78,6 +78,7 @@ def run_serve(
         max_context=serving.context(config.max_positions),
         default_floor=serving.default_min_k,
         lossless=offload is None or offload.lossless,
+        can_guide=servers is None,
     )
     make_loop(serving, model.own_k, NO_LIMITS, serving.step_costs())
     template = find_template(model.tokenizer.folder, server.chat_template)

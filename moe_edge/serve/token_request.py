@@ -17,7 +17,9 @@ from moe_edge.serve.fields import (
     text,
     whole,
 )
+from moe_edge.serve.grammar import GrammarSpec
 from moe_edge.serve.served_model import ServedModel
+from moe_edge.serve.structured import grammar_of, response_format, structured_outputs
 
 MOST_CHOICES = 128  # OpenAI's limit of n
 # OpenAI's limit of prompts; here of prompts times n, and of these times logprobs.
@@ -73,6 +75,7 @@ class TokenRequest:
     stream: bool
     include_usage: bool
     echo: bool = False
+    grammar: GrammarSpec | None = None  # that the answer follows; None: none
 
     def sampling(self, choice: int) -> Sampling:
         """How a choice (from 0, of one prompt) draws."""
@@ -194,6 +197,8 @@ def common_readers(model: ServedModel) -> dict[str, Reader]:
         "quality": number(0, 1, above=True),  # a share of the own K's
         "deadline_ms": number(0, MOST_DEADLINE_MS, above=True),
         "ignore_eos": flag,
+        "response_format": response_format,
+        "structured_outputs": structured_outputs,
     }
 
 
@@ -210,6 +215,13 @@ def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, An
             "stream_options without stream: true; leave one out or add the other",
             param="stream_options",
         )
+    grammar = grammar_of(values, get("ignore_eos", False))
+    if grammar is not None and model.grammars is None:
+        raise ApiError(
+            "unsupported_parameter",
+            f"{grammar.field} is not supported by a cluster; leave it out",
+            param=grammar.field,
+        )
     temperature = get("temperature", 1.0)
     return {
         "n": get("n", 1),
@@ -220,6 +232,7 @@ def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, An
         "floor": model.floor(get("min_k"), get("quality")),
         "stop": get("stop", ()),
         "ignore_eos": get("ignore_eos", False),
+        "grammar": grammar,
         "deadline_s": None if get("deadline_ms") is None else get("deadline_ms") / 1e3,
         "stream": stream,
         "include_usage": get("stream_options", {}).get("include_usage", False),

@@ -1,5 +1,7 @@
 """The `openai` client against our server, as docs/serving.md shows (extra `eval`)."""
 
+import typing
+
 import pytest
 
 from tests.support.live_server import live_server
@@ -76,3 +78,32 @@ def test_errors_are_the_clients_own(client, server):
         )
     server.driver.let()
     assert (error.value.status_code, error.value.code) == (504, "deadline_exceeded")
+
+
+def test_answer_is_parsed_into_a_model(client):
+    import pydantic
+
+    class Mill(pydantic.BaseModel):
+        sacks: int
+        windy: bool
+        sort: typing.Literal["rye", "oats"]
+
+    asked = {"model": "tiny", "messages": MESSAGES, "temperature": 1.5}
+    for seed in range(4):
+        chat = client.chat.completions.parse(
+            **asked, seed=seed, max_tokens=100, response_format=Mill
+        )
+        (choice,) = chat.choices
+        if choice.finish_reason == "stop":
+            assert isinstance(choice.message.parsed, Mill)
+    found = client.chat.completions.create(
+        **asked, max_tokens=90, response_format={"type": "json_object"}
+    )
+    assert found.choices[0].message.content.lstrip().startswith("{")
+    with pytest.raises(Exception, match='Unimplemented keys: \\["not"\\]') as error:
+        client.completions.create(
+            model="tiny",
+            prompt="a",
+            extra_body={"structured_outputs": {"json": {"not": {}}}},
+        )
+    assert error.value.param == "structured_outputs.json"

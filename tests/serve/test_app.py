@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import re
 import threading
 
 import pytest
 
+from moe_edge.serve import grammar
 from moe_edge.serve.driver import RowRequest
+from moe_edge.serve.errors import ApiError
 from moe_edge.serve.logprobs import prompt_tokens
 from moe_edge.serve.text_ends import StopText, TextEnds
 from tests.support.live_server import (
@@ -504,3 +507,32 @@ def test_second_order_to_end_cuts_the_drain_short():
         assert read_reply(sock).code == "draining"
         server.wait_end()
     assert json.dumps(server.thread.summary())
+
+
+def test_answers_follow_their_grammar_beside_others_that_say_what_they_like(server):
+    free = server.complete(max_tokens=12, ignore_eos=True).json
+    asked = {"structured_outputs": {"regex": "(on|off)-[0-9]{3}"}, "temperature": 1.5}
+    held = [server.send_completion(max_tokens=40, ignore_eos=True) for _ in range(2)]
+    events = server.complete(**asked, seed=1, stream=True, max_tokens=24).events
+    assert (
+        server.complete(max_tokens=12, ignore_eos=True).json["choices"]
+        == (free["choices"])
+    )
+    text = text_of(events)
+    assert re.fullmatch("(on|off)-[0-9]{3}", text)
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    several = server.complete(**asked, seed=1, n=3, max_tokens=24).json["choices"]
+    assert several[0]["text"] == text
+    assert len({each["text"] for each in several}) == 3
+    cut = server.complete(**asked | {"max_tokens": 1}).json["choices"][0]
+    assert cut["finish_reason"] == "length"
+    for sock in held:
+        sock.close()
+
+
+def test_grammar_that_fails_on_its_way_is_an_error_of_its_request(server, monkeypatch):
+    error = ApiError("invalid_value", "too complex; simplify it", param="x")
+    monkeypatch.setattr(grammar.RowGuide, "failure", error)
+    reply = server.complete(structured_outputs={"choice": ["a"]})
+    assert (reply.status, reply.json["error"]["message"]) == (400, error.message)
+    assert server.complete().status == 200

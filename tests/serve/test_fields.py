@@ -39,7 +39,7 @@ from moe_edge.serve.fields import (
         (b'{"a": "\\ud83d"}', "a text holds half a character"),
         (b'{"\\uDE00": 1}', "a text holds half a character"),
         (b"[" * 200_000, f"nested deeper than {MAX_DEPTH}"),
-        (b'{"a":' * 17 + b"1" + b"}" * 17, f"nested deeper than {MAX_DEPTH}"),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, f"nested deeper than {MAX_DEPTH}"),
     ],
 )
 def test_read_object_rejects_body(body, fault):

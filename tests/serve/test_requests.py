@@ -206,6 +206,7 @@ def test_chat_reads_its_own_fields(model):
         tools=[],
         tool_choice="none",
         response_format={"type": "text"},
+        structured_outputs=None,
         reasoning_effort=None,
         parallel_tool_calls=True,
     )
@@ -290,7 +291,7 @@ def test_variables_reach_the_template(model):
         ({"prompt": "a"}, "unknown_parameter", "prompt"),
         ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
         (
-            {"response_format": {"type": "json_object"}},
+            {"response_format": {"type": "json_object"}},  # of a cluster's model
             "unsupported_parameter",
             "response_format",
         ),

@@ -1,0 +1,188 @@
+"""Answers that follow a grammar: which tokens may come next, by llguidance.
+
+A request's schema, pattern or list of choices is compiled once, in a thread that reads
+bodies; each of its rows then has a matcher of its own, which allows the tokens of the
+next position (`engine/slot_rows.Guide`). Sizes and work are bounded, so that no schema
+of a client holds up the engine.
+"""
+
+import functools
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import llguidance
+import numpy as np
+
+from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.serve.errors import ApiError
+
+MOST_CHARACTERS = (
+    65_536  # of a schema, pattern or all choices; compiles within a second
+)
+# Runs of white space between the parts of a JSON text: a model that writes nothing else
+# would never end.
+_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{0,16}"
+_LIMITS = {
+    "initial_lexer_fuel": 1_000_000,  # about 20 ms
+    "step_lexer_fuel": 100_000,  # about 7 ms of a step
+    "step_max_items": 20_000,  # about 1 ms of a step
+    "max_lexer_states": 50_000,  # about 2 kB each
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,  # what a client sent is not repeated to it
+}
+
+
+class GrammarSpec(NamedTuple):
+    """What a request asks its answer to be.
+
+    Attributes:
+      kind: "json", "regex" or "choice".
+      value: a JSON schema; a pattern; the texts to choose from.
+      field: of the request, for messages.
+    """
+
+    kind: str
+    value: Any
+    field: str
+
+
+class Grammars:
+    """Compiles grammars over the tokens of one model.
+
+    Args:
+      vocab_size: of the model, whose logits are masked.
+      eos_ids: tokens of which one ends every answer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]):
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._eos_ids, self._lock = tuple(eos_ids), threading.Lock()
+
+    @functools.cached_property
+    def _tokens(self):
+        """The tokenizer as llguidance knows it; made once, when first asked for."""
+        try:
+            return llguidance.LLTokenizer(
+                self._tokenizer.to_json(),
+                n_vocab=self._vocab_size,
+                eos_token=list(self._eos_ids),
+            )
+        except ValueError as error:
+            raise _unsupported(
+                f"llguidance cannot read this model's tokenizer: {str(error)[:200]}"
+            ) from error
+
+    def compile(self, spec: GrammarSpec) -> "Grammar":
+        """Compiles what a request asks for; takes up to a second: call it in a thread.
+
+        Raises:
+          ApiError: unsupported_parameter: the model lacks what it needs;
+            invalid_value: a schema or pattern that is too large, or of which some part
+            is not known.
+        """
+        if not self._eos_ids:
+            raise _unsupported("the model has no end-of-text token to end an answer")
+        with self._lock:
+            tokens = self._tokens
+        matcher = llguidance.LLMatcher(
+            tokens,
+            _text_of(spec),
+            log_level=0,
+            limits=llguidance.LLParserLimits(**_LIMITS),
+        )
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first mask is the slowest
+        if matcher.is_error():
+            reason = matcher.get_error().splitlines()[0][:300]
+            raise ApiError(
+                "invalid_value",
+                f"{spec.field} cannot be enforced: {reason}",
+                param=spec.field,
+            )
+        return Grammar(matcher, spec.field)
+
+
+def _text_of(spec: GrammarSpec) -> str:
+    """The grammar in llguidance's own form."""
+    make = llguidance.LLMatcher
+    if spec.kind == "regex":
+        size, found = len(spec.value), make.grammar_from_regex
+        text = spec.value
+    elif spec.kind == "choice":
+        size = sum(map(len, spec.value))
+        text = "start: " + " | ".join(json.dumps(each) for each in spec.value)
+        found = make.grammar_from_lark
+    else:
+        text = json.dumps(spec.value)
+        size = len(text)
+        options = {"whitespace_pattern": _WHITE_SPACE}
+        found = functools.partial(make.grammar_from_json_schema, overrides=options)
+    if size > MOST_CHARACTERS:
+        raise ApiError(
+            "invalid_value",
+            f"{spec.field} has {size} characters, expected at most {MOST_CHARACTERS}",
+            param=spec.field,
+        )
+    try:
+        return found(text)
+    except ValueError as error:
+        raise ApiError(
+            "invalid_value",
+            f"{spec.field} cannot be enforced: {str(error)[:300]}",
+            param=spec.field,
+        ) from error
+
+
+def _unsupported(reason: str) -> ApiError:
+    return ApiError(
+        "unsupported_parameter",
+        f"answers cannot be made to follow a grammar here: {reason}",
+        param="response_format",
+    )
+
+
+class Grammar:
+    """A compiled grammar, of which rows get matchers."""
+
+    def __init__(self, matcher, field: str):
+        self._matcher, self._field = matcher, field
+
+    def guide(self) -> "RowGuide":
+        """The matcher of one row, at its beginning."""
+        return RowGuide(self._matcher, self._field)
+
+
+class RowGuide:
+    """What one row may say next; a `slot_rows.Guide`.
+
+    The engine's thread calls `fill` and `accept`. Of a grammar that becomes too complex
+    on its way `failure` says why, and the row ends.
+    """
+
+    def __init__(self, matcher, field: str):
+        self._first, self._field = matcher, field
+        self._matcher = None  # copied when the row begins: many rows may wait
+
+    def fill(self, bits_W: np.ndarray) -> None:
+        """Writes the tokens that may come next: bit i % 32 of word i // 32."""
+        if self._matcher is None:
+            self._matcher = self._first.deep_copy()
+        self._matcher.unsafe_compute_mask_ptr(bits_W.ctypes.data, bits_W.nbytes)
+
+    def accept(self, token: int) -> None:
+        """The row has this token."""
+        self._matcher.consume_token(token)
+
+    @property
+    def failure(self) -> ApiError | None:
+        """Why the answer does not follow the grammar; None as long as it does."""
+        if self._matcher is None or not self._matcher.is_error():
+            return None
+        reason = self._matcher.get_error().splitlines()[0][:300]
+        return ApiError(
+            "invalid_value",
+            f"{self._field} could not be enforced to the end: {reason}; simplify it",
+            param=self._field,
+        )
