@@ -109,6 +109,11 @@ class Tokenizer:
         """A token as the vocabulary writes it; None for an unknown id."""
         return self._tokenizer.id_to_token(id)
 
+    def is_special(self, text: str) -> bool:
+        """Whether a text is a special token, which `decode` leaves out."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return any(token.content == text and token.special for token in added)
+
     def token_bytes(self, id: int) -> bytes:
         """What a token adds inside of a text; part of a character, for some.
 

@@ -1,6 +1,7 @@
 """Prompts from files, and text from tokens while they arrive."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,21 +109,27 @@ class TextStream:
     earlier token, and is held back while it ends in an unfinished character. The
     tokens of `context` (the prompt) stand before the text.
 
+    Args:
+      special: whether special tokens are text, too.
+
     Attributes:
       held: whole characters held back, before the unfinished one.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()):
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer, context: Sequence[int] = (), special: bool = False
+    ):
+        decode = tokenizer.decode
+        self._decode = functools.partial(decode, special=True) if special else decode
         self._ids = list(context[-8:])  # of both decodings
         self._shown = len(self._ids)  # tokens of the first one
-        self._before = tokenizer.decode(self._ids)
+        self._before = self._decode(self._ids)
         self.held = 0
 
     def push(self, token: int) -> str:
         """Text that is certain after one more token; may be empty."""
         self._ids.append(token)
-        text = self._tokenizer.decode(self._ids)
+        text = self._decode(self._ids)
         piece = text[len(self._before) :]
         if piece and not piece.endswith(REPLACEMENT):
             self._move(len(self._ids))
@@ -134,7 +141,7 @@ class TextStream:
         # makes them one. An unfinished character has at most three tokens; a cut
         # before these, and not inside of a character, changes nothing.
         for end in range(len(self._ids) - 3, len(self._ids) - 7, -1):
-            certain = self._tokenizer.decode(self._ids[:end])
+            certain = self._decode(self._ids[:end])
             if text.startswith(certain):
                 break
         else:
@@ -146,11 +153,11 @@ class TextStream:
     def _move(self, end: int) -> None:
         """The first decoding now reaches from what was shown last to `end`."""
         self._ids, self._shown = self._ids[self._shown :], end - self._shown
-        self._before, self.held = self._tokenizer.decode(self._ids[: self._shown]), 0
+        self._before, self.held = self._decode(self._ids[: self._shown]), 0
 
     def finish(self) -> str:
         """Text still held back when no token follows."""
-        piece = self._tokenizer.decode(self._ids)[len(self._before) :]
+        piece = self._decode(self._ids)[len(self._before) :]
         self._move(len(self._ids))
         return piece
 

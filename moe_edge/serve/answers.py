@@ -23,6 +23,7 @@ from moe_edge.serve.logprobs import (
     completion_logprobs,
     prompt_tokens,
 )
+from moe_edge.serve.reasoning import Split
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.text_ends import Shown, TokenAt
 from moe_edge.serve.token_request import TokenRequest
@@ -185,10 +186,18 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(Answer):
-    """Of /v1/chat/completions."""
+    """Of /v1/chat/completions; what was thought is `reasoning_content`."""
 
     OBJECT, CHUNK_OBJECT, ID = "chat.completion", "chat.completion.chunk", "chatcmpl"
     TEXT = b'"content":'
+
+    def __init__(self, request, choices, model):
+        super().__init__(request, choices, model)
+        self._splits = {
+            choice.index: Split(choice.prompt.reasoning)
+            for choice in choices
+            if choice.prompt.reasoning is not None
+        }
 
     def start(self) -> list[Chunk]:
         return [
@@ -198,12 +207,36 @@ class ChatAnswer(Answer):
 
     def end(self, choice: "Choice") -> list[Chunk]:
         choice.ends.finish()
-        rest = self.more(choice)
+        rest = self.more(choice, is_last=True)
         last = self._chunk([self._delta(choice, {}, _finish_reason(choice))])
         return [last] if rest is None else [rest, last]
 
+    def more(self, choice: "Choice", is_last: bool = False) -> Chunk | None:
+        shown = self._take(choice)
+        texts = self._texts(choice, shown.text, is_last)
+        if not texts and not shown.tokens:
+            return None
+        part = self._delta(choice, texts or {"content": ""})
+        return self._chunk([part | {"logprobs": self._logprobs(shown.tokens)}])
+
+    def more_line(self, choice: "Choice") -> bytes | None:
+        if choice.index not in self._splits:
+            return super().more_line(choice)
+        chunk = self.more(choice)
+        return None if chunk is None else data_line(chunk)
+
+    def _texts(self, choice, text: str, is_last: bool = False) -> Chunk:
+        """Fields of a message that get more text."""
+        split = self._splits.get(choice.index)
+        if split is None:
+            return {"content": text} if text else {}
+        thought, said = split.feed(text, is_last)
+        texts = {"reasoning_content": thought, "content": said}
+        return {name: piece for name, piece in texts.items() if piece}
+
     def _whole(self, choice, shown: Shown) -> Chunk:
-        message = {"role": "assistant", "content": shown.text, "refusal": None}
+        message = {"role": "assistant", "content": "", "refusal": None}
+        message |= self._texts(choice, shown.text, is_last=True)
         return {
             "index": choice.index,
             "message": message,

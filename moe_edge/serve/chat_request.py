@@ -16,6 +16,7 @@ from moe_edge.serve.fields import (
     text,
     whole,
 )
+from moe_edge.serve.reasoning import reasoning_after
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.token_request import (
     IGNORED,
@@ -29,7 +30,8 @@ from moe_edge.serve.token_request import (
     top_logprobs_reader,
 )
 
-Message = dict[str, str]  # role, content and perhaps name
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+Message = dict[str, str]  # role, content and perhaps name or reasoning_content
 
 _NEUTRAL = NEUTRAL | {
     "tools": [],
@@ -38,7 +40,6 @@ _NEUTRAL = NEUTRAL | {
     "functions": [],
     "function_call": "none",
     "modalities": ["text"],
-    "reasoning_effort": "medium",
     "verbosity": "medium",
     # Their default is none at all.
     **dict.fromkeys(("audio", "prediction", "web_search_options")),
@@ -54,16 +55,32 @@ class ChatRequest(TokenRequest):
 
     messages: tuple[Message, ...]
     template_variables: Mapping[str, Any]  # such as enable_thinking
+    reasoning_effort: str | None  # that the template is told
 
     def encode(self, model: ServedModel, template: ChatTemplate) -> list[Encoded]:
         """The one prompt; see `token_request.encode`: for a thread.
 
         Raises:
-          ApiError: also invalid_value: messages that the template refuses.
+          ApiError: also invalid_value: messages that the template refuses;
+            unsupported_parameter: an effort that it does not know.
         """
-        prompt = template.render(self.messages, variables=self.template_variables)
+        variables = dict(self.template_variables)
+        if "reasoning_effort" in template.source:
+            if self.reasoning_effort is not None:
+                variables["reasoning_effort"] = self.reasoning_effort
+        elif self.reasoning_effort not in (None, "medium"):  # the API's default
+            raise ApiError(
+                "unsupported_parameter",
+                f"the chat template ({template.name}) has no reasoning_effort; leave "
+                "it out",
+                param="reasoning_effort",
+            )
+        prompt = template.render(self.messages, variables=variables)
         # The answer goes on where the prompt stops, so no end token is added.
-        return encode(self, [prompt], model, begin=template.adds_special, end=False)
+        begin = template.adds_special
+        (encoded,) = encode(self, [prompt], model, begin=begin, end=False)
+        reasoning = reasoning_after(prompt, template.markers, model.tokenizer)
+        return [encoded._replace(reasoning=reasoning)]
 
 
 def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
@@ -79,6 +96,7 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
         "logprobs": flag,
         "top_logprobs": top_logprobs_reader(),
         "chat_template_kwargs": template_variables,
+        "reasoning_effort": one_of(*EFFORTS),
     }
     values = read_fields(read_object(body), readers, _NEUTRAL, IGNORED)
     if "messages" not in values:
@@ -104,6 +122,7 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
     return ChatRequest(
         messages=values["messages"],
         template_variables=values.get("chat_template_kwargs", {}),
+        reasoning_effort=values.get("reasoning_effort"),
         max_new_tokens=old if new is None else new,
         top_logprobs=(top or 0) if wants else None,
         **common,
@@ -165,6 +184,7 @@ def _message(path: str, value: Any) -> Message:
         "role": one_of("system", "developer", "user", "assistant"),
         "content": _content,
         "name": text,
+        "reasoning_content": text,
     }
     values = read_fields(value, readers, _MESSAGE_NEUTRAL, within=f"{path}.")
     for name in ("role", "content"):

@@ -11,6 +11,7 @@ from moe_edge.convert.special_tokens import (
 )
 from moe_edge.core.checks import CheckpointError
 from moe_edge.serve.errors import ApiError
+from moe_edge.serve.reasoning import markers_of
 from moe_edge.serve.template_limits import MOST_CHARACTERS, TooMuch, limits
 from moe_edge.serve.template_sandbox import Refusal, Sandbox
 
@@ -51,6 +52,7 @@ class ChatTemplate:
         adds_special: bool = False,
     ):
         self.source, self.name, self.adds_special = source, name, adds_special
+        self.markers = markers_of(source)
         self._tokens = dict(tokens or {})
         environment = Sandbox()
         # A template is a program of somebody else: anything may be wrong with it.

@@ -60,7 +60,7 @@ def make_choices(
     stop = [StopText(text) for text in request.stop]
     choices = []
     for prompt in prompts:
-        echo = prompt.text if request.echo else ""
+        echo, reasoning = prompt.text if request.echo else "", prompt.reasoning
         for number in range(request.n):
             ends = TextEnds(
                 model.tokenizer,
@@ -70,9 +70,10 @@ def make_choices(
                 ignore_eos=request.ignore_eos,
                 with_tokens=request.top_logprobs is not None,
                 silent=request.max_new_tokens == 0,
+                special=reasoning is not None and reasoning.are_special,
                 first=len(echo),
             )
-            guide = grammar and grammar.guide()
+            guide = grammar and grammar.guide(reasoning)
             asked = RowRequest(
                 prompt=prompt.ids,
                 max_new_tokens=request.new_tokens(prompt, model),

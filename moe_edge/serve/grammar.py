@@ -9,7 +9,7 @@ of a client holds up the engine.
 import functools
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import llguidance
@@ -17,6 +17,7 @@ import numpy as np
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.serve.errors import ApiError
+from moe_edge.serve.reasoning import Reasoning
 
 MOST_CHARACTERS = (
     65_536  # of a schema, pattern or all choices; compiles within a second
@@ -101,7 +102,7 @@ class Grammars:
                 f"{spec.field} cannot be enforced: {reason}",
                 param=spec.field,
             )
-        return Grammar(matcher, spec.field)
+        return Grammar(matcher, spec.field, self._tokenizer.token_bytes)
 
 
 def _text_of(spec: GrammarSpec) -> str:
@@ -146,12 +147,18 @@ def _unsupported(reason: str) -> ApiError:
 class Grammar:
     """A compiled grammar, of which rows get matchers."""
 
-    def __init__(self, matcher, field: str):
+    def __init__(self, matcher, field: str, token_bytes: Callable[[int], bytes]):
         self._matcher, self._field = matcher, field
+        self._token_bytes = token_bytes
 
-    def guide(self) -> "RowGuide":
-        """The matcher of one row, at its beginning."""
-        return RowGuide(self._matcher, self._field)
+    def guide(self, reasoning: Reasoning | None = None) -> "RowGuide":
+        """The matcher of one row, at its beginning.
+
+        Args:
+          reasoning: of its prompt; a row that thinks first is free until it has.
+        """
+        end = reasoning.markers.end if reasoning and reasoning.inside else None
+        return RowGuide(self._matcher, self._field, self._token_bytes, end)
 
 
 class RowGuide:
@@ -159,21 +166,39 @@ class RowGuide:
 
     The engine's thread calls `fill` and `accept`. Of a grammar that becomes too complex
     on its way `failure` says why, and the row ends.
+
+    Args:
+      after: the text after which the grammar begins; None: it begins at once.
     """
 
-    def __init__(self, matcher, field: str):
-        self._first, self._field = matcher, field
+    def __init__(
+        self,
+        matcher,
+        field: str,
+        token_bytes: Callable[[int], bytes],
+        after: str | None = None,
+    ):
+        self._first, self._field, self._token_bytes = matcher, field, token_bytes
+        self._after, self._text = after and after.encode(), b""
         self._matcher = None  # copied when the row begins: many rows may wait
 
     def fill(self, bits_W: np.ndarray) -> None:
         """Writes the tokens that may come next: bit i % 32 of word i // 32."""
+        if self._after is not None:
+            bits_W[:] = ~np.uint32(0)
+            return
         if self._matcher is None:
             self._matcher = self._first.deep_copy()
         self._matcher.unsafe_compute_mask_ptr(bits_W.ctypes.data, bits_W.nbytes)
 
     def accept(self, token: int) -> None:
         """The row has this token."""
-        self._matcher.consume_token(token)
+        if self._after is None:
+            self._matcher.consume_token(token)
+            return
+        self._text = self._text[-len(self._after) :] + self._token_bytes(token)
+        if self._after in self._text:
+            self._after = None
 
     @property
     def failure(self) -> ApiError | None:

@@ -41,6 +41,7 @@ class TextEnds:
       eos_ids: tokens that end it, unless `ignore_eos`.
       with_tokens: whether pieces name their tokens.
       silent: show nothing at all: only the prompt was asked for.
+      special: whether special tokens are text, too.
       first: characters that stand before the text; offsets count from their first.
     """
 
@@ -54,9 +55,10 @@ class TextEnds:
         ignore_eos: bool = False,
         with_tokens: bool = False,
         silent: bool = False,
+        special: bool = False,
         first: int = 0,
     ):
-        self._stream = TextStream(tokenizer, context)
+        self._stream = TextStream(tokenizer, context, special)
         self._stops = [_Stop(each) for each in stop]
         self._eos_ids = frozenset(() if ignore_eos else eos_ids)
         self._with_tokens, self._silent = with_tokens, silent

@@ -18,6 +18,7 @@ from moe_edge.serve.fields import (
     whole,
 )
 from moe_edge.serve.grammar import GrammarSpec
+from moe_edge.serve.reasoning import Reasoning
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.structured import grammar_of, response_format, structured_outputs
 
@@ -45,6 +46,7 @@ class Encoded(NamedTuple):
 
     ids: tuple[int, ...]
     text: str | None = None  # as it came; of ids only where it is shown
+    reasoning: Reasoning | None = None  # how the text after it is read; None: all said
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
