@@ -109,10 +109,11 @@ class Tokenizer:
         """A token as the vocabulary writes it; None for an unknown id."""
         return self._tokenizer.id_to_token(id)
 
-    def is_special(self, text: str) -> bool:
-        """Whether a text is a special token, which `decode` leaves out."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        return any(token.content == text and token.special for token in added)
+    def special_id(self, text: str) -> int | None:
+        """Id of a special token, which `decode` leaves out; None: it is none."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        found = (id for id, t in added if t.special and t.content == text)
+        return next(found, None)
 
     def token_bytes(self, id: int) -> bytes:
         """What a token adds inside of a text; part of a character, for some.

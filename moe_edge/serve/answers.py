@@ -23,7 +23,7 @@ from moe_edge.serve.logprobs import (
     completion_logprobs,
     prompt_tokens,
 )
-from moe_edge.serve.reasoning import Split
+from moe_edge.serve.reading import MessageSplit
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.text_ends import Shown, TokenAt
 from moe_edge.serve.token_request import TokenRequest
@@ -186,7 +186,7 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(Answer):
-    """Of /v1/chat/completions; what was thought is `reasoning_content`."""
+    """Of /v1/chat/completions; thoughts and calls are told apart."""
 
     OBJECT, CHUNK_OBJECT, ID = "chat.completion", "chat.completion.chunk", "chatcmpl"
     TEXT = b'"content":'
@@ -194,9 +194,9 @@ class ChatAnswer(Answer):
     def __init__(self, request, choices, model):
         super().__init__(request, choices, model)
         self._splits = {
-            choice.index: Split(choice.prompt.reasoning)
+            choice.index: MessageSplit(choice.prompt.reading)
             for choice in choices
-            if choice.prompt.reasoning is not None
+            if choice.prompt.reading is not None
         }
 
     def start(self) -> list[Chunk]:
@@ -208,7 +208,7 @@ class ChatAnswer(Answer):
     def end(self, choice: "Choice") -> list[Chunk]:
         choice.ends.finish()
         rest = self.more(choice, is_last=True)
-        last = self._chunk([self._delta(choice, {}, _finish_reason(choice))])
+        last = self._chunk([self._delta(choice, {}, self._finish_reason(choice))])
         return [last] if rest is None else [rest, last]
 
     def more(self, choice: "Choice", is_last: bool = False) -> Chunk | None:
@@ -230,19 +230,26 @@ class ChatAnswer(Answer):
         split = self._splits.get(choice.index)
         if split is None:
             return {"content": text} if text else {}
-        thought, said = split.feed(text, is_last)
-        texts = {"reasoning_content": thought, "content": said}
-        return {name: piece for name, piece in texts.items() if piece}
+        return split.feed(text, is_last)
 
     def _whole(self, choice, shown: Shown) -> Chunk:
         message = {"role": "assistant", "content": "", "refusal": None}
         message |= self._texts(choice, shown.text, is_last=True)
+        if calls := message.get("tool_calls"):
+            message["content"] = message["content"] or None
+            for call in calls:
+                del call["index"]  # of a stream's
         return {
             "index": choice.index,
             "message": message,
             "logprobs": self._logprobs(shown.tokens),
-            "finish_reason": _finish_reason(choice),
+            "finish_reason": self._finish_reason(choice),
         }
+
+    def _finish_reason(self, choice) -> str:
+        split, reason = self._splits.get(choice.index), _finish_reason(choice)
+        calls = split is not None and split.num_calls > 0
+        return "tool_calls" if calls and reason == "stop" else reason
 
     def _part(self, choice, shown: Shown, reason: str | None) -> Chunk:
         part = self._delta(choice, {"content": shown.text}, reason)

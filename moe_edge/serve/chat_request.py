@@ -16,6 +16,8 @@ from moe_edge.serve.fields import (
     text,
     whole,
 )
+from moe_edge.serve.grammar import GrammarSpec
+from moe_edge.serve.reading import Reading
 from moe_edge.serve.reasoning import reasoning_after
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.token_request import (
@@ -23,20 +25,26 @@ from moe_edge.serve.token_request import (
     NEUTRAL,
     Encoded,
     TokenRequest,
+    check_grammar,
     check_rows,
     common_readers,
     common_values,
     encode,
     top_logprobs_reader,
 )
+from moe_edge.serve.tool_fields import (
+    ToolChoice,
+    calls_reader,
+    chosen_tools,
+    tool_choice_reader,
+    tools_reader,
+)
+from moe_edge.serve.tools.base import Dialect, Tool
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-Message = dict[str, str]  # role, content and perhaps name or reasoning_content
+Message = dict[str, Any]  # role, content and perhaps name, reasoning_content, calls
 
 _NEUTRAL = NEUTRAL | {
-    "tools": [],
-    "tool_choice": "none",
-    "parallel_tool_calls": True,
     "functions": [],
     "function_call": "none",
     "modalities": ["text"],
@@ -56,6 +64,9 @@ class ChatRequest(TokenRequest):
     messages: tuple[Message, ...]
     template_variables: Mapping[str, Any]  # such as enable_thinking
     reasoning_effort: str | None  # that the template is told
+    tools: tuple[Tool, ...]  # that the answer may call
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
 
     def encode(self, model: ServedModel, template: ChatTemplate) -> list[Encoded]:
         """The one prompt; see `token_request.encode`: for a thread.
@@ -75,12 +86,39 @@ class ChatRequest(TokenRequest):
                 "it out",
                 param="reasoning_effort",
             )
-        prompt = template.render(self.messages, variables=variables)
+        tools = [tool.given for tool in self.tools]
+        dialect = self._dialect(template)
+        prompt = template.render(self.messages, variables=variables, tools=tools)
         # The answer goes on where the prompt stops, so no end token is added.
         begin = template.adds_special
         (encoded,) = encode(self, [prompt], model, begin=begin, end=False)
-        reasoning = reasoning_after(prompt, template.markers, model.tokenizer)
-        return [encoded._replace(reasoning=reasoning)]
+        reasoning = reasoning_after(prompt, template.markers)
+        if reasoning is None and dialect is None:
+            return [encoded]
+        reading = Reading(
+            reasoning,
+            dialect,
+            {tool.name: tool for tool in self.tools},
+            self.parallel_tool_calls,
+        )
+        grammar = None
+        if self.tool_choice.kind == "required":
+            given = self.tools, self.parallel_tool_calls, model.tokenizer.special_id
+            grammar = GrammarSpec("lark", dialect.grammar(*given), "tool_choice")
+            check_grammar(grammar, model)
+        return [encoded._replace(reading=reading, grammar=grammar)]
+
+    def _dialect(self, template: ChatTemplate) -> Dialect | None:
+        """How the template's model writes calls; None where there are no tools."""
+        if self.tools and template.dialect is None:
+            raise ApiError(
+                "unsupported_parameter",
+                f"the chat template ({template.name}) takes no tools, or its model "
+                "writes calls in an unknown way; leave tools out, or start the server "
+                "with --tool_parser",
+                param="tools",
+            )
+        return template.dialect if self.tools else None
 
 
 def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
@@ -97,6 +135,9 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
         "top_logprobs": top_logprobs_reader(),
         "chat_template_kwargs": template_variables,
         "reasoning_effort": one_of(*EFFORTS),
+        "tools": tools_reader,
+        "tool_choice": tool_choice_reader,
+        "parallel_tool_calls": flag,
     }
     values = read_fields(read_object(body), readers, _NEUTRAL, IGNORED)
     if "messages" not in values:
@@ -119,10 +160,14 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
         )
     common = common_values(values, model)
     check_rows(common["n"], top)
+    tools, choice = chosen_tools(values)
     return ChatRequest(
         messages=values["messages"],
         template_variables=values.get("chat_template_kwargs", {}),
         reasoning_effort=values.get("reasoning_effort"),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=values.get("parallel_tool_calls", True),
         max_new_tokens=old if new is None else new,
         top_logprobs=(top or 0) if wants else None,
         **common,
@@ -172,8 +217,8 @@ def template_variables(path: str, value: Any) -> dict[str, Any]:
 
 
 # `type` is what lm-eval adds to every message.
-_MESSAGE_NEUTRAL = {"type": "text", "tool_calls": []} | dict.fromkeys(
-    ("audio", "refusal", "function_call")
+_MESSAGE_NEUTRAL = {"type": "text"} | dict.fromkeys(
+    ("audio", "refusal", "function_call", "annotations")
 )
 
 
@@ -181,12 +226,18 @@ def _message(path: str, value: Any) -> Message:
     if not isinstance(value, dict):
         raise invalid(path, value, "an object with role and content")
     readers = {
-        "role": one_of("system", "developer", "user", "assistant"),
+        "role": one_of("system", "developer", "user", "assistant", "tool"),
         "content": _content,
         "name": text,
         "reasoning_content": text,
+        "tool_calls": calls_reader,
+        "tool_call_id": text,
     }
     values = read_fields(value, readers, _MESSAGE_NEUTRAL, within=f"{path}.")
+    if values.get("tool_calls"):
+        values.setdefault("content", "")
+    else:
+        values.pop("tool_calls", None)
     for name in ("role", "content"):
         if name not in values:
             raise ApiError(

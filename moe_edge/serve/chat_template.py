@@ -14,11 +14,21 @@ from moe_edge.serve.errors import ApiError
 from moe_edge.serve.reasoning import markers_of
 from moe_edge.serve.template_limits import MOST_CHARACTERS, TooMuch, limits
 from moe_edge.serve.template_sandbox import Refusal, Sandbox
+from moe_edge.serve.tools.dialects import find_dialect
 
 # For models that were never taught to talk: names, and an empty line between turns.
 PLAIN = """\
+{%- if tools -%}
+Tools, each called by <tool_call>{"name": .., "arguments": {..}}</tool_call>:
+{% for tool in tools %}{{ tool.function | tojson }}
+{% endfor %}
+{% endif -%}
 {%- for message in messages -%}
 {{ message.role | capitalize }}: {{ message.content }}
+{%- for call in message.tool_calls or [] -%}
+<tool_call>{{ call.function | tojson }}</tool_call>
+{%- endfor %}
+
 
 {% endfor -%}
 {%- if add_generation_prompt -%}
@@ -40,6 +50,7 @@ class ChatTemplate:
       tokens: special tokens by name, such as `bos_token`.
       adds_special: whether the tokenizer still has to add what it puts before a text;
         templates of checkpoints write that themselves.
+      tool_parser: name of the dialect in which the model calls tools.
     Raises:
       CheckpointError: a template that jinja2 cannot read.
     """
@@ -50,9 +61,11 @@ class ChatTemplate:
         name: str,
         tokens: Mapping[str, str] | None = None,
         adds_special: bool = False,
+        tool_parser: str = "auto",
     ):
         self.source, self.name, self.adds_special = source, name, adds_special
         self.markers = markers_of(source)
+        self.dialect = find_dialect(source, tool_parser)
         self._tokens = dict(tokens or {})
         environment = Sandbox()
         # A template is a program of somebody else: anything may be wrong with it.
@@ -71,10 +84,12 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt of a conversation.
 
         Args:
+          tools: as a request has them.
           variables: further ones of the template, such as `enable_thinking`; none of
             `RESERVED`.
         Raises:
@@ -84,7 +99,7 @@ class ChatTemplate:
         # Whatever it raises, it could not make a prompt of these messages.
         try:
             with limits():
-                return self._prompt(messages, add_generation_prompt, variables)
+                return self._prompt(messages, add_generation_prompt, variables, tools)
         except Exception as error:
             raise ApiError(
                 "invalid_value",
@@ -125,10 +140,11 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         given = {
             "messages": [dict(message) for message in messages],
-            "tools": None,
+            "tools": [dict(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -144,28 +160,37 @@ class ChatTemplate:
         return prompt
 
 
-def find_template(folder: Path | None, file: str | Path | None = None) -> ChatTemplate:
+def find_template(
+    folder: Path | None,
+    file: str | Path | None = None,
+    tool_parser: str = "auto",
+) -> ChatTemplate:
     """The template of a file if one is given, else the checkpoint's, else a plain one.
 
     Args:
       folder: of the tokenizer's files; None: there is none.
+      tool_parser: see `ChatTemplate`.
     Raises:
       CheckpointError: a template that is broken, or a file that cannot be read.
       OSError: `file` cannot be read.
     """
-    template = _find(folder, file)
+    template = _find(folder, file, tool_parser)
     template.check()
     return template
 
 
-def _find(folder: Path | None, file: str | Path | None) -> ChatTemplate:
+def _find(
+    folder: Path | None, file: str | Path | None, tool_parser: str
+) -> ChatTemplate:
     config = read_tokenizer_config(folder)
     tokens = read_special_tokens(folder).names
     if file is not None:
-        return ChatTemplate(_read(Path(file)), str(file), tokens)
+        return ChatTemplate(
+            _read(Path(file)), str(file), tokens, tool_parser=tool_parser
+        )
     own = None if folder is None else folder / "chat_template.jinja"
     if own is not None and own.is_file():
-        return ChatTemplate(_read(own), own.name, tokens)
+        return ChatTemplate(_read(own), own.name, tokens, tool_parser=tool_parser)
     given = config.get("chat_template")
     if isinstance(given, list):
         named = {
@@ -180,13 +205,13 @@ def _find(folder: Path | None, file: str | Path | None) -> ChatTemplate:
             )
         given = named["default"]
     if given is None:
-        return ChatTemplate(PLAIN, "plain, built in", tokens, adds_special=True)
+        return ChatTemplate(PLAIN, "plain, built in", tokens, True, tool_parser)
     if not isinstance(given, str):
         raise CheckpointError(
             f"{CONFIG}: chat_template is {given!r:.60}, expected text; give "
             "--chat_template FILE"
         )
-    return ChatTemplate(given, CONFIG, tokens)
+    return ChatTemplate(given, CONFIG, tokens, tool_parser=tool_parser)
 
 
 def _read(path: Path) -> str:

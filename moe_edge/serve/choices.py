@@ -55,12 +55,13 @@ def make_choices(
     Raises:
       ApiError: a grammar that cannot be enforced.
     """
-    grammar = request.grammar and model.grammars.compile(request.grammar)
     deadline_s = None if request.deadline_s is None else arrival_s + request.deadline_s
     stop = [StopText(text) for text in request.stop]
     choices = []
     for prompt in prompts:
-        echo, reasoning = prompt.text if request.echo else "", prompt.reasoning
+        echo, reading = prompt.text if request.echo else "", prompt.reading
+        spec = request.grammar or prompt.grammar
+        grammar = spec and model.grammars.compile(spec)
         for number in range(request.n):
             ends = TextEnds(
                 model.tokenizer,
@@ -70,10 +71,10 @@ def make_choices(
                 ignore_eos=request.ignore_eos,
                 with_tokens=request.top_logprobs is not None,
                 silent=request.max_new_tokens == 0,
-                special=reasoning is not None and reasoning.are_special,
+                special=bool(reading and reading.needs_special(model.tokenizer)),
                 first=len(echo),
             )
-            guide = grammar and grammar.guide(reasoning)
+            guide = grammar and grammar.guide(reading and reading.reasoning)
             asked = RowRequest(
                 prompt=prompt.ids,
                 max_new_tokens=request.new_tokens(prompt, model),

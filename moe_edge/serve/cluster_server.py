@@ -123,7 +123,9 @@ class Front(Holder):
             lossless=True,
         )
         folder_of = self._model.tokenizer.folder
-        self._template = find_template(folder_of, server.chat_template)
+        self._template = find_template(
+            folder_of, server.chat_template, server.tool_parser
+        )
         self._socket = listen(server.host, server.port)
 
     def compile(self) -> None:

@@ -18,13 +18,11 @@ import numpy as np
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.reasoning import Reasoning
+from moe_edge.serve.tools.base import WHITE_SPACE
 
 MOST_CHARACTERS = (
     65_536  # of a schema, pattern or all choices; compiles within a second
 )
-# Runs of white space between the parts of a JSON text: a model that writes nothing else
-# would never end.
-_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{0,16}"
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,  # about 20 ms
     "step_lexer_fuel": 100_000,  # about 7 ms of a step
@@ -39,8 +37,8 @@ class GrammarSpec(NamedTuple):
     """What a request asks its answer to be.
 
     Attributes:
-      kind: "json", "regex" or "choice".
-      value: a JSON schema; a pattern; the texts to choose from.
+      kind: "json", "regex", "choice" or "lark".
+      value: a JSON schema; a pattern; the texts to choose from; a grammar.
       field: of the request, for messages.
     """
 
@@ -108,9 +106,10 @@ class Grammars:
 def _text_of(spec: GrammarSpec) -> str:
     """The grammar in llguidance's own form."""
     make = llguidance.LLMatcher
-    if spec.kind == "regex":
-        size, found = len(spec.value), make.grammar_from_regex
-        text = spec.value
+    if spec.kind in ("regex", "lark"):
+        size, text = len(spec.value), spec.value
+        is_regex = spec.kind == "regex"
+        found = make.grammar_from_regex if is_regex else make.grammar_from_lark
     elif spec.kind == "choice":
         size = sum(map(len, spec.value))
         text = "start: " + " | ".join(json.dumps(each) for each in spec.value)
@@ -118,7 +117,7 @@ def _text_of(spec: GrammarSpec) -> str:
     else:
         text = json.dumps(spec.value)
         size = len(text)
-        options = {"whitespace_pattern": _WHITE_SPACE}
+        options = {"whitespace_pattern": WHITE_SPACE}
         found = functools.partial(make.grammar_from_json_schema, overrides=options)
     if size > MOST_CHARACTERS:
         raise ApiError(

@@ -7,8 +7,6 @@ may arrive in pieces.
 
 from typing import NamedTuple
 
-from moe_edge.convert.tokenizer import Tokenizer
-
 
 class Markers(NamedTuple):
     """Texts around what a model thinks."""
@@ -30,12 +28,10 @@ class Reasoning(NamedTuple):
 
     Attributes:
       inside: whether the prompt already opened the first marker.
-      are_special: whether markers are special tokens, which texts leave out otherwise.
     """
 
     markers: Markers
     inside: bool
-    are_special: bool
 
 
 def markers_of(template: str) -> Markers | None:
@@ -46,15 +42,13 @@ def markers_of(template: str) -> Markers | None:
     return None
 
 
-def reasoning_after(
-    prompt: str, markers: Markers | None, tokenizer: Tokenizer
-) -> Reasoning | None:
+def reasoning_after(prompt: str, markers: Markers | None) -> Reasoning | None:
     """How the text after a rendered prompt is read."""
     if markers is None:
         return None
     opened = prompt.rfind(markers.begin.strip())
     inside = opened >= 0 and not prompt[opened:].strip()[len(markers.begin.strip()) :]
-    return Reasoning(markers, inside, tokenizer.is_special(markers.end))
+    return Reasoning(markers, inside)
 
 
 class Split:

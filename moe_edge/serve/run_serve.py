@@ -81,7 +81,9 @@ def run_serve(
         can_guide=servers is None,
     )
     make_loop(serving, model.own_k, NO_LIMITS, serving.step_costs())
-    template = find_template(model.tokenizer.folder, server.chat_template)
+    template = find_template(
+        model.tokenizer.folder, server.chat_template, server.tool_parser
+    )
     if servers is not None:
         from moe_edge.serve.cluster_run import Cluster, serve_cluster
 

@@ -8,12 +8,14 @@ from moe_edge.core.checks import (
     ConfigError,
     check_count,
     check_from_zero,
+    check_known,
     check_positive,
 )
 from moe_edge.core.files import check_there
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.serve.api_key import read_key
 from moe_edge.serve.guards import check_public
+from moe_edge.serve.tools.dialects import DIALECTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class ServerOptions:
       allowed_host: another host name that requests may use; repeatable.
       cors_origin: origin of web pages that may read answers; repeatable; default: none.
       chat_template: Jinja file that replaces the checkpoint's own template.
+      tool_parser: how the model writes calls of tools (docs/serving.md); auto: as its
+        chat template says.
       request_log: file that gets one line a request, without its text.
       fail_step: fault injection: the step of this number raises an error.
     """
@@ -48,6 +52,7 @@ class ServerOptions:
     allowed_host: Sequence[str] = ()
     cors_origin: Sequence[str] = ()
     chat_template: str | None = None
+    tool_parser: str = "auto"
     request_log: str | None = None
     fail_step: int | None = None
 
@@ -69,6 +74,7 @@ class ServerOptions:
         for flag in ("api_key_file", "chat_template"):
             if getattr(self, flag) is not None:
                 check_there(getattr(self, flag), f"--{flag}")
+        check_known("tool parser", self.tool_parser, ("auto", *DIALECTS))
         log = self.request_log
         if log is not None and not Path(log).absolute().parent.is_dir():
             raise ConfigError(f"--request_log {log}: there is no such folder")

@@ -18,7 +18,7 @@ from moe_edge.serve.fields import (
     whole,
 )
 from moe_edge.serve.grammar import GrammarSpec
-from moe_edge.serve.reasoning import Reasoning
+from moe_edge.serve.reading import Reading
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.structured import grammar_of, response_format, structured_outputs
 
@@ -46,7 +46,8 @@ class Encoded(NamedTuple):
 
     ids: tuple[int, ...]
     text: str | None = None  # as it came; of ids only where it is shown
-    reasoning: Reasoning | None = None  # how the text after it is read; None: all said
+    reading: Reading | None = None  # how the text after it is read; None: all said
+    grammar: GrammarSpec | None = None  # that it follows, beside the request's own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -218,12 +219,8 @@ def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, An
             param="stream_options",
         )
     grammar = grammar_of(values, get("ignore_eos", False))
-    if grammar is not None and model.grammars is None:
-        raise ApiError(
-            "unsupported_parameter",
-            f"{grammar.field} is not supported by a cluster; leave it out",
-            param=grammar.field,
-        )
+    if grammar is not None:
+        check_grammar(grammar, model)
     temperature = get("temperature", 1.0)
     return {
         "n": get("n", 1),
@@ -239,6 +236,16 @@ def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, An
         "stream": stream,
         "include_usage": get("stream_options", {}).get("include_usage", False),
     }
+
+
+def check_grammar(grammar: GrammarSpec, model: ServedModel) -> None:
+    """Refuses a grammar where rows run that cannot follow one."""
+    if model.grammars is None:
+        raise ApiError(
+            "unsupported_parameter",
+            f"{grammar.field} is not supported by a cluster; leave it out",
+            param=grammar.field,
+        )
 
 
 def top_logprobs_reader() -> Reader:

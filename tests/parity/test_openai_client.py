@@ -1,5 +1,6 @@
 """The `openai` client against our server, as docs/serving.md shows (extra `eval`)."""
 
+import json
 import typing
 
 import pytest
@@ -11,9 +12,18 @@ KEY = "a-key"
 MESSAGES = [{"role": "user", "content": "How many sacks are there?"}]
 
 
+# Short, for a context of 128 tokens of a few letters; thinks if it is told to.
+TEMPLATE = (
+    "{% if tools %}<tool_call>{% endif %}{{ messages[-1].content }}"
+    "{% if think %}<think>{% endif %}"
+)
+
+
 @pytest.fixture(scope="module")
-def server():
-    with live_server(key=KEY.encode()) as running:
+def server(tmp_path_factory):
+    file = tmp_path_factory.mktemp("chat") / "chat.jinja"
+    file.write_text(TEMPLATE)
+    with live_server(key=KEY.encode(), chat_template=str(file)) as running:
         yield running
 
 
@@ -107,3 +117,64 @@ def test_answer_is_parsed_into_a_model(client):
             extra_body={"structured_outputs": {"json": {"not": {}}}},
         )
     assert error.value.param == "structured_outputs.json"
+
+
+def test_conversation_of_two_tools_streamed(client):
+    import openai
+
+    def offer(name, **properties):
+        schema = {"type": "object", "properties": properties}
+        schema |= {"required": [*properties], "additionalProperties": False}
+        return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+    wind = {"type": "string", "enum": ["north", "south"]}
+    tools = [offer("grind", sacks={"enum": [1, 2, 3]}), offer("turn", wind=wind)]
+    asked = {"model": "tiny", "tools": tools, "parallel_tool_calls": False}
+    talk = [{"role": "user", "content": "a"}]
+
+    def streamed(choice):
+        """(types of events, answer) of a seed whose white space fits the context."""
+        named = {"type": "function", "function": {"name": choice}}
+        for seed in range(30):
+            given = asked | {"messages": talk, "tool_choice": named, "seed": seed}
+            try:
+                with client.chat.completions.stream(**given, max_tokens=100) as stream:
+                    return [e.type for e in stream], stream.get_final_completion()
+            except openai.LengthFinishReasonError:
+                continue
+        raise AssertionError("no answer was short enough")
+
+    for choice in ("grind", "turn"):
+        events, found = streamed(choice)
+        message = found.choices[0].message
+        assert "tool_calls.function.arguments.done" in events
+        call = message.tool_calls[0]
+        assert call.function.name == choice
+        arguments = json.loads(call.function.arguments)
+        if choice == "grind":
+            assert arguments["sacks"] in (1, 2, 3)
+        else:
+            assert arguments["wind"] in ("north", "south")
+        call = {"id": call.id, "type": "function", "function": {"name": choice}}
+        call["function"]["arguments"] = "{}"
+        talk = [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "ok"},
+        ]
+    plain = client.chat.completions.create(
+        **asked, messages=talk[1:], tool_choice="none", max_tokens=5
+    )
+    assert plain.choices[0].message.tool_calls is None
+
+
+def test_thoughts_are_apart_in_a_stream(client):
+    asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
+    plain = client.chat.completions.create(**asked).choices[0].message
+    assert plain.content and not hasattr(plain, "reasoning_content")
+    asked["extra_body"] = {"chat_template_kwargs": {"think": True}, "ignore_eos": True}
+    whole = client.chat.completions.create(**asked).choices[0].message
+    assert whole.reasoning_content and not whole.content
+    parts = [*client.chat.completions.create(**asked, stream=True)]
+    deltas = [part.choices[0].delta for part in parts]
+    found = "".join(getattr(each, "reasoning_content", None) or "" for each in deltas)
+    assert found == whole.reasoning_content

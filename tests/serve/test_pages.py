@@ -227,6 +227,31 @@ def test_answer_that_ends_early_is_no_whole_one(tmp_path):
 
 
 @needs_node
+def test_thoughts_and_calls_are_told_apart(tmp_path):
+    code = """
+      import {newsOf} from "./stream.js";
+      const call = {index: 0, id: "c", function: {name: "f", arguments: '{"a": 1}'}};
+      const found = [
+        newsOf({text: "a"}),
+        newsOf({delta: {content: "b", reasoning_content: "c"}}),
+        newsOf({delta: {tool_calls: [call]}}),
+        newsOf({delta: {role: "assistant"}}),
+        newsOf(undefined),
+      ];
+      console.log(JSON.stringify(found.map(({text, thought, calls}) => [
+        text, thought, ...calls,
+      ])));
+    """
+    assert run_node(tmp_path, code) == [
+        ["a", ""],
+        ["b", "c"],
+        ["", "", 'f({"a": 1})'],
+        ["", ""],
+        ["", ""],
+    ]
+
+
+@needs_node
 @pytest.mark.parametrize("width", [340, 700])
 @pytest.mark.parametrize("experts", [8, 60, 64, 256])
 def test_every_square_has_its_place_and_is_found_there(tmp_path, width, experts):

@@ -253,7 +253,7 @@ def test_variables_reach_the_template(model):
         ({"messages": [{"role": "user"}]}, "invalid_value", "messages[0].content"),
         ({"messages": [{"content": "a"}]}, "invalid_value", "messages[0].role"),
         (
-            {"messages": [*USER, {"role": "tool", "content": "a"}]},
+            {"messages": [*USER, {"role": "robot", "content": "a"}]},
             "invalid_value",
             "messages[1].role",
         ),
@@ -279,8 +279,8 @@ def test_variables_reach_the_template(model):
         ),
         (
             {"messages": [USER[0] | {"tool_calls": [{}]}]},
-            "unsupported_parameter",
-            "messages[0].tool_calls",
+            "invalid_value",
+            "messages[0].tool_calls[0]",
         ),
         ({"messages": [USER[0] | {"x": 1}]}, "unknown_parameter", "messages[0].x"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
@@ -289,7 +289,7 @@ def test_variables_reach_the_template(model):
         ({"logprobs": 1}, "invalid_value", "logprobs"),
         ({"echo": True}, "unknown_parameter", "echo"),
         ({"prompt": "a"}, "unknown_parameter", "prompt"),
-        ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
+        ({"tools": [{"type": "function"}]}, "invalid_value", "tools[0]"),
         (
             {"response_format": {"type": "json_object"}},  # of a cluster's model
             "unsupported_parameter",

@@ -1,7 +1,7 @@
 // The form, and answers as they come. Nothing is stored; texts are set as texts.
 
 import {ExpertsPanel} from "./experts.js";
-import {chunks, getJson} from "./stream.js";
+import {chunks, getJson, newsOf} from "./stream.js";
 
 const HEALTH_MS = 5000;
 const SHOW_MS = 500;  // figures of an answer that still grows
@@ -149,8 +149,10 @@ class Answer {
 
   add({choices, usage}) {
     const choice = choices?.[0];
-    const piece = choice?.text ?? choice?.delta?.content ?? "";
-    if (piece) {
+    const {text: piece, thought, calls} = newsOf(choice);
+    if (thought) this.#append(".thoughts", thought);
+    for (const call of calls) this.#append(".calls", `${call}\n`);
+    if (piece || thought || calls.length) {
       this.#last_ms = performance.now();
       this.#first_ms ??= this.#last_ms;
       this.#pieces++;
@@ -162,6 +164,13 @@ class Answer {
     }
     this.#ended = choice?.finish_reason ?? this.#ended;
     this.#usage = usage ?? this.#usage;
+  }
+
+  // Text of a part that most answers have not.
+  #append(part, text) {
+    const node = this.#find(part);
+    node.hidden = false;
+    node.querySelector("p").append(text);
   }
 
   finish(by = null) {

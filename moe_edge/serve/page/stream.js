@@ -44,6 +44,16 @@ function dataOf(event) {
   return lines.map((line) => line.slice(5).trimStart()).join("\n");
 }
 
+// What a chunk adds to an answer: text, what was thought, calls of tools as lines.
+export function newsOf(choice) {
+  const {content, reasoning_content: thought, tool_calls: calls} = choice?.delta ?? {};
+  return {
+    text: choice?.text ?? content ?? "",
+    thought: thought ?? "",
+    calls: (calls ?? []).map(({function: made}) => `${made.name}(${made.arguments})`),
+  };
+}
+
 // Sends a request and gives its chunks, parsed, as they come; throws unless all came.
 export async function* chunks(path, body, key, signal) {
   const options = {method: "POST", headers: headers(key), body: JSON.stringify(body), signal};

@@ -1,0 +1,146 @@
+"""What the text of a tool call looks like in a family's dialect.
+
+A dialect reads whole calls out of text, and writes a grammar (llguidance's Lark) of
+text that has them, for requests that demand a call. A call that cannot be read is text.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+# Runs of white space between the parts of a JSON text: a model that writes nothing else
+# would never end.
+WHITE_SPACE = r"[\x20\x0A\x0D\x09]{0,16}"
+
+
+class Tool(NamedTuple):
+    """A function that a client offers.
+
+    Attributes:
+      parameters: JSON schema of its arguments.
+      given: as the request has it, for the chat template.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    given: Mapping[str, Any]
+
+    def schema_of(self, parameter: str) -> Mapping[str, Any]:
+        """Of an argument; empty if there is none."""
+        properties = self.parameters.get("properties")
+        schema = properties.get(parameter) if isinstance(properties, Mapping) else None
+        return schema if isinstance(schema, Mapping) else {}
+
+
+class ToolCall(NamedTuple):
+    """A call that a model made; `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class Rules:
+    """Rules of a Lark grammar, as they are written.
+
+    Args:
+      special: number of a text that is a special token; None: it is plain text.
+    """
+
+    def __init__(self, special: Callable[[str], int | None]):
+        self._special, self._lines = special, []
+
+    def literal(self, text: str) -> str:
+        """A text, which may be a special token; empty for none."""
+        if not text:
+            return ""
+        number = self._special(text)
+        return json.dumps(text) if number is None else f"<[{number}]>"
+
+    def add(self, text: str, attributes: str = "") -> str:
+        """The name of a new rule."""
+        name = f"part{len(self._lines)}"
+        self._lines.append(f"{name}{attributes}: {text}")
+        return name
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """The name of a rule for JSON that follows a schema."""
+        guided = {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+        return self.add(f"%json {json.dumps(guided)}")
+
+    def until(self, text: str) -> str:
+        """The name of a rule for anything up to a text, and that text."""
+        return self.add("/(?s:.*)/", f"[suffix={json.dumps(text)}]")
+
+    def grammar(self, start: str) -> str:
+        return "\n".join([f"start: {start}", *self._lines])
+
+
+class Dialect:
+    """A family's way to write calls; without state.
+
+    Attributes:
+      name: that `--tool_parser` takes.
+      mark: a text in chat templates that names the dialect.
+      begin, end: texts around one call; `end` empty: it ends with the answer, or where
+        the next one begins.
+      around: texts around all calls of an answer, if there are any.
+    """
+
+    name: ClassVar[str]
+    mark: ClassVar[str]
+    begin: ClassVar[str]
+    end: ClassVar[str]
+    around: ClassVar[tuple[str, str]] = ("", "")
+
+    @property
+    def opening(self) -> str:
+        """The text with which calls begin."""
+        return self.around[0] or self.begin
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that tell calls from other text, of which tokens may be special."""
+        return tuple(filter(None, (*self.around, self.begin, self.end)))
+
+    def read(self, text: str, tools: Mapping[str, Tool]) -> ToolCall | None:
+        """The call between `begin` and `end`; None: it is none of these tools'."""
+        raise NotImplementedError
+
+    def body(self, tool: Tool, rules: Rules) -> str:
+        """Lark of what stands between `begin` and `end` of a call of a tool."""
+        raise NotImplementedError
+
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        is_parallel: bool,
+        special: Callable[[str], int | None],
+    ) -> str:
+        """Lark of an answer of one call, or of one and more."""
+        rules = Rules(special)
+        begin, end = rules.literal(self.begin), rules.literal(self.end)
+        calls = [rules.add(f"{begin} {self.body(tool, rules)} {end}") for tool in tools]
+        call = rules.add(" | ".join(calls))
+        more = rf"( /\n?/ {call} )*" if is_parallel else ""
+        before, after = map(rules.literal, self.around)
+        return rules.grammar(rf"{before} /\n?/ {call} {more} /\n?/ {after}")
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """A JSON object; None if it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def call_of(name: Any, arguments: Any, tools: Mapping[str, Tool]) -> ToolCall | None:
+    """A call of one of some tools; its arguments an object, or the text of one."""
+    if isinstance(arguments, str):
+        arguments = read_object(arguments)
+    if not isinstance(name, str) or name not in tools:
+        return None
+    if not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
