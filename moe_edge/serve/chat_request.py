@@ -93,13 +93,14 @@ class ChatRequest(TokenRequest):
         begin = template.adds_special
         (encoded,) = encode(self, [prompt], model, begin=begin, end=False)
         reasoning = reasoning_after(prompt, template.markers)
-        if reasoning is None and dialect is None:
+        if reasoning is None and dialect is None and not template.is_harmony:
             return [encoded]
         reading = Reading(
             reasoning,
             dialect,
             {tool.name: tool for tool in self.tools},
             self.parallel_tool_calls,
+            template.is_harmony,
         )
         grammar = None
         if self.tool_choice.kind == "required":

@@ -66,6 +66,7 @@ class ChatTemplate:
         self.source, self.name, self.adds_special = source, name, adds_special
         self.markers = markers_of(source)
         self.dialect = find_dialect(source, tool_parser)
+        self.is_harmony = "<|channel|>" in source and "<|message|>" in source
         self._tokens = dict(tokens or {})
         environment = Sandbox()
         # A template is a program of somebody else: anything may be wrong with it.

@@ -9,6 +9,8 @@ from tests.support.family_templates import (
     CONVERSATIONS,
     FAMILY_TEMPLATES,
     SWITCHES,
+    TOOL_TALK,
+    TOOLS,
 )
 from tests.support.tokenizer_folders import NAMES, write_tokenizer
 
@@ -38,3 +40,15 @@ def test_template_renders_as_in_transformers(family, theirs):
         assert found == wanted, (talk, switches)
         prompts.add(found)
     assert len(prompts) >= 4
+
+
+def test_tools_and_their_calls_render_as_in_transformers(theirs):
+    source = FAMILY_TEMPLATES["qwen3_moe"]
+    ours = ChatTemplate(source, "qwen3_moe", theirs.special_tokens_map)
+    assert ours.dialect.name == "hermes"
+    options = {"add_generation_prompt": True, "tokenize": False}
+    wanted = theirs.apply_chat_template(
+        TOOL_TALK, tools=TOOLS, chat_template=source, **options
+    )
+    assert ours.render(TOOL_TALK, tools=TOOLS) == wanted
+    assert "é <b>" in wanted and "<place> & 'time'" in wanted

@@ -11,6 +11,7 @@ from moe_edge.serve.errors import ApiError
 from moe_edge.serve.grammar import Grammars, GrammarSpec
 from moe_edge.serve.tools.base import Tool, ToolCall
 from moe_edge.serve.tools.dialects import DIALECTS, find_dialect
+from moe_edge.serve.tools.harmony import HarmonySplit
 from moe_edge.serve.tools.split import ToolSplit
 from tests.support.served import EOS, body_of, model_of, play
 from tests.support.tiny_checkpoint import CONFIG
@@ -57,6 +58,9 @@ WRITTEN = {
 
 def split(name, text, size=None):
     """(said, calls) of a text that arrives in pieces."""
+    if name == "harmony":
+        _, said, calls = channels(text, size)
+        return said, calls
     splitter, size = ToolSplit(DIALECTS[name], TOOLS), size or len(text) or 1
     found = [
         splitter.feed(text[at : at + size]) for at in range(0, len(text), size)
@@ -64,7 +68,11 @@ def split(name, text, size=None):
     return "".join(said for said, _ in found), [c for _, calls in found for c in calls]
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+# The others: gpt-oss's harmony has channels for all of a text.
+BLOCKS = [name for name in DIALECTS if name != "harmony"]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
 def test_calls_are_read_however_they_arrive(name):
     for size in (1, 2, 5, 1000):
         assert split(name, WRITTEN[name], size) == ("", [ROME, NOTED])
@@ -74,7 +82,7 @@ def test_calls_are_read_however_they_arrive(name):
         )
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", BLOCKS)
 def test_what_is_no_call_is_text(name):
     opening, written = DIALECTS[name].opening, WRITTEN[name]
     texts = ["", "plain < text [ and 3 > 2", opening, opening + " what?"]
@@ -87,7 +95,7 @@ def test_what_is_no_call_is_text(name):
     assert calls == [ROME]
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", BLOCKS)
 def test_first_call_is_known_before_the_second_is_whole(name):
     splitter, calls = ToolSplit(DIALECTS[name], TOOLS), []
     at = WRITTEN[name].index("note")
@@ -120,6 +128,61 @@ def test_random_tokens_under_the_grammar_make_calls(name, tokenizer):
                 assert arguments["city"] in ("Rome", "Bonn")
                 assert type(arguments["days"]) is int
     assert whole >= 4 and names == {"get_weather", "stop"}
+
+
+def channels(text, size=None):
+    """(thought, said, calls) of harmony's text in pieces."""
+    splitter, size = HarmonySplit(TOOLS), size or len(text) or 1
+    found = [splitter.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    found.append(splitter.feed("", is_last=True))
+    thought, said = ("".join(each[i] for each in found) for i in (0, 1))
+    return thought, said, [call for *_, calls in found for call in calls]
+
+
+HARMONY = [
+    (
+        "<|channel|>analysis<|message|>I <think>.<|end|><|start|>assistant<|channel|>"
+        "final<|message|>Yes < no",
+        ("I <think>.", "Yes < no", []),
+    ),
+    (
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary"
+        "<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to="
+        'functions.get_weather <|constrain|>json<|message|>{"city": "Rome", "days": 3}',
+        ("a", "I look.", [ROME]),
+    ),
+    (
+        "<|start|>assistant to=functions.note<|channel|>commentary json<|message|>"
+        '{"text": "a <b>\\nc"}<|call|>',
+        ("", "", [NOTED]),
+    ),
+    ("Plain text.", ("", "Plain text.", [])),
+    ("<|channel|>final<|message|>", ("", "", [])),
+    ("<|channel|>fin", ("", "<|channel|>fin", [])),
+    (
+        "<|channel|>commentary to=functions.other<|message|>{}<|call|>",
+        ("", "<|channel|>commentary to=functions.other<|message|>{}", []),
+    ),
+    ("", ("", "", [])),
+]
+
+
+@pytest.mark.parametrize("text, wanted", HARMONY)
+def test_channels_of_harmony_are_told_apart(text, wanted):
+    for size in (1, 2, 5, 1000):
+        assert channels(text, size) == wanted
+
+
+def test_harmony_of_a_template_is_read_without_tools_too(model, tokenizer):
+    source = "{{ messages[0].content }}{# <|channel|> <|message|> functions #}"
+    template = ChatTemplate(source, "x")
+    assert template.dialect.name == "harmony"
+    request = read_chat(body_of(messages=USER, max_tokens=90), model)
+    prompts = request.encode(model, template)
+    text = "<|channel|>analysis<|message|>a<|end|>"
+    tokens = tokenizer.encode(text.replace("<|end|>", ""), begin=False, end=False)
+    message = play(request, prompts, model, [*tokens, EOS], False)["choices"][0]
+    assert message["message"]["reasoning_content"] == "a"
 
 
 def test_dialect_is_the_templates_or_the_named_one():

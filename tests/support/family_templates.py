@@ -209,7 +209,59 @@ _CHATML = """\
     {%- if not enable_thinking | default(true) %}{{- '<think></think>' }}{%- endif %}
 {%- endif %}"""
 
+_WITH_TOOLS = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- '\\n</tools> <tool_call></tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for m in messages %}
+    {%- if m.role == 'assistant' and m.tool_calls %}
+        {{- '<|im_start|>assistant\\n' + (m.content or '') }}
+        {%- for call in m.tool_calls %}
+            {%- if call.function %}{%- set call = call.function %}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' ~ call.name ~ '", "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif m.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>' ~ m.content ~ '<|im_end|>\\n' }}
+    {%- else %}{{- '<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_wind",
+            "description": "Of a <place> & 'time'.",
+            "parameters": {"type": "object", "properties": {"p": {"type": "string"}}},
+        },
+    }
+]
+TOOL_TALK = [
+    {"role": "user", "content": "wind?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "type": "function",
+                "function": {"name": "get_wind", "arguments": {"p": "é <b>", "n": 1.5}},
+            }
+        ],
+    },
+    {"role": "tool", "content": '{"wind": "north"}'},
+]
 FAMILY_TEMPLATES = {
+    "qwen3_moe": _WITH_TOOLS,
     "glm4_moe": _THINK_TAGS,
     "glm4_moe_lite": _THINK_TAGS,
     "glm_moe_dsa": _THINK_TAGS,
