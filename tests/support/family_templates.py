@@ -221,7 +221,7 @@ _WITH_TOOLS = """\
         {%- for call in m.tool_calls %}
             {%- if call.function %}{%- set call = call.function %}{%- endif %}
             {{- '<tool_call>\\n{"name": "' ~ call.name ~ '", "arguments": ' }}
-            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- call.arguments | tojson }}
             {{- '}\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
