@@ -72,8 +72,9 @@ def rotated_width(
     width = int(head_dim * fields.number(name, factor))
     if width % 2 or not 2 <= width <= head_dim:
         raise ConfigError(
-            f"config.json of {fields.family}: {name} {factor} rotates {width} of the "
-            f"{head_dim} dimensions of a head, expected an even number in 2..{head_dim}"
+            f"config.json of {fields.family}: {name} (or rotary_dim / head_dim) is "
+            f"{factor}, which rotates {width} of the {head_dim} dimensions of a head; "
+            f"expected an even number in 2..{head_dim}"
         )
     return width
 
