@@ -1,9 +1,15 @@
-"""Config fields that families share: sizes, experts, attention, windows."""
+"""Config fields that families share: sizes, experts, attention, windows, layers."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from moe_edge.convert.hf_config import REQUIRED, Fields
-from moe_edge.convert.rope_config import rope_config, rope_dict
+from moe_edge.convert.rope_config import (
+    mla_softmax_scale,
+    rope_config,
+    rope_dict,
+    rotated_width,
+    stretch_theta,
+)
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import AttentionConfig, MoeConfig
 
@@ -16,42 +22,6 @@ _ACTIVATIONS = {
 }
 _MAX_LAYERS = 4096
 _MAX_EXPERTS = 65_536
-
-
-class ExpertNames(NamedTuple):
-    """Fields of config.json that state the experts' sizes: a name and its aliases."""
-
-    experts: tuple[str, ...]
-    top_k: tuple[str, ...] = ("num_experts_per_tok",)
-    width: tuple[str, ...] = ("moe_intermediate_size",)
-    shared: tuple[str, ...] = ()  # how many experts wide the shared one is
-
-
-_DENSE_WIDTH = ("intermediate_size",)
-_DEEPSEEK_V3 = ExpertNames(
-    ("n_routed_experts", "num_local_experts"), shared=("n_shared_experts",)
-)
-EXPERT_NAMES = {
-    "olmoe": ExpertNames(("num_experts", "num_local_experts"), width=_DENSE_WIDTH),
-    "mixtral": ExpertNames(("num_local_experts", "num_experts"), width=_DENSE_WIDTH),
-    "qwen2_moe": ExpertNames(("num_experts",)),
-    "qwen3_moe": ExpertNames(("num_experts", "num_local_experts")),
-    "gpt_oss": ExpertNames(
-        ("num_local_experts", "num_experts"),
-        ("num_experts_per_tok", "experts_per_token"),
-        _DENSE_WIDTH,
-    ),
-    "deepseek_v2": _DEEPSEEK_V3._replace(experts=("n_routed_experts", "num_experts")),
-    "deepseek_v3": _DEEPSEEK_V3,
-    "kimi_k2": _DEEPSEEK_V3,
-    "deepseek": _DEEPSEEK_V3._replace(experts=("n_routed_experts",)),
-    "xverse": ExpertNames(
-        ("num_experts",),
-        ("moe_top_k", "num_experts_per_tok"),
-        _DENSE_WIDTH,
-        ("num_shared_experts",),
-    ),
-}
 
 
 def read_common(fields: Fields, max_positions: Any, norm_eps: float) -> dict:
@@ -87,7 +57,7 @@ def read_moe(
       norm: the same, of `norm_topk_prob`; None: the family has no such field.
       **parts: further fields of `MoeConfig`.
     """
-    names = EXPERT_NAMES[fields.family]
+    names = fields.experts
     experts = fields.int(names.experts[0], aliases=names.experts[1:])
     if experts > _MAX_EXPERTS:
         raise ConfigError(
@@ -108,25 +78,148 @@ def read_moe(
     )
 
 
+def read_moe_v3(
+    fields: Fields,
+    common: dict,
+    *,
+    top_k: Any,
+    width: Any,
+    shared: Any,
+    scaling: float,
+    groups: tuple[int, int],
+    norm: bool = True,
+) -> MoeConfig:
+    """Experts chosen as in DeepSeek-V3: sigmoid, a bias for the choice, groups.
+
+    Args:
+      top_k, width, shared, scaling, groups, norm: where the file is silent; groups are
+        how many there are and how many are chosen.
+    Raises:
+      ConfigError: groups of fewer than two experts, besides what `read_moe` refuses.
+    """
+    fields.only("topk_method", ("noaux_tc", None), "the only method of this family")
+    moe = read_moe(
+        fields,
+        common,
+        top_k=top_k,
+        width=width,
+        shared=shared,
+        norm=norm,
+        scoring="sigmoid",
+        routed_scaling=fields.float("routed_scaling_factor", scaling),
+        num_groups=fields.int("n_group", groups[0], null=1),
+        topk_groups=fields.int("topk_group", groups[1], null=1),
+        group_score="top2",
+        correction_bias=True,
+    )
+    if moe.num_experts // moe.num_groups < 2:
+        raise ConfigError(
+            f"n_group {moe.num_groups} leaves fewer than two of {moe.num_experts} "
+            "experts in a group, which scores groups by their best two"
+        )
+    return moe
+
+
+def read_mtp(fields: Fields) -> None:
+    """Modules that predict later tokens: nothing here computes them."""
+    fields.int(
+        "num_nextn_predict_layers", 1, low=0, aliases=("num_mtp_layers",), null=0
+    )
+
+
+def read_first_dense(fields: Fields, common: dict, first: int) -> dict:
+    """The first `first_k_dense_replace` layers have a plain MLP."""
+    count = fields.int("first_k_dense_replace", first, low=0)
+    return {
+        "dense_layers": tuple(range(min(count, common["num_layers"]))),
+        "dense_dim": fields.int("intermediate_size"),
+    }
+
+
 def read_gqa(
     fields: Fields,
     common: dict,
     *,
     kv_heads: Any = None,
+    head_dim: int | None = None,
     theta: float = 10_000.0,
     default_rope: dict | None = None,
+    rotated: float | None = None,
+    interleaved: bool = False,
+    stretched: bool = False,
     **parts,
 ) -> AttentionConfig:
-    """Grouped-query attention; `head_dim` absent or null means D / H."""
+    """Grouped-query attention.
+
+    Args:
+      kv_heads, head_dim, theta, default_rope: where the file is silent; None, and
+        null in the file: as many heads, the width D / H.
+      rotated: the same, of `partial_rotary_factor`; None: the family rotates whole
+        heads.
+      interleaved: whether rotary pairs are (2i, 2i + 1), not halves of the head.
+      stretched: whether `alpha` of a dynamic rope stretches theta (HunYuan).
+      **parts: further fields of `AttentionConfig`.
+    """
     heads = fields.int("num_attention_heads")
-    head_dim = fields.int("head_dim", None, null=fields.int("hidden_size") // heads)
+    even = fields.int("hidden_size") // heads
+    head_dim = fields.int("head_dim", head_dim, null=head_dim or even)
     parameters = rope_dict(fields, theta, default_rope)
+    if stretched:
+        stretch_theta(fields, parameters, head_dim)
+    width = head_dim
+    if rotated is not None:
+        width = rotated_width(fields, parameters, head_dim, rotated)
+    positions = common["max_positions"]
     return AttentionConfig(
         num_heads=heads,
         num_kv_heads=fields.int("num_key_value_heads", kv_heads, null=heads),
         head_dim=head_dim,
-        rope=rope_config(fields, parameters, head_dim, common["max_positions"], False),
+        rope=rope_config(fields, parameters, width, positions, interleaved),
         **parts,
+    )
+
+
+def read_mla(
+    fields: Fields,
+    common: dict,
+    interleaved: bool,
+    *,
+    nope: int = 128,
+    values: int = 128,
+    q_rank: int = 1536,
+) -> AttentionConfig:
+    """Multi-head latent attention, as of DeepSeek-V2 and V3.
+
+    Args:
+      nope, values, q_rank: where the file is silent.
+    """
+    for name in ("head_dim", "qk_head_dim"):
+        fields.get(name)  # derived from the rope and nope widths
+    heads = fields.int("num_attention_heads")
+    if fields.int("num_key_value_heads", None, null=heads) != heads:
+        raise ConfigError(
+            f"{fields.family}: num_key_value_heads is "
+            f"{fields.raw['num_key_value_heads']}, expected num_attention_heads={heads}"
+        )
+    nope = fields.int("qk_nope_head_dim", nope)
+    rope_dim = fields.int("qk_rope_head_dim", 64)
+    rank = fields.get("q_lora_rank", q_rank)
+    parameters = rope_dict(fields, 10_000.0)
+    return AttentionConfig(
+        kind="mla",
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=nope + rope_dim,
+        rope=rope_config(
+            fields, parameters, rope_dim, common["max_positions"], interleaved
+        ),
+        softmax_scale=mla_softmax_scale(fields, parameters, nope + rope_dim),
+        kv_lora_rank=fields.int("kv_lora_rank", 512),
+        q_lora_rank=None if rank is None else fields.int("q_lora_rank", q_rank),
+        nope_dim=nope,
+        v_head_dim=fields.int("v_head_dim", values),
+        # transformers builds both latent norms with RMSNorm's own default.
+        lora_norm_eps=1e-6,
     )
 
 

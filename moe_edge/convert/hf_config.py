@@ -9,6 +9,7 @@ import json
 import math
 from typing import Any
 
+from moe_edge.convert.family import ExpertNames
 from moe_edge.convert.neutral_fields import is_dropout, same
 from moe_edge.core.checks import ConfigError
 
@@ -52,11 +53,13 @@ class Fields:
     Attributes:
       family: name for messages (`model_type`).
       raw: the parsed config.json.
+      experts: what the family calls the sizes of its experts.
     """
 
-    def __init__(self, raw: dict[str, Any], family: str):
+    def __init__(self, raw: dict[str, Any], family: str, experts: ExpertNames):
         self.raw = raw
         self.family = family
+        self.experts = experts
         self._used: set[str] = set()
 
     def get(self, name: str, default: Any = None, aliases: tuple[str, ...] = ()) -> Any:
@@ -108,6 +111,18 @@ class Fields:
         if not isinstance(value, str) or value not in known:
             raise self._bad(name, value, f"one of {', '.join(sorted(known))}")
         return known[value]
+
+    def one_of_layers(self, name: str) -> None:
+        """From now on a list of one value a layer counts as that value.
+
+        Raises:
+          ConfigError: layers that differ.
+        """
+        value = self.raw.get(name)
+        if isinstance(value, list):
+            if not value or any(not same(entry, value[0]) for entry in value):
+                raise self._bad(name, value, "one value, the same in every layer")
+            self.raw = self.raw | {name: value[0]}
 
     def only(self, name: str, allowed: tuple, reason: str) -> None:
         """Refuses `name` unless it is absent or one of `allowed`."""

@@ -55,6 +55,46 @@ def rope_dict(
     return parameters
 
 
+def rotated_width(
+    fields: Fields, parameters: dict, head_dim: int, default: float
+) -> int:
+    """How many of a head's dimensions are rotated, the first ones.
+
+    Args:
+      parameters: of `rope_dict`; its factor, which wins, is taken out.
+      default: the share of a head where the file is silent; null means all of it.
+    Raises:
+      ConfigError: a share that leaves no pair, an odd number, or more than the head.
+    """
+    name = "partial_rotary_factor"
+    outer = fields.get(name, default)
+    factor = parameters.pop(name, 1.0 if outer is None else outer)
+    width = int(head_dim * fields.number(name, factor))
+    if width % 2 or not 2 <= width <= head_dim:
+        raise ConfigError(
+            f"config.json of {fields.family}: {name} (or rotary_dim / head_dim) is "
+            f"{factor}, which rotates {width} of the {head_dim} dimensions of a head; "
+            f"expected an even number in 2..{head_dim}"
+        )
+    return width
+
+
+def stretch_theta(fields: Fields, parameters: dict, head_dim: int) -> None:
+    """Takes a fixed `alpha` out of a dynamic rope, which it makes a plain one.
+
+    The frequencies are those of theta x alpha^(d / (d - 2)), at every length.
+    """
+    if parameters["rope_type"] == "dynamic" and parameters.get("alpha"):
+        alpha = fields.number("rope alpha", parameters.pop("alpha"))
+        theta = fields.number("rope rope_theta", parameters["rope_theta"])
+        if head_dim <= 2:
+            raise ConfigError(
+                f"config.json of {fields.family}: rope alpha needs a head_dim above 2, "
+                f"got {head_dim}"
+            )
+        parameters["rope_theta"] = theta * alpha ** (head_dim / (head_dim - 2))
+
+
 def rope_config(
     fields: Fields, parameters: dict, dim: int, max_positions: int, interleaved: bool
 ) -> RopeConfig:
@@ -80,8 +120,8 @@ def rope_config(
     if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise ConfigError(
             "rope parameter partial_rotary_factor is "
-            f"{parameters['partial_rotary_factor']!r}, expected 1 (only whole heads "
-            "are rotated here)"
+            f"{parameters['partial_rotary_factor']!r}, expected 1: {fields.family} "
+            "rotates whole heads"
         )
 
     def number(name, default=None):
