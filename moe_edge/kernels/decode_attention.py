@@ -43,6 +43,11 @@ def suits(rows_of_step: int, tokens: int) -> bool:
     return is_asked() and fits and rows.are_wanted()
 
 
+def knows(attention) -> bool:
+    """Whether the kernel computes such attention, an `AttentionConfig`."""
+    return attention.rope is not None and attention.value_dim == attention.head_dim
+
+
 def is_asked() -> bool:
     """Whether MOE_EDGE_DECODE_ATTENTION is 1.
 

@@ -30,7 +30,8 @@ ExpertFn = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 class Chunk(NamedTuple):
     """Where the tokens of a call stand in their sequences."""
 
-    tables: tuple[jax.Array, jax.Array]  # rope cosines and sines `[B, S, dim / 2]`
+    # Of every rope of the model (`config.ropes`): cosines, sines `[B, S, dim / 2]`.
+    tables: tuple[tuple[jax.Array, jax.Array], ...]
     start_B: jax.Array  # int32, position of each row's first token
     valid_BS: jax.Array  # bool, False for padding: no expert computes it
     k_B: jax.Array | None = None  # int32, experts of a row's tokens; None: the model's
@@ -58,7 +59,7 @@ class Shared(NamedTuple):
 def make_chunk(config: ModelConfig, start_B, valid_BS, k_B=None) -> Chunk:
     """Chunk of tokens at positions start_B[b], start_B[b] + 1, ..."""
     positions_BS = start_B[:, None] + jnp.arange(valid_BS.shape[1]).reshape(1, -1)
-    tables = rope_tables(config.attention.rope, positions_BS)
+    tables = tuple(rope_tables(rope, positions_BS) for rope in config.ropes)
     return Chunk(tables, start_B, valid_BS, k_B)
 
 
@@ -69,12 +70,16 @@ class Block(nnx.Module):
     transfers between `route` and `add_experts`; `__call__` runs them all.
     """
 
-    def __init__(self, config: ModelConfig, is_moe: bool, rngs: nnx.Rngs):
-        D, self.eps, self.is_moe = config.d_model, config.norm_eps, is_moe
+    def __init__(self, config: ModelConfig, layer: int, rngs: nnx.Rngs):
+        D, self.eps = config.d_model, config.norm_eps
+        self.is_moe = layer not in config.dense_layers
+        attention = config.attention_of(layer)
+        rope = attention.rope
+        self.rope = None if rope is None else config.ropes.index(rope)
         add_params(self, {"attn_norm": (D,), "mlp_norm": (D,)}, rngs)
-        kind = LatentAttention if config.attention.kind == "mla" else Attention
-        self.attn = kind(config, rngs)
-        if not is_moe:
+        kind = LatentAttention if attention.kind == "mla" else Attention
+        self.attn = kind(config, layer, rngs)
+        if not self.is_moe:
             self.mlp = GatedMlp(D, config.dense_dim, config.activation, rngs)
             return
         self.router = Router(config, rngs)
@@ -88,7 +93,8 @@ class Block(nnx.Module):
     def attend(self, x_BSD, chunk: Chunk, window, cache=None):
         """Adds attention to the residual stream; returns (Attended, cache)."""
         normed = rms_norm(x_BSD, self.attn_norm[...], self.eps)
-        y, cache = self.attn(normed, chunk.tables, chunk.start_B, window, cache)
+        tables = None if self.rope is None else chunk.tables[self.rope]
+        y, cache = self.attn(normed, tables, chunk.start_B, window, cache)
         return Attended(*add_norm(x_BSD, y, self.mlp_norm[...], self.eps)), cache
 
     def route(self, normed_BSD, chunk: Chunk) -> tuple[jax.Array, Routing]:
@@ -172,8 +178,7 @@ class Transformer(nnx.Module):
         self.config = config
         self.embed = new_matrix(rngs, config.vocab_size, config.d_model)
         self.blocks = nnx.List(
-            Block(config, layer in config.moe_layers, rngs)
-            for layer in range(config.num_layers)
+            Block(config, layer, rngs) for layer in range(config.num_layers)
         )
         add_params(self, {"final_norm": (config.d_model,)}, rngs)
         if not config.tie_embeddings:

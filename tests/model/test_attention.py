@@ -36,7 +36,7 @@ def inputs(config, batch=2):
 @functools.cache
 def make(kind, config):
     """A module with random weights of a size that makes attention uneven."""
-    module = nnx.eval_shape(lambda: kind(config, nnx.Rngs(0)))
+    module = nnx.eval_shape(lambda: kind(config, 0, nnx.Rngs(0)))
     rng = np.random.default_rng(1)
     state = nnx.state(module, nnx.Param)
     flat = [
@@ -67,13 +67,26 @@ def attend_of(kind, config):
     return jax.jit(make(kind, config).__call__)
 
 
-@pytest.mark.parametrize("window", [NO_WINDOW, 4])
-@pytest.mark.parametrize("config", [GQA, GPT_OSS], ids=lambda c: c.model_type)
+def with_attention(**fields):
+    attention = dataclasses.replace(GQA.attention, **fields)
+    return dataclasses.replace(GQA, attention=attention)
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        *((GQA, NO_WINDOW), (GQA, 4), (GPT_OSS, NO_WINDOW), (GPT_OSS, 4)),
+        (with_attention(rope=None), 4),
+        (with_attention(v_head_dim=10, sinks=True), 4),
+    ],
+    ids=["plain", "window", "sinks", "sinks_window", "no_rope", "value_width"],
+)
 def test_attention_matches_numpy_loop(config, window):
     module, a = make(Attention, config), config.attention
     x, chunk = inputs(config)
     attend = attend_of(Attention, config)
-    got, _ = attend(x, chunk.tables, chunk.start_B, jnp.int32(window))
+    tables = chunk.tables[0] if chunk.tables else None
+    got, _ = attend(x, tables, chunk.start_B, jnp.int32(window))
     w = {
         k[0]: np.asarray(v[...], np.float64)
         for k, v in nnx.to_flat_state(nnx.state(module))
@@ -82,14 +95,15 @@ def test_attention_matches_numpy_loop(config, window):
     heads, groups, P = a.num_heads, a.num_kv_heads, a.head_dim
     q = (rows @ w["q"].T + w["q_bias"]).reshape(S, heads, P)
     k = (rows @ w["k"].T + w["k_bias"]).reshape(S, groups, P)
-    v = (rows @ w["v"].T + w["v_bias"]).reshape(S, groups, P)
-    out = np.zeros((S, heads, P))
+    v = (rows @ w["v"].T + w["v_bias"]).reshape(S, groups, -1)
+    out = np.zeros((S, heads, a.value_dim))
+    turn = rotate_numpy if a.rope else lambda y, _: y
     for s in range(S):
         first = max(0, s - window + 1)
         for h in range(heads):
             g = h // (heads // groups)
-            query = rotate_numpy(q[s, h], s)
-            keys = [rotate_numpy(k[j, g], j) for j in range(first, s + 1)]
+            query = turn(q[s, h], s)
+            keys = [turn(k[j, g], j) for j in range(first, s + 1)]
             scores = [query @ key / np.sqrt(P) for key in keys]
             if a.sinks:
                 scores.append(w["sinks"][h])
@@ -105,7 +119,7 @@ def test_latent_attention_matches_expanded_numpy():
     module, a = make(LatentAttention, MLA), MLA.attention
     x, chunk = inputs(MLA)
     attend = attend_of(LatentAttention, MLA)
-    got, _ = attend(x, chunk.tables, chunk.start_B, jnp.int32(NO_WINDOW))
+    got, _ = attend(x, chunk.tables[0], chunk.start_B, jnp.int32(NO_WINDOW))
     w = {
         k[0]: np.asarray(v[...], np.float64)
         for k, v in nnx.to_flat_state(nnx.state(module))
@@ -147,15 +161,15 @@ def test_latent_attention_matches_expanded_numpy():
 def test_cache_of_unequal_starts_matches_no_cache(kind, config, batch):
     window, attend = jnp.int32(NO_WINDOW), attend_of(kind, config)
     x, chunk = inputs(config)
-    whole, _ = attend(x, chunk.tables, chunk.start_B, window)
+    whole, _ = attend(x, chunk.tables[0], chunk.start_B, window)
     x, chunk = inputs(config, batch)  # the first rows of the same
-    cache = kv_cache.empty_cache(config, batch, 16)
-    _, cache = attend(x, chunk.tables, chunk.start_B, window, cache)
+    cache = kv_cache.empty_cache(config.attention, batch, 16)
+    _, cache = attend(x, chunk.tables[0], chunk.start_B, window, cache)
     # Row 0 repeats its token 4, row 1 its token 9: each at its own position.
     start = np.array([4, 9][:batch], np.int32)
     one = chunk_of(config, start, np.ones((batch, 1), bool))
     picked = np.stack([x[row, at : at + 1] for row, at in enumerate(start)])
-    got, _ = attend(picked, one.tables, start, window, cache)
+    got, _ = attend(picked, one.tables[0], start, window, cache)
     for row, at in enumerate(start):
         np.testing.assert_allclose(got[row, 0], whole[row, at], rtol=1e-5, atol=1e-5)
 
@@ -179,11 +193,11 @@ def large_results(step, x, start, cache, least: int) -> list[str]:
 @pytest.mark.parametrize(("kind", "config"), KINDS)
 def test_decoding_copies_no_cache(kind, config):
     module, capacity = make(kind, config), 512
-    cache = kv_cache.empty_cache(config, 1, capacity)
+    cache = kv_cache.empty_cache(config.attention, 1, capacity)
 
     def step(x, start, cache):
         chunk = make_chunk(config, start, jnp.ones((1, 1), bool))
-        return module(x, chunk.tables, start, jnp.int32(NO_WINDOW), cache)
+        return module(x, chunk.tables[0], start, jnp.int32(NO_WINDOW), cache)
 
     def reshaping(x, start, cache):
         flat = {name: array[0] for name, array in cache.items()}
