@@ -45,7 +45,8 @@ def suits(rows_of_step: int, tokens: int) -> bool:
 
 def knows(attention) -> bool:
     """Whether the kernel computes such attention, an `AttentionConfig`."""
-    return attention.rope is not None and attention.value_dim == attention.head_dim
+    plain_v = attention.value_dim == attention.head_dim and attention.value_scale == 1
+    return plain_v and attention.rope is not None and not attention.chunked
 
 
 def is_asked() -> bool:

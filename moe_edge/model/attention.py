@@ -82,6 +82,8 @@ class Attention(nnx.Module):
         by_head = normed and attention.qk_norm == "head"
         if by_head and not attention.qk_norm_after_rope:
             y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
+        if name == "v" and attention.value_scale != 1.0:
+            y = y * attention.value_scale
         if name != "v" and attention.rope is not None:
             y = rotate(y, tables, attention.rope.interleaved)
         if by_head and attention.qk_norm_after_rope:
@@ -122,17 +124,17 @@ class Attention(nnx.Module):
             cache = {"k": k_cache, "v": v_cache}
         else:
             first_query = jnp.zeros_like(start_B)
-        one_width = attention.value_dim == P
-        if cache is not None and one_width and native.suits(0, k):
+        chunked = attention.chunked
+        if cache is not None and native.suits(0, k):
             # The caches themselves: XLA would copy those of one row to reshape them.
             sinks = self.sinks[...].astype(jnp.float32) if attention.sinks else None
             given = q, k_cache, v_cache, start_B, window, attention.scale
-            y = native.attend(*given, sinks)
+            y = native.attend(*given, sinks, chunked)
             return self._output(y.reshape(B, S, -1)), cache
         M = k.shape[1]
         q = q.reshape(B, S, G, -1, P).transpose(0, 2, 3, 1, 4)
-        suits = one_width and gradients.suits(P, dtype=q.dtype)
-        if suits and cache is None and not attention.sinks:
+        plain = not (attention.sinks or chunked) and attention.value_dim == P
+        if cache is None and plain and gradients.suits(P, dtype=q.dtype):
             given = q.reshape(-1, S, P), k, v, jnp.asarray(window), attention.scale
             y = gradients.attend(*given).reshape(q.shape)
             return self._output(y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)), cache
@@ -141,7 +143,7 @@ class Attention(nnx.Module):
         apart = jax.lax.optimization_barrier if cache and S > 1 else lambda y: y
         scores = einsum("RQP,RMP->RQM", (q * attention.scale).reshape(B * G, -1, P), k)
         scores = apart(scores).reshape(B, G, -1, S, M)
-        mask = kv_cache.visible(first_query, S, M, window)[:, None, None]
+        mask = kv_cache.visible(first_query, S, M, window, chunked)[:, None, None]
         sinks = None
         if attention.sinks:
             sinks = self.sinks[...].astype(jnp.float32).reshape(1, G, -1, 1, 1)

@@ -60,7 +60,9 @@ class AttentionConfig:
     # Of every layer of the model, how many latest positions a query sees (None: all of
     # them). Kinds besides the first have none: see `ModelConfig.other_attention`.
     windows: tuple[int | None, ...] = ()
+    chunked: bool = False  # a query sees its own chunk of `window` positions (Llama 4)
     v_head_dim: int = 0  # 0: head_dim (MLA states it always)
+    value_scale: float = 1.0  # multiplies v
     # MLA only
     kv_lora_rank: int = 0
     q_lora_rank: int | None = None

@@ -83,13 +83,19 @@ PARTS = {
         rope=RopeConfig(dim=4, interleaved=True), qk_norm_after_rope=True
     ),
     "no_rope": parts(rope=None),
-    "value_width": parts(v_head_dim=10, sinks=True),
+    "value_width": parts(v_head_dim=10, sinks=True, value_scale=0.7),
+    "chunked": parts(chunked=True),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "window"),
-    [*((name, NO_WINDOW) for name in PARTS), ("gqa", 4), ("value_width", 4)],
+    [
+        *((name, NO_WINDOW) for name in PARTS),
+        ("gqa", 4),
+        ("value_width", 4),
+        ("chunked", 4),
+    ],
 )
 def test_attention_matches_numpy_loop(name, window):
     config = PARTS[name]
@@ -107,6 +113,7 @@ def test_attention_matches_numpy_loop(name, window):
     q = (rows @ w["q"].T + w["q_bias"]).reshape(S, heads, P)
     k = (rows @ w["k"].T + w["k_bias"]).reshape(S, groups, P)
     v = (rows @ w["v"].T + w["v_bias"]).reshape(S, groups, -1)
+    v = v * a.value_scale
 
     def turned(x, position, weight):
         rope, normed = a.rope, weight in w
@@ -121,7 +128,7 @@ def test_attention_matches_numpy_loop(name, window):
 
     out = np.zeros((S, heads, a.value_dim))
     for s in range(S):
-        first = max(0, s - window + 1)
+        first = s // window * window if a.chunked else max(0, s - window + 1)
         for h in range(heads):
             g = h // (heads // groups)
             query = turned(q[s, h], s, "q_norm")
