@@ -5,6 +5,8 @@ from typing import Any
 
 from moe_edge.convert import family_deepseek as deep
 from moe_edge.convert import family_gqa as gqa
+from moe_edge.convert.family_flex_olmo import FLEX_OLMO
+from moe_edge.convert.family_granite import GRANITEMOE, GRANITEMOESHARED
 from moe_edge.convert.family_parts import read_common
 from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.hf_files import CONFIG_NAME, GENERATION_NAME
@@ -23,6 +25,9 @@ FAMILIES = {
     "kimi_k2": deep.DEEPSEEK_V3,
     "deepseek": deep.DEEPSEEK,
     "xverse": deep.XVERSE,
+    "flex_olmo": FLEX_OLMO,
+    "granitemoe": GRANITEMOE,
+    "granitemoeshared": GRANITEMOESHARED,
 }
 
 

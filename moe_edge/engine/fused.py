@@ -196,7 +196,7 @@ class FusedEngine(Engine):
             return state, x, kv, None
         (x, normed), kv = block.attend(x, chunk, window, kv)
         hidden_TD, routing = seam(block.route(normed, chunk))
-        shared_TD = seam(block.run_shared(hidden_TD))
+        shared = seam(block.run_shared(hidden_TD))
         if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
             state, routing = self._reroute(state, layer, routing)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)
@@ -207,7 +207,8 @@ class FusedEngine(Engine):
         else:
             waves = self.programs.waves_of(hidden_TD.shape[0], host_ER.dtype)
             state, y_TD = run_through_slots(self._cache_of, waves, *given)
-        return state, add_experts(x, seam(y_TD), shared_TD), kv, routing
+        x = add_experts(self.config, x, seam(y_TD), shared)
+        return state, x, kv, routing
 
     def _reroute(self, state: Cache, layer, routing):
         resident_E = self._cache_of.slots_of(state, layer) >= 0

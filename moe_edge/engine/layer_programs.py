@@ -133,7 +133,7 @@ class LayerPrograms(Programs):
         y_TD = seam(finish(carry, routed.routing.ids_TK, weights_TK))
         if other_TD is not None:
             y_TD = y_TD + other_TD
-        return add_experts(routed.x_BSD, y_TD, routed.shared)
+        return add_experts(self.config, routed.x_BSD, y_TD, routed.shared)
 
     def _peek(self, kind, chosen, layer, gates, chunk, window, cache, top_a):
         """What the next layer would choose after the experts that are here (SMoE)."""

@@ -49,7 +49,7 @@ class TopPrograms:
 
     def embed_step(self, embed_VD, tokens_BS, start_B, valid_BS, k_B=None):
         chunk = make_chunk(self._config, start_B, valid_BS, k_B)
-        return embed_tokens(embed_VD, tokens_BS), chunk
+        return embed_tokens(self._config, embed_VD, tokens_BS), chunk
 
     def next_embed_step(self, embed_VD, tokens_B, positions_B, active_B, k_B=None):
         """A token of each row; the positions of idle rows stay."""
@@ -60,9 +60,7 @@ class TopPrograms:
 
     def head_step(self, top, x):
         """x `[..., D]` -> logits `[..., V]`."""
-        config = self._config
-        head = top["embed"] if config.tie_embeddings else top["head"]
-        return logits_of(x, top["final_norm"], head, config.norm_eps)
+        return logits_of(self._config, top, x)
 
     def last_head_step(self, top, x_BSD, index_B):
         """Logits `[B, V]` of position index_B[b] of row b."""

@@ -22,7 +22,6 @@ from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Flat, Weights, num_bytes
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.layers import rms_norm
 from moe_edge.model.packed import FORMATS, pack, round_to
 from moe_edge.model.packed_experts import pack_experts, run_packed_experts
 from moe_edge.model.record import RecordLayout
@@ -41,7 +40,7 @@ class RoundedBlock(Block):
     def attend(self, x_BSD, chunk, window, cache=None):
         attended, cache = super().attend(x_BSD, chunk, window, cache)
         x_BSD = round_to(attended.x_BSD, self.rounding)
-        return Attended(x_BSD, rms_norm(x_BSD, self.mlp_norm[...], self.eps)), cache
+        return Attended(x_BSD, self.norm_before("mlp", x_BSD)), cache
 
     def __call__(self, *args):
         x_BSD, *rest = super().__call__(*args)

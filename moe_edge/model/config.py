@@ -14,9 +14,10 @@ from moe_edge.core.checks import ConfigError, check_count, check_known
 ATTENTION_KINDS = ("gqa", "mla")
 QK_NORMS = ("none", "head", "full")
 ROPE_KINDS = ("default", "linear", "yarn", "llama3")
-SCORINGS = ("softmax", "sigmoid", "softmax_topk")
+SCORINGS = ("softmax", "sigmoid", "softmax_topk", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
+NORMS = ("rms", "layer")
 # How sub-experts are chosen: a router row each, or their parents' router and then
 # their gate neurons (model/proxy_gate.py) or rows (model/calibrated_gate.py).
 PROXY_GATES = ("proxy_pattern", "proxy_global")
@@ -99,6 +100,9 @@ class MoeConfig:
     expert_dim: int
     scoring: str = "softmax"
     norm_topk: bool = False
+    # sparsemixer: half of how much lower, relative to its size, the logit of an expert
+    # may be that shares the weight with a chosen one.
+    nearness: float = 0.0
     routed_scaling: float = 1.0
     num_groups: int = 1
     topk_groups: int = 1
@@ -159,6 +163,15 @@ class ModelConfig:
     moe: MoeConfig
     max_positions: int
     norm_eps: float = 1e-6
+    # Of layers and of the final state: root mean square, or LayerNorm with a bias.
+    norm: str = "rms"
+    # Where attention and MLP are normed: what they take, what they give, or both.
+    norm_before: bool = True
+    norm_after: bool = False
+    embed_scale: float = 1.0  # multiplies embeddings
+    residual_scale: float = 1.0  # multiplies what attention and MLP add
+    logit_divisor: float = 1.0
+    head_bias: bool = False
     dense_layers: tuple[int, ...] = ()
     dense_dim: int = 0
     activation: str = "silu"  # of dense and shared MLPs
@@ -179,6 +192,7 @@ class ModelConfig:
             ("expert activation", moe.activation, ACTIVATIONS),
             ("activation", self.activation, ACTIVATIONS),
             ("gate", moe.gate, GATES),
+            ("norm", self.norm, NORMS),
         ):
             check_known(kind, value, known)
         sizes = {
@@ -218,6 +232,10 @@ class ModelConfig:
             raise ConfigError(
                 f"attention windows name {len(attention.windows)} layers, the model "
                 f"has {self.num_layers}"
+            )
+        if not (self.norm_before or self.norm_after):
+            raise ConfigError(
+                "a layer needs norms before or after attention and MLP, got neither"
             )
         if self.dense_layers and not self.dense_dim:
             raise ConfigError("dense layers need dense_dim > 0")

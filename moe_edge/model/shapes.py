@@ -11,7 +11,7 @@ Shapes = dict[str, tuple[int, ...]]
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     """Everything of a layer but its routed experts, by canonical name."""
     D, moe = config.d_model, config.moe
-    shapes: Shapes = {"attn_norm": (D,), "mlp_norm": (D,)}
+    shapes = block_norm_shapes(config)
     parts = {"attn": attention_shapes(config.attention_of(layer), D)}
     if layer in config.dense_layers:
         parts["mlp"] = mlp_shapes(D, config.dense_dim)
@@ -24,6 +24,19 @@ def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     if "router" in parts and moe.shared_gate:
         shapes["shared_gate"] = (1, D)
     return shapes
+
+
+def block_norm_shapes(config: ModelConfig) -> Shapes:
+    """The norms of a layer: of what attention and MLP take, and of what they give."""
+    names = ["attn_norm", "mlp_norm"] if config.norm_before else []
+    names += ["attn_after_norm", "mlp_after_norm"] if config.norm_after else []
+    return norm_shapes(config, *names)
+
+
+def norm_shapes(config: ModelConfig, *names: str) -> Shapes:
+    """Weights of norms, and the biases that LayerNorm has."""
+    endings = ("", "_bias") if config.norm == "layer" else ("",)
+    return {name + ending: (config.d_model,) for ending in endings for name in names}
 
 
 def mlp_shapes(d_model: int, dim: int) -> Shapes:

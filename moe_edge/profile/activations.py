@@ -56,7 +56,8 @@ class LayerPrograms:
         x_NWD = np.asarray(self._reader.top()["embed"])[tokens_NW].astype(np.float32)
         if not np.isfinite(x_NWD).all():
             raise _not_finite("embeddings")
-        return x_NWD
+        scale = self.config.embed_scale
+        return x_NWD if scale == 1 else x_NWD * np.float32(scale)
 
     def load(self, layer: int) -> None:
         """Makes a layer the current one."""
@@ -125,7 +126,7 @@ class LayerPrograms:
     def _dense_step(self, kind, layer, x_BSD, valid_BS, window):
         block = bind_block(self._graphs[kind], layer)
         x_BSD, normed_BSD, _ = self._attend(block, x_BSD, valid_BS, window)
-        return x_BSD + block.mlp(normed_BSD)
+        return block.add_mlp(x_BSD, normed_BSD)
 
     def _moe_step(self, kind, layer, experts_ER, x_BSD, valid_BS, window):
         # `Block.__call__` with the experts' input handed out.
@@ -142,7 +143,7 @@ class LayerPrograms:
             activation=self.config.moe.activation,
             swiglu_limit=self.config.moe.swiglu_limit,
         )
-        x_BSD = add_experts(x_BSD, seam(y_TD), shared)
+        x_BSD = add_experts(self.config, x_BSD, seam(y_TD), shared)
         return x_BSD, Seen(hidden, routing.ids_TK, routing.weights_TK)
 
     def _neurons_step(self, experts_ER, expert, x_TD):

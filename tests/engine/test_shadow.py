@@ -155,7 +155,13 @@ def test_keys_by_message_equal_keys_by_copy():
 
 @pytest.mark.parametrize(
     "model, precision",
-    [(ONE, "fp16"), (ONE, "nf4"), (MLA_ONE, "int8"), (GPT_OSS_ONE, "bf16")],
+    [
+        (ONE, "fp16"),
+        (ONE, "nf4"),
+        (MLA_ONE, "int8"),
+        (GPT_OSS_ONE, "bf16"),
+        (("parts", np.float32, NINE), "fp16"),
+    ],
 )
 def test_lower_precisions_name_most_of_the_experts(model, precision):
     actual, predicted = run_beside(*model, precision, Shadow(precision))

@@ -32,6 +32,8 @@ def change(part=None, **fields):
         ),
         (None, {"dense_layers": (7,)}, "dense layers .7,. must lie in 0..2"),
         (None, {"dense_dim": 0}, "need dense_dim"),
+        (None, {"norm": "batch"}, "unknown norm 'batch'.*known: layer, rms"),
+        (None, {"norm_before": False}, "needs norms before or after .*, got neither"),
         ("moe", {"top_k": 13}, "top_k must be in 1..num_experts=12, got 13"),
         ("moe", {"num_groups": 5}, "num_groups 5 must divide num_experts 12"),
         ("moe", {"num_groups": 6}, "top_k 3 exceeds the 1 chosen groups of 2"),

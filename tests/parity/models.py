@@ -48,6 +48,10 @@ VARIANTS = {
         "deepseek_v3",
         {"rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
     ),
+    "flex_olmo-norm": (
+        "flex_olmo",
+        {"norm_topk_prob": True, "attention_bias": False},
+    ),
     "gpt_oss-plain-rope": (
         "gpt_oss",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},

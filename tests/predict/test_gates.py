@@ -15,7 +15,6 @@ from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.engine.weights import bind_block, block_graph
 from moe_edge.model import kv_cache
 from moe_edge.model.experts import run_experts
-from moe_edge.model.layers import rms_norm
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.transformer import embed_tokens, layer_window, make_chunk
@@ -61,7 +60,7 @@ class Seen(NamedTuple):
 @functools.partial(jax.jit, static_argnums=0)
 def begin(config, embed_VD, tokens_BS, start_B, valid_BS):
     chunk = make_chunk(config, start_B, valid_BS)
-    return embed_tokens(embed_VD, tokens_BS), chunk
+    return embed_tokens(config, embed_VD, tokens_BS), chunk
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -87,8 +86,7 @@ def run_layer(config, kind, flat, experts_ER, x_BSD, chunk, window, cache):
 def route_of(config, flat, attended_BSD, chunk):
     """A layer's choice for any state, with its own norm."""
     block = bind_block(block_graph(config, config.moe_layers[0]), flat)
-    normed_BSD = rms_norm(attended_BSD, block.mlp_norm[...], block.eps)
-    return block.route(normed_BSD, chunk)[1]
+    return block.route(block.norm_before("mlp", attended_BSD), chunk)[1]
 
 
 @functools.cache

@@ -136,6 +136,33 @@ CONFIGS = {
         "rope_theta": 5e5,
     },
 }
+CONFIGS["flex_olmo"] = {
+    **_PLAIN,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "attention_bias": True,
+    "pad_token_id": 0,  # that of the class is beyond this vocabulary
+}
+CONFIGS["granitemoe"] = {
+    **_PLAIN,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 1.7,
+    "tie_word_embeddings": True,
+}
+CONFIGS["granitemoeshared"] = {
+    **CONFIGS["granitemoe"],
+    "shared_intermediate_size": 36,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+}
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
 _TORCH_NAMES = {"float32": np.float32, "float16": np.float16}

@@ -84,7 +84,19 @@ MIXED = dataclasses.replace(
     ),
     attention_kinds=(0, 0, 1, 0),
 )
+# LayerNorm on both sides of every branch, multipliers, SparseMixer, a head with a bias.
+PARTS = dataclasses.replace(
+    GQA,
+    norm="layer",
+    norm_after=True,
+    embed_scale=1.3,
+    residual_scale=0.7,
+    logit_divisor=1.7,
+    head_bias=True,
+    moe=dataclasses.replace(GQA.moe, scoring="sparsemixer", nearness=0.3),
+)
 ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS, "mla_bias": MLA_BIAS}
+ALL["parts"] = PARTS
 ALL["mixed"] = MIXED
 
 

@@ -55,7 +55,7 @@ class PlacedPrograms(LayerPrograms):
         else:
             rows_PD = here if away is None else _merge(here, away, away_P)
             y_TD = self._waves(routed).sum_rows(rows_PD, ids_TK, weights_TK)
-        return add_experts(routed.x_BSD, seam(y_TD), routed.shared)
+        return add_experts(self.config, routed.x_BSD, seam(y_TD), routed.shared)
 
     def _join_advance(self, kind, chosen, layer, gates, chunk, window, cache):
         """`join` of a layer (its arguments: `chosen`) and `attend` of the next."""
