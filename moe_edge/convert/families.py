@@ -11,6 +11,7 @@ from moe_edge.convert.family_ernie import ERNIE4_5_MOE
 from moe_edge.convert.family_flex_olmo import FLEX_OLMO
 from moe_edge.convert.family_granite import GRANITEMOE, GRANITEMOESHARED
 from moe_edge.convert.family_hunyuan import HUNYUAN_V1_MOE
+from moe_edge.convert.family_mimo_v2_flash import MIMO_V2_FLASH
 from moe_edge.convert.family_minimax_m2 import MINIMAX_M2
 from moe_edge.convert.family_parts import read_common
 from moe_edge.convert.hf_config import Fields
@@ -40,6 +41,7 @@ FAMILIES = {
     "minimax_m2": MINIMAX_M2,
     "ernie4_5_moe": ERNIE4_5_MOE,
     "hunyuan_v1_moe": HUNYUAN_V1_MOE,
+    "mimo_v2_flash": MIMO_V2_FLASH,
 }
 
 

@@ -236,6 +236,25 @@ CONFIGS["granitemoeshared"] = {
     "tie_word_embeddings": False,
     "attention_bias": True,
 }
+CONFIGS["mimo_v2_flash"] = {
+    **_PLAIN,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 14,
+    "v_head_dim": 10,
+    "attention_value_scale": 0.6,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": 11,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": theta}
+        | {"partial_rotary_factor": 0.44}
+        for kind, theta in (("full_attention", 9e3), ("sliding_attention", 7e2))
+    },
+}
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
 _TORCH_NAMES = {"float32": np.float32, "float16": np.float16}
