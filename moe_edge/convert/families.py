@@ -8,7 +8,10 @@ from moe_edge.convert import family_glm4 as glm4
 from moe_edge.convert import family_gqa as gqa
 from moe_edge.convert.family_dots1 import DOTS1
 from moe_edge.convert.family_ernie import ERNIE4_5_MOE
+from moe_edge.convert.family_flex_olmo import FLEX_OLMO
+from moe_edge.convert.family_granite import GRANITEMOE, GRANITEMOESHARED
 from moe_edge.convert.family_hunyuan import HUNYUAN_V1_MOE
+from moe_edge.convert.family_mimo_v2_flash import MIMO_V2_FLASH
 from moe_edge.convert.family_minimax_m2 import MINIMAX_M2
 from moe_edge.convert.family_parts import read_common
 from moe_edge.convert.hf_config import Fields
@@ -28,6 +31,9 @@ FAMILIES = {
     "kimi_k2": deep.DEEPSEEK_V3,
     "deepseek": deep.DEEPSEEK,
     "xverse": deep.XVERSE,
+    "flex_olmo": FLEX_OLMO,
+    "granitemoe": GRANITEMOE,
+    "granitemoeshared": GRANITEMOESHARED,
     "glm4_moe": glm4.GLM4_MOE,
     "glm4_moe_lite": glm4.GLM4_MOE_LITE,
     "solar_open": glm4.SOLAR_OPEN,
@@ -35,6 +41,7 @@ FAMILIES = {
     "minimax_m2": MINIMAX_M2,
     "ernie4_5_moe": ERNIE4_5_MOE,
     "hunyuan_v1_moe": HUNYUAN_V1_MOE,
+    "mimo_v2_flash": MIMO_V2_FLASH,
 }
 
 

@@ -12,7 +12,6 @@ EVERYWHERE = {
     "hidden_dropout": 0.1,
     "embedding_dropout_prob": 0.0,
     "lm_head_bias": False,
-    "logits_scaling": 1.0,
     "logit_scale": 1,
     "rotary_pct": 1,
     "use_mrope": False,
@@ -28,6 +27,7 @@ def test_values_that_change_nothing_are_accepted(family):
     neutral = {
         **EVERYWHERE,
         "head_dim": attention.head_dim,
+        "logits_scaling": config.logit_divisor,
         "mlp_bias": moe.expert_bias,
         "num_experts": moe.num_experts,
         "num_experts_per_tok": moe.top_k,

@@ -55,6 +55,10 @@ VARIANTS = {
         "deepseek_v3",
         {"rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
     ),
+    "flex_olmo-norm": (
+        "flex_olmo",
+        {"norm_topk_prob": True, "attention_bias": False},
+    ),
     "glm4_moe-groups": (
         "glm4_moe",
         {
