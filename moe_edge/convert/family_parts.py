@@ -108,6 +108,18 @@ def read_gqa(
     )
 
 
+def end_positions(parts: dict, end: int, why: str) -> dict:
+    """Those of `parts` that end the context at a number of positions.
+
+    Args:
+      parts: arguments of `ModelConfig`.
+      why: what would come behind it.
+    """
+    if parts["max_positions"] <= end:
+        return {}
+    return {"max_positions": end, "positions_end": why}
+
+
 def read_layer_types(fields: Fields, layers: int) -> list[str] | None:
     types = fields.get("layer_types")
     if types is None:

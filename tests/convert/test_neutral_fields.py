@@ -11,7 +11,6 @@ EVERYWHERE = {
     "attn_pdrop": 0.0,
     "hidden_dropout": 0.1,
     "embedding_dropout_prob": 0.0,
-    "lm_head_bias": False,
     "logit_scale": 1,
     "partial_rotary_factor": 1.0,
     "rotary_pct": 1,
@@ -28,6 +27,7 @@ def test_values_that_change_nothing_are_accepted(family):
     neutral = {
         **EVERYWHERE,
         "head_dim": attention.head_dim,
+        "lm_head_bias": config.head_bias,
         "logits_scaling": config.logit_divisor,
         "mlp_bias": moe.expert_bias,
         "num_experts": moe.num_experts,

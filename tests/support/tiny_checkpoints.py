@@ -163,6 +163,17 @@ CONFIGS["granitemoeshared"] = {
     "tie_word_embeddings": False,
     "attention_bias": True,
 }
+CONFIGS["phimoe"] = {
+    **_PLAIN,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "router_jitter_noise": 0.2,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "rope_theta": 1e4,
+}
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
 _TORCH_NAMES = {"float32": np.float32, "float16": np.float16}
