@@ -35,7 +35,7 @@ def test_values_that_change_nothing_are_accepted(family):
         "qkv_bias": attention.qkv_bias,
         "rope_interleave": attention.rope.interleaved,
         "routed_scaling_factor": moe.routed_scaling,
-        "scoring_func": "sigmoid" if moe.scoring == "sigmoid" else "softmax",
+        "scoring_func": moe.scoring.removesuffix("_topk"),
         "shared_expert_intermediate_size": moe.shared_dim,
         "use_qk_norm": attention.qk_norm != "none",
         "use_sliding_window": bool(attention.windows),
