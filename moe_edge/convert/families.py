@@ -4,9 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 from moe_edge.convert import family_deepseek as deep
+from moe_edge.convert import family_glm4 as glm4
 from moe_edge.convert import family_gqa as gqa
+from moe_edge.convert.family_dots1 import DOTS1
+from moe_edge.convert.family_ernie import ERNIE4_5_MOE
 from moe_edge.convert.family_flex_olmo import FLEX_OLMO
 from moe_edge.convert.family_granite import GRANITEMOE, GRANITEMOESHARED
+from moe_edge.convert.family_hunyuan import HUNYUAN_V1_MOE
+from moe_edge.convert.family_minimax_m2 import MINIMAX_M2
 from moe_edge.convert.family_parts import end_positions, read_common
 from moe_edge.convert.family_phimoe import PHIMOE
 from moe_edge.convert.hf_config import Fields
@@ -30,6 +35,13 @@ FAMILIES = {
     "granitemoe": GRANITEMOE,
     "granitemoeshared": GRANITEMOESHARED,
     "phimoe": PHIMOE,
+    "glm4_moe": glm4.GLM4_MOE,
+    "glm4_moe_lite": glm4.GLM4_MOE_LITE,
+    "solar_open": glm4.SOLAR_OPEN,
+    "dots1": DOTS1,
+    "minimax_m2": MINIMAX_M2,
+    "ernie4_5_moe": ERNIE4_5_MOE,
+    "hunyuan_v1_moe": HUNYUAN_V1_MOE,
 }
 
 

@@ -74,10 +74,27 @@ def rotated_width(
     width = int(head_dim * fields.number(name, factor))
     if width % 2 or not 2 <= width <= head_dim:
         raise ConfigError(
-            f"config.json of {fields.family}: {name} {factor} rotates {width} of the "
-            f"{head_dim} dimensions of a head, expected an even number in 2..{head_dim}"
+            f"config.json of {fields.family}: {name} (or rotary_dim / head_dim) is "
+            f"{factor}, which rotates {width} of the {head_dim} dimensions of a head; "
+            f"expected an even number in 2..{head_dim}"
         )
     return width
+
+
+def stretch_theta(fields: Fields, parameters: dict, head_dim: int) -> None:
+    """Takes a fixed `alpha` out of a dynamic rope, which it makes a plain one.
+
+    The frequencies are those of theta x alpha^(d / (d - 2)), at every length.
+    """
+    if parameters["rope_type"] == "dynamic" and parameters.get("alpha"):
+        alpha = fields.number("rope alpha", parameters.pop("alpha"))
+        theta = fields.number("rope rope_theta", parameters["rope_theta"])
+        if head_dim <= 2:
+            raise ConfigError(
+                f"config.json of {fields.family}: rope alpha needs a head_dim above 2, "
+                f"got {head_dim}"
+            )
+        parameters["rope_theta"] = theta * alpha ** (head_dim / (head_dim - 2))
 
 
 def rope_config(

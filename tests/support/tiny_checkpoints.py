@@ -32,6 +32,16 @@ _MLA = {
     "num_experts_per_tok": 3,
     "first_k_dense_replace": 1,
 }
+# Grouped queries and DeepSeek-V3's choice of experts.
+_V3 = {
+    "num_key_value_heads": 2,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.7,
+}
 _YARN = {
     "type": "yarn",
     "factor": 4.0,
@@ -135,6 +145,69 @@ CONFIGS = {
         "moe_top_k": 3,
         "rope_theta": 5e5,
     },
+    "glm4_moe": {
+        **_PLAIN,
+        **_V3,
+        "head_dim": 12,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "first_k_dense_replace": 1,
+        "rope_theta": 9000.0,
+    },
+    "glm4_moe_lite": {
+        **_PLAIN,
+        **_MLA,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 18,
+        "n_routed_experts": 6,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "first_k_dense_replace": None,  # the list says it
+        "routed_scaling_factor": 1.7,
+        "rope_theta": 9000.0,
+    },
+    "solar_open": {**_PLAIN, **_V3, "head_dim": 10},
+    "dots1": {
+        **_PLAIN,
+        **_V3,
+        "norm_topk_prob": True,
+        "sliding_window": 9,
+        "max_window_layers": 1,
+        "rope_theta": 9000.0,
+    },
+    "minimax_m2": {
+        **_PLAIN,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "rotary_dim": 6,
+        "intermediate_size": 20,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "rope_theta": 9000.0,
+    },
+    "ernie4_5_moe": {
+        **_PLAIN,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "intermediate_size": 28,
+        "moe_intermediate_size": 20,
+        "moe_num_experts": 6,
+        "moe_num_shared_experts": 2,
+        "moe_k": 3,
+        "moe_layer_start_index": 1,
+        "rope_theta": 9000.0,
+    },
+    "hunyuan_v1_moe": {
+        **_PLAIN,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "attention_bias": True,
+        "intermediate_size": 20,
+        "num_experts": 6,
+        "moe_topk": 3,
+        "rope_theta": 9000.0,
+        "rope_scaling": {"type": "dynamic", "alpha": 3.0, "factor": 1.0},
+    },
 }
 CONFIGS["flex_olmo"] = {
     **_PLAIN,
@@ -176,6 +249,9 @@ CONFIGS["phimoe"] = {
 }
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
+# One family of each kind of experts and their choice: what is refactored and profiled.
+_SAME_EXPERTS = {"glm4_moe", "glm4_moe_lite", "solar_open", "dots1", "hunyuan_v1_moe"}
+KINDS_OF_EXPERTS = tuple(family for family in FAMILIES if family not in _SAME_EXPERTS)
 _TORCH_NAMES = {"float32": np.float32, "float16": np.float16}
 
 
