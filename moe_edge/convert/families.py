@@ -11,6 +11,7 @@ from moe_edge.convert.family_ernie import ERNIE4_5_MOE
 from moe_edge.convert.family_flex_olmo import FLEX_OLMO
 from moe_edge.convert.family_granite import GRANITEMOE, GRANITEMOESHARED
 from moe_edge.convert.family_hunyuan import HUNYUAN_V1_MOE
+from moe_edge.convert.family_mimo_v2_flash import MIMO_V2_FLASH
 from moe_edge.convert.family_minimax_m2 import MINIMAX_M2
 from moe_edge.convert.family_parts import end_positions, read_common
 from moe_edge.convert.family_phimoe import PHIMOE
@@ -42,6 +43,7 @@ FAMILIES = {
     "minimax_m2": MINIMAX_M2,
     "ernie4_5_moe": ERNIE4_5_MOE,
     "hunyuan_v1_moe": HUNYUAN_V1_MOE,
+    "mimo_v2_flash": MIMO_V2_FLASH,
 }
 
 
@@ -71,7 +73,7 @@ def config_from_hf(
     common = read_common(fields, family.max_positions, family.norm_eps)
     parts = common | family.read(fields, common)
     rope = parts["attention"].rope
-    if rope.kind == "longrope":
+    if rope is not None and rope.kind == "longrope":
         why = "beyond, longrope rotates all positions by other frequencies"
         end = rope.original_positions
         parts |= end_positions(parts, end, f"{why}, which is not implemented")

@@ -121,11 +121,10 @@ def check_frequencies(
     Args:
       path: the file, for the message.
     """
-    rope = config.attention.rope
     if values.dtype in (*WEIGHT_DTYPES.values(), np.dtype(np.float64)):
         limits = ml_dtypes.finfo(values.dtype)
-        for kind in (rope.kind, "default"):
-            wanted = inverse_frequencies(dataclasses.replace(rope, kind=kind))
+        plain = [dataclasses.replace(rope, kind="default") for rope in config.ropes]
+        for wanted in map(inverse_frequencies, (*config.ropes, *plain)):
             if values.shape == wanted.shape and np.allclose(
                 values.astype(np.float64),
                 wanted,
@@ -133,8 +132,9 @@ def check_frequencies(
                 atol=float(limits.smallest_subnormal),
             ):
                 return
+    stated = [f"rope {rope.kind}, theta {rope.theta}" for rope in config.ropes]
+    stated = " or ".join(stated) or "no rope"
     raise CheckpointError(
-        f"{path}: {name} differs from the frequencies that its config states (rope "
-        f"{rope.kind}, theta {rope.theta}); correct the config, or remove the tensor "
-        "if the config is right"
+        f"{path}: {name} differs from the frequencies that its config states ({stated}"
+        "); correct the config, or remove the tensor if the config is right"
     )

@@ -57,6 +57,24 @@ def rope_dict(
     return parameters
 
 
+def rope_of_type(fields: Fields, layer_type: str, default: dict) -> dict:
+    """Rope parameters of layers of a type, where `rope_parameters` has some of each.
+
+    Args:
+      default: where the file has no `rope_parameters`.
+    Raises:
+      ConfigError: none of that type.
+    """
+    given = fields.get("rope_parameters") or {layer_type: default}
+    own = given.get(layer_type) if isinstance(given, dict) else None
+    if not isinstance(own, dict):
+        raise ConfigError(
+            f"config.json of {fields.family}: rope_parameters are {given!r:.80}, "
+            f"expected an object with those of {layer_type}"
+        )
+    return {"rope_type": "default", **own}
+
+
 def rotated_width(
     fields: Fields, parameters: dict, head_dim: int, default: float
 ) -> int:

@@ -166,9 +166,10 @@ class Engine:
 
     # Steps.
 
-    def new_cache(self, batch: int, capacity: int) -> kv_cache.Cache:
-        """An empty cache of one layer, of a session's capacity."""
-        return self.put(kv_cache.empty_cache(self.config, batch, capacity))
+    def new_cache(self, layer: int, batch: int, capacity: int) -> kv_cache.Cache:
+        """An empty cache of a layer, of a session's capacity."""
+        attention = self.config.attention_of(layer)
+        return self.put(kv_cache.empty_cache(attention, batch, capacity))
 
     def new_session(
         self, batch: int, capacity: int, with_caches: bool = True
@@ -197,8 +198,7 @@ class Engine:
         capacity = capacity_for(capacity)
         caches = []
         if with_caches:
-            shape = batch, capacity, self.config.num_layers
-            caches = self.put(kv_cache.empty_caches(self.config, *shape))
+            caches = self.put(kv_cache.empty_caches(self.config, batch, capacity))
         numbers = [next(_sequence_numbers) for _ in range(batch)]
         positions_B = jnp.zeros(batch, jnp.int32)
         return Session(caches, positions_B, capacity, [0] * batch, numbers)

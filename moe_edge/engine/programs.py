@@ -73,15 +73,28 @@ class Programs:
     Args:
       config: the model.
       top: of another k, to share; None: new ones.
+      block: class of the layers' modules.
+
+    Attributes:
+      kinds: of every layer, the first one of its kind (`ModelConfig.like`): what tells
+        a program which kind of layer it runs.
     """
 
-    def __init__(self, config: ModelConfig, top: TopPrograms | None = None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        top: TopPrograms | None = None,
+        block: Callable[..., Block] = Block,
+    ):
         self.config, self.top = config, top or TopPrograms(config)
-        self._graphs = {kind: block_graph(config, kind) for kind in (False, True)}
+        self.kinds = tuple(map(config.like, range(config.num_layers)))
+        self._graphs = {
+            kind: block_graph(config, kind, block) for kind in dict.fromkeys(self.kinds)
+        }
 
-    def bind(self, is_moe: bool, flat) -> Block:
-        """A layer's module with its weights, while tracing."""
-        return bind_block(self._graphs[is_moe], flat)
+    def bind(self, kind: int, flat) -> Block:
+        """The module of a layer of a kind with its weights, while tracing."""
+        return bind_block(self._graphs[kind], flat)
 
     def waves_of(self, tokens: int, dtype) -> ExpertWaves:
         """How so many tokens meet experts whose records have a dtype."""

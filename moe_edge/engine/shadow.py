@@ -19,7 +19,7 @@ from moe_edge.core.float32 import to_float32
 from moe_edge.engine.programs import TopPrograms, jit_step
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
 from moe_edge.engine.session import Session
-from moe_edge.engine.weights import Flat, Weights, block_graph, num_bytes
+from moe_edge.engine.weights import Flat, Weights, num_bytes
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.packed import FORMATS, pack, round_to
@@ -33,8 +33,8 @@ from moe_edge.predict.shadow import PRECISIONS
 class RoundedBlock(Block):
     """A block whose residual stream holds values of `fp16` or `bf16`."""
 
-    def __init__(self, config: ModelConfig, is_moe: bool, rngs, rounding: str):
-        super().__init__(config, is_moe, rngs)
+    def __init__(self, config: ModelConfig, layer: int, rngs, rounding: str):
+        super().__init__(config, layer, rngs)
         self.rounding = rounding
 
     def attend(self, x_BSD, chunk, window, cache=None):
@@ -53,19 +53,15 @@ class ShadowPrograms(ResidentPrograms):
     def __init__(
         self, config: ModelConfig, precision: str, top: TopPrograms | None = None
     ):
-        super().__init__(config, top)
+        block, is_packed = Block, precision in FORMATS
+        if is_packed and (rounding := FORMATS[precision].rounding) is not None:
+            block = functools.partial(RoundedBlock, rounding=rounding)
+        super().__init__(config, top, block=block)
         self.precision = precision
-        if precision in FORMATS:
+        if is_packed:
             self.run_experts = functools.partial(
                 run_packed_experts, **self.run_experts.keywords
             )
-            rounding = FORMATS[precision].rounding
-            if rounding is not None:
-                kind = functools.partial(RoundedBlock, rounding=rounding)
-                self._graphs = {
-                    is_moe: block_graph(config, is_moe, kind)
-                    for is_moe in (False, True)
-                }
         self.next_tokens = jit_step(self._next_tokens)
         self.read_kv = jit_step(read_kv, static_argnames="count")
         self.write_kv = jit_step(_write_kv, donate_argnames="caches")
@@ -191,21 +187,37 @@ def _pack_all(flat: Flat, name: str):
     return {key: pack(to_float32(array), name) for key, array in flat.items()}
 
 
-# Keys and values of some positions in one array: also what a message carries.
+# Keys and values of some positions, an array of each shape that caches have: also
+# what a message carries.
 
 
-def read_kv(caches, start_B, count: int):
-    """`[layers * names, rows, count, width]` from positions start_B[b] on."""
+def _shapes(caches) -> list[tuple[int, ...]]:
+    arrays = (array for cache in caches for array in cache.values())
+    return list(dict.fromkeys(array.shape for array in arrays))
+
+
+def read_kv(caches, start_B, count: int) -> tuple[jax.Array, ...]:
+    """Of each shape `[caches, rows, count, width]` from positions start_B[b] on."""
     arrays = [cache[name] for cache in caches for name in cache]
-    return jnp.stack([kv_cache.read(array, start_B, count) for array in arrays])
+    return tuple(
+        jnp.stack(
+            [
+                kv_cache.read(array, start_B, count)
+                for array in arrays
+                if array.shape == shape
+            ]
+        )
+        for shape in _shapes(caches)
+    )
 
 
 def _write_kv(caches, kv, start_B):
-    new = iter(kv)
-    return [
-        {name: kv_cache.write(cache[name], next(new), start_B)[0] for name in cache}
-        for cache in caches
-    ]
+    new = dict(zip(_shapes(caches), map(iter, kv), strict=True))
+
+    def put(array):
+        return kv_cache.write(array, next(new[array.shape]), start_B)[0]
+
+    return [{name: put(cache[name]) for name in cache} for cache in caches]
 
 
 def _copy_kv(caches, source, start_B, count: int):

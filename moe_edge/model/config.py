@@ -45,12 +45,12 @@ class RopeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    """Grouped-query or multi-head latent attention."""
+    """Grouped-query or multi-head latent attention, of a layer or of all."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int  # width of q and k per head (MLA: nope_dim + rope.dim)
-    rope: RopeConfig
+    rope: RopeConfig | None  # None: queries and keys do not know their positions
     kind: str = "gqa"
     softmax_scale: float | None = None  # None: head_dim ** -0.5
     qkv_bias: bool = False
@@ -59,19 +59,32 @@ class AttentionConfig:
     qk_norm_after_rope: bool = False  # per head only (HunYuan)
     clip_qkv: float | None = None
     sinks: bool = False  # one learned logit per head in the softmax's denominator
-    # Per layer, how many latest positions a query sees (None: all of them).
+    # Of every layer of the model, how many latest positions a query sees (None: all of
+    # them). Kinds besides the first have none: see `ModelConfig.other_attention`.
     windows: tuple[int | None, ...] = ()
+    chunked: bool = False  # a query sees its own chunk of `window` positions (Llama 4)
+    v_head_dim: int = 0  # 0: head_dim (MLA states it always)
+    value_scale: float = 1.0  # multiplies v
     # MLA only
     kv_lora_rank: int = 0
     q_lora_rank: int | None = None
     nope_dim: int = 0
-    v_head_dim: int = 0
     # RMSNorm epsilon inside MLA when it differs from the model's.
     lora_norm_eps: float | None = None
 
     @property
     def scale(self) -> float:
         return self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head of v."""
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def cache_heads(self) -> int:
+        """Rows of a layer's cache that belong to one row of the batch."""
+        return 1 if self.kind == "mla" else self.num_kv_heads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +150,11 @@ class MoeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A whole model. `dense_layers` have a plain MLP instead of experts."""
+    """A whole model. `dense_layers` have a plain MLP instead of experts.
+
+    Where layers differ in more than their windows, `other_attention` holds the further
+    kinds, and `attention_kinds` of every layer which it has (0: `attention`).
+    """
 
     model_type: str
     vocab_size: int
@@ -164,6 +181,8 @@ class ModelConfig:
     tie_embeddings: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    other_attention: tuple[AttentionConfig, ...] = ()
+    attention_kinds: tuple[int, ...] = ()
     hf_config: dict[str, Any] = dataclasses.field(
         default_factory=dict, compare=False, hash=False, repr=False
     )
@@ -171,9 +190,6 @@ class ModelConfig:
     def __post_init__(self):
         attention, moe = self.attention, self.moe
         for kind, value, known in (
-            ("attention kind", attention.kind, ATTENTION_KINDS),
-            ("qk norm", attention.qk_norm, QK_NORMS),
-            ("rope kind", attention.rope.kind, ROPE_KINDS),
             ("router scoring", moe.scoring, SCORINGS),
             ("group score", moe.group_score, GROUP_SCORES),
             ("expert activation", moe.activation, ACTIVATIONS),
@@ -186,43 +202,21 @@ class ModelConfig:
             "vocab_size": self.vocab_size,
             "d_model": self.d_model,
             "num_layers": self.num_layers,
-            "num_heads": attention.num_heads,
-            "num_kv_heads": attention.num_kv_heads,
-            "head_dim": attention.head_dim,
             "num_experts": moe.num_experts,
             "expert_dim": moe.expert_dim,
             "max_positions": self.max_positions,
         }
         for name, value in sizes.items():
             check_count(name, value)
+        for each in self.attentions:
+            _check_attention(each)
+        self._check_kinds()
         if not 1 <= moe.top_k <= moe.max_top_k:
             limit = "parent_top_k x sub_experts" if moe.keeps_router else "num_experts"
             raise ConfigError(
                 f"top_k must be in 1..{limit}={moe.max_top_k}, got {moe.top_k}"
             )
         _check_split(moe)
-        if attention.num_heads % attention.num_kv_heads:
-            raise ConfigError(
-                f"num_heads {attention.num_heads} must be a multiple of num_kv_heads "
-                f"{attention.num_kv_heads}"
-            )
-        if attention.qk_norm_after_rope and attention.qk_norm != "head":
-            raise ConfigError(
-                "a norm of q and k after rotation is one per head, got qk_norm "
-                f"{attention.qk_norm!r}"
-            )
-        if attention.rope.dim % 2 or attention.rope.dim > attention.head_dim:
-            raise ConfigError(
-                f"rotary width {attention.rope.dim} must be even and at most "
-                f"head_dim {attention.head_dim}"
-            )
-        rope, kind = attention.rope, "longrope"
-        if len(rope.factors) != (rope.dim // 2 if rope.kind == kind else 0):
-            raise ConfigError(
-                f"a rope of kind {rope.kind!r} that rotates {rope.dim} dimensions has "
-                f"{len(rope.factors)} factors; longrope needs one for two dimensions, "
-                "others none"
-            )
         if (
             moe.num_parents % moe.num_groups
             or not 1 <= moe.topk_groups <= moe.num_groups
@@ -253,6 +247,50 @@ class ModelConfig:
                 f"dense layers {self.dense_layers} must lie in 0..{self.num_layers - 1}"
             )
 
+    def _check_kinds(self) -> None:
+        """Raises ConfigError unless every layer has one of the kinds of attention."""
+        kinds, others = self.attention_kinds, self.other_attention
+        if bool(kinds) != bool(others) or any(each.windows for each in others):
+            raise ConfigError(
+                "attention_kinds name the kind of every layer where there are "
+                "other_attention, whose windows stand in attention"
+            )
+        found = sorted(set(kinds))
+        if kinds and (
+            len(kinds) != self.num_layers or found != list(range(len(others) + 1))
+        ):
+            raise ConfigError(
+                f"attention_kinds name {len(kinds)} layers and kinds {found}, expected "
+                f"{self.num_layers} layers and kinds 0..{len(others)}"
+            )
+
+    @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """All kinds of attention that layers have."""
+        return (self.attention, *self.other_attention)
+
+    def attention_of(self, layer: int) -> AttentionConfig:
+        """The attention of a layer; its window: `window`."""
+        kind = self.attention_kinds[layer] if self.attention_kinds else 0
+        return self.attentions[kind]
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The different rotary embeddings of the layers."""
+        ropes = (each.rope for each in self.attentions)
+        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+
+    def like(self, layer: int) -> int:
+        """The first layer of the same kind: one program serves both."""
+        is_dense = layer in self.dense_layers
+        alike = (
+            other
+            for other in range(layer)
+            if (other in self.dense_layers) == is_dense
+            and self.attention_of(other) is self.attention_of(layer)
+        )
+        return next(alike, layer)
+
     @property
     def moe_layers(self) -> tuple[int, ...]:
         """Ids of the layers that have routed experts."""
@@ -267,6 +305,41 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """How many latest positions a query of `layer` sees (None: all)."""
         return self.attention.windows[layer] if self.attention.windows else None
+
+
+def _check_attention(attention: AttentionConfig) -> None:
+    """Raises ConfigError unless the fields of a kind of attention fit together."""
+    check_known("attention kind", attention.kind, ATTENTION_KINDS)
+    check_known("qk norm", attention.qk_norm, QK_NORMS)
+    for name in ("num_heads", "num_kv_heads", "head_dim", "value_dim"):
+        check_count(name, getattr(attention, name))
+    if attention.num_heads % attention.num_kv_heads:
+        raise ConfigError(
+            f"num_heads {attention.num_heads} must be a multiple of num_kv_heads "
+            f"{attention.num_kv_heads}"
+        )
+    if attention.qk_norm_after_rope and attention.qk_norm != "head":
+        raise ConfigError(
+            "a norm of q and k after rotation is one per head, got qk_norm "
+            f"{attention.qk_norm!r}"
+        )
+    rope = attention.rope
+    if rope is None:
+        if attention.kind == "mla":
+            raise ConfigError("attention kind mla needs a rope, got None")
+        return
+    check_known("rope kind", rope.kind, ROPE_KINDS)
+    if rope.dim % 2 or rope.dim > attention.head_dim:
+        raise ConfigError(
+            f"rotary width {rope.dim} must be even and at most "
+            f"head_dim {attention.head_dim}"
+        )
+    if len(rope.factors) != (rope.dim // 2 if rope.kind == "longrope" else 0):
+        raise ConfigError(
+            f"a rope of kind {rope.kind!r} that rotates {rope.dim} dimensions has "
+            f"{len(rope.factors)} factors; longrope needs one for two dimensions, "
+            "others none"
+        )
 
 
 def _check_split(moe: MoeConfig) -> None:

@@ -38,7 +38,8 @@ ExpertFn = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 class Chunk(NamedTuple):
     """Where the tokens of a call stand in their sequences."""
 
-    tables: tuple[jax.Array, jax.Array]  # rope cosines and sines `[B, S, dim / 2]`
+    # Of every rope of the model (`config.ropes`): cosines, sines `[B, S, dim / 2]`.
+    tables: tuple[tuple[jax.Array, jax.Array], ...]
     start_B: jax.Array  # int32, position of each row's first token
     valid_BS: jax.Array  # bool, False for padding: no expert computes it
     k_B: jax.Array | None = None  # int32, experts of a row's tokens; None: the model's
@@ -74,7 +75,7 @@ class Shared(NamedTuple):
 def make_chunk(config: ModelConfig, start_B, valid_BS, k_B=None) -> Chunk:
     """Chunk of tokens at positions start_B[b], start_B[b] + 1, ..."""
     positions_BS = start_B[:, None] + jnp.arange(valid_BS.shape[1]).reshape(1, -1)
-    tables = rope_tables(config.attention.rope, positions_BS)
+    tables = tuple(rope_tables(rope, positions_BS) for rope in config.ropes)
     return Chunk(tables, start_B, valid_BS, k_B)
 
 
@@ -85,12 +86,16 @@ class Block(nnx.Module):
     transfers between `route` and `add_experts`; `__call__` runs them all.
     """
 
-    def __init__(self, config: ModelConfig, is_moe: bool, rngs: nnx.Rngs):
-        D, self.config, self.is_moe = config.d_model, config, is_moe
+    def __init__(self, config: ModelConfig, layer: int, rngs: nnx.Rngs):
+        D, self.config = config.d_model, config
+        self.is_moe = layer not in config.dense_layers
+        attention = config.attention_of(layer)
+        rope = attention.rope
+        self.rope = None if rope is None else config.ropes.index(rope)
         add_params(self, block_norm_shapes(config), rngs)
-        kind = LatentAttention if config.attention.kind == "mla" else Attention
-        self.attn = kind(config, rngs)
-        if not is_moe:
+        kind = LatentAttention if attention.kind == "mla" else Attention
+        self.attn = kind(config, layer, rngs)
+        if not self.is_moe:
             self.mlp = GatedMlp(D, config.dense_dim, config.activation, rngs)
             return
         self.router = Router(config, rngs)
@@ -104,7 +109,8 @@ class Block(nnx.Module):
     def attend(self, x_BSD, chunk: Chunk, window, cache=None):
         """Adds attention to the residual stream; returns (Attended, cache)."""
         config, normed_BSD = self.config, self.norm_before("attn", x_BSD)
-        y, cache = self.attn(normed_BSD, chunk.tables, chunk.start_B, window, cache)
+        tables = None if self.rope is None else chunk.tables[self.rope]
+        y, cache = self.attn(normed_BSD, tables, chunk.start_B, window, cache)
         y = leave_branch(config, y, self.norm_after("attn"))
         if config.norm_before and config.norm == "rms":
             found = add_norm(x_BSD, y, self.mlp_norm[...], config.norm_eps)
@@ -238,8 +244,7 @@ class Transformer(nnx.Module):
         self.config = config
         self.embed = new_matrix(rngs, config.vocab_size, config.d_model)
         self.blocks = nnx.List(
-            Block(config, layer in config.moe_layers, rngs)
-            for layer in range(config.num_layers)
+            Block(config, layer, rngs) for layer in range(config.num_layers)
         )
         add_params(self, norm_shapes(config, "final_norm"), rngs)
         if config.head_bias:

@@ -93,7 +93,7 @@ def test_branches_are_normed_where_the_config_says(before, after, kind, is_moe):
         valid_BS = jax.numpy.ones((1, 4), bool)
         chunk = make_chunk(config, jax.numpy.zeros(1, jax.numpy.int32), valid_BS)
         attended, _ = block.attend(x_BSD, chunk, window)
-        y, _ = block.attn(taken_BSD, chunk.tables, chunk.start_B, window)
+        y, _ = block.attn(taken_BSD, chunk.tables[0], chunk.start_B, window)
         if not is_moe:
             own = block.mlp(attended.normed_BSD), block.add_mlp(*attended)
             return attended, y, *own

@@ -64,7 +64,7 @@ def begin(config, embed_VD, tokens_BS, start_B, valid_BS):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def run_layer(config, is_moe, flat, experts_ER, x_BSD, chunk, window, cache):
+def run_layer(config, kind, flat, experts_ER, x_BSD, chunk, window, cache):
     """A layer: (output, cache, routing), and what a router of this step sees."""
     expert_fn = functools.partial(
         run_experts,
@@ -73,9 +73,9 @@ def run_layer(config, is_moe, flat, experts_ER, x_BSD, chunk, window, cache):
         swiglu_limit=config.moe.swiglu_limit,
         method="dense",
     )
-    block = bind_block(block_graph(config, is_moe), flat)
+    block = bind_block(block_graph(config, kind), flat)
     attended_BSD = hidden_TD = None
-    if is_moe:
+    if block.is_moe:
         (attended_BSD, normed_BSD), _ = block.attend(x_BSD, chunk, window, cache)
         hidden_TD, _ = block.route(normed_BSD, chunk)
     out = block(x_BSD, chunk, window, experts_ER, expert_fn, cache)
@@ -85,7 +85,7 @@ def run_layer(config, is_moe, flat, experts_ER, x_BSD, chunk, window, cache):
 @functools.partial(jax.jit, static_argnums=0)
 def route_of(config, flat, attended_BSD, chunk):
     """A layer's choice for any state, with its own norm."""
-    block = bind_block(block_graph(config, True), flat)
+    block = bind_block(block_graph(config, config.moe_layers[0]), flat)
     return block.route(block.norm_before("mlp", attended_BSD), chunk)[1]
 
 
@@ -100,7 +100,9 @@ def decode_step(name="gqa", dtype=np.float32):
     rng = np.random.default_rng(3)
     shape = (BATCH, PROMPT + 1)
     tokens_BS = rng.integers(0, config.vocab_size, shape).astype(np.int32)
-    caches = [kv_cache.empty_cache(config, BATCH, CAPACITY) for _ in weights.layers]
+    caches = [
+        kv_cache.empty_cache(config.attention, BATCH, CAPACITY) for _ in weights.layers
+    ]
     for step in range(PROMPT + 1):
         is_last, seen = step == PROMPT, []
         valid_B1, start_B = np.ones((BATCH, 1), bool), np.full(BATCH, step, np.int32)
@@ -112,7 +114,7 @@ def decode_step(name="gqa", dtype=np.float32):
         for layer, flat in enumerate(weights.layers):
             cache, x_in_BSD = caches[layer], x_BSD
             (x_BSD, caches[layer], routing), attended_BSD, hidden_TD = run_layer(
-                *(config, layer in config.moe_layers, flat, weights.experts[layer]),
+                *(config, config.like(layer), flat, weights.experts[layer]),
                 *(x_BSD, chunk, np.int32(layer_window(config, layer)), cache),
             )
             later = {
@@ -348,7 +350,7 @@ def test_wanted_scores_top_score_rule_by_hand():
 
 @functools.partial(jax.jit, static_argnums=0)
 def run_partial_gate(config, flat, x_BSD, chunk, window, cache):
-    block = bind_block(block_graph(config, True), flat)
+    block = bind_block(block_graph(config, config.moe_layers[0]), flat)
     return partial_gate(block, x_BSD, chunk, window, cache, None)
 
 
