@@ -13,7 +13,8 @@ from moe_edge.convert.family_granite import GRANITEMOE, GRANITEMOESHARED
 from moe_edge.convert.family_hunyuan import HUNYUAN_V1_MOE
 from moe_edge.convert.family_mimo_v2_flash import MIMO_V2_FLASH
 from moe_edge.convert.family_minimax_m2 import MINIMAX_M2
-from moe_edge.convert.family_parts import read_common
+from moe_edge.convert.family_parts import end_positions, read_common
+from moe_edge.convert.family_phimoe import PHIMOE
 from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.hf_files import CONFIG_NAME, GENERATION_NAME
 from moe_edge.convert.neutral_fields import neutral_values
@@ -34,6 +35,7 @@ FAMILIES = {
     "flex_olmo": FLEX_OLMO,
     "granitemoe": GRANITEMOE,
     "granitemoeshared": GRANITEMOESHARED,
+    "phimoe": PHIMOE,
     "glm4_moe": glm4.GLM4_MOE,
     "glm4_moe_lite": glm4.GLM4_MOE_LITE,
     "solar_open": glm4.SOLAR_OPEN,
@@ -70,6 +72,11 @@ def config_from_hf(
     fields.get("quantization_config")  # judged by quantize.py
     common = read_common(fields, family.max_positions, family.norm_eps)
     parts = common | family.read(fields, common)
+    rope = parts["attention"].rope
+    if rope is not None and rope.kind == "longrope":
+        why = "beyond, longrope rotates all positions by other frequencies"
+        end = rope.original_positions
+        parts |= end_positions(parts, end, f"{why}, which is not implemented")
     vocab = fields.int("vocab_size")
     special: dict[str, tuple[int, ...]] = {}
     for name, default in (("eos_token_id", family.eos), ("bos_token_id", family.bos)):

@@ -13,7 +13,7 @@ from moe_edge.core.checks import ConfigError, check_count, check_known
 
 ATTENTION_KINDS = ("gqa", "mla")
 QK_NORMS = ("none", "head", "full")
-ROPE_KINDS = ("default", "linear", "yarn", "llama3")
+ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope")
 SCORINGS = ("softmax", "sigmoid", "softmax_topk", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
@@ -33,8 +33,9 @@ class RopeConfig:
     kind: str = "default"
     interleaved: bool = False  # pairs (0,1),(2,3).. (DeepSeek, ERNIE), not halves
     factor: float = 1.0
-    original_positions: int = 0  # yarn, llama3
-    attention_factor: float = 1.0  # multiplies cos and sin (yarn)
+    factors: tuple[float, ...] = ()  # longrope: divide the frequencies, one by one
+    original_positions: int = 0  # yarn, llama3, longrope
+    attention_factor: float = 1.0  # multiplies cos and sin (yarn, longrope)
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True  # yarn: round the correction range to whole indices
@@ -162,6 +163,8 @@ class ModelConfig:
     attention: AttentionConfig
     moe: MoeConfig
     max_positions: int
+    # Why that is less than config.json says, for messages.
+    positions_end: str = ""
     norm_eps: float = 1e-6
     # Of layers and of the final state: root mean square, or LayerNorm with a bias.
     norm: str = "rms"
@@ -293,6 +296,12 @@ class ModelConfig:
         """Ids of the layers that have routed experts."""
         return tuple(i for i in range(self.num_layers) if i not in self.dense_layers)
 
+    @property
+    def context_words(self) -> str:
+        """How many positions there are, and why there are no more."""
+        why = f" ({self.positions_end})" if self.positions_end else ""
+        return f"{self.max_positions}{why}"
+
     def window(self, layer: int) -> int | None:
         """How many latest positions a query of `layer` sees (None: all)."""
         return self.attention.windows[layer] if self.attention.windows else None
@@ -324,6 +333,12 @@ def _check_attention(attention: AttentionConfig) -> None:
         raise ConfigError(
             f"rotary width {rope.dim} must be even and at most "
             f"head_dim {attention.head_dim}"
+        )
+    if len(rope.factors) != (rope.dim // 2 if rope.kind == "longrope" else 0):
+        raise ConfigError(
+            f"a rope of kind {rope.kind!r} that rotates {rope.dim} dimensions has "
+            f"{len(rope.factors)} factors; longrope needs one for two dimensions, "
+            "others none"
         )
 
 

@@ -236,6 +236,17 @@ CONFIGS["granitemoeshared"] = {
     "tie_word_embeddings": False,
     "attention_bias": True,
 }
+CONFIGS["phimoe"] = {
+    **_PLAIN,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "router_jitter_noise": 0.2,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "rope_theta": 1e4,
+}
 CONFIGS["mimo_v2_flash"] = {
     **_PLAIN,
     "num_hidden_layers": 4,
