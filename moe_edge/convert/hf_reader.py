@@ -40,7 +40,7 @@ class HfReader(DenseReader):
             read_generation(self.path),
         )
         self._source = TensorSource(self.path, self.config, dtype)
-        self.dropped, self.untied = self._source.dropped, self._source.untied
+        self.dropped, self.untied = list(self._source.unused), self._source.untied
         if self.untied:
             raw = self.config.hf_config | {"tie_word_embeddings": False}
             self.config = dataclasses.replace(
@@ -76,7 +76,7 @@ class HfReader(DenseReader):
 
     @property
     def quantized(self) -> str | None:
-        """ "fp8", "mxfp4" or None."""
+        """The method of its quantization_config, such as "fp8"; None: none."""
         return self._source.method
 
     @property
