@@ -115,7 +115,7 @@ def _later_layers(found: Iterable[str], config: ModelConfig) -> set[int]:
     joining = {
         int(match[1])
         for name in found
-        if (match := _LAYER_ID.match(name)) and name.startswith(_JOINS, match.end())
+        if _JOINS in name and (match := _LAYER_ID.match(name))
     }
     counts = [config.hf_config.get(name) for name in _LATER_LAYERS]
     stated = next((n for n in counts if type(n) is int and n > 0), len(joining))

@@ -84,17 +84,13 @@ class CompressedTensors:
 
     def _of(self, module: str, packed: bool) -> _Group:
         """The group of a module."""
-        group = min(self._groups, key=lambda group: group.rank(module))
-        has_none = group.rank(module) > 2
+        ranks = [group.rank(module) for group in self._groups]
+        has_none, group = min(ranks) > 2, self._groups[ranks.index(min(ranks))]
         if has_none or group.packed != packed:
+            why = "no group targets it" if has_none else "its group has another format"
             raise CheckpointError(
-                f"{module} is {'packed' if packed else 'of 8 bits'}, but "
-                + (
-                    "no group targets it"
-                    if has_none
-                    else "its group has another format"
-                )
-                + "; copy config.json again"
+                f"{module} is {'packed' if packed else 'of 8 bits'}, but {why}; copy "
+                "config.json again"
             )
         return group
 

@@ -65,14 +65,13 @@ def find_scaled(
     """
     found: list[PackedTensor] = []
     for name, stored in files.items():
-        scales = [name + suffix for suffix in SCALES if name + suffix in files]
-        if stored.dtype is None:
-            is_weight = bool(scales)
-        else:
-            is_weight = stored.dtype in dtypes and not name.endswith(ZERO)
-        if not is_weight:
+        dtype = stored.dtype
+        if dtype is not None and (dtype not in dtypes or name.endswith(ZERO)):
             continue
-        kind = "INT8" if stored.dtype == INT8 else "FP8"
+        scales = [name + suffix for suffix in SCALES if name + suffix in files]
+        if dtype is None and not scales:
+            continue
+        kind = "INT8" if dtype == INT8 else "FP8"
         if not scales:
             either = " or ".join(name + suffix for suffix in SCALES)
             raise CheckpointError(f"{kind} tensor {name} lacks its {either}")

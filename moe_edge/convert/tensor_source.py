@@ -5,7 +5,6 @@ wanted dtype. Names that no model uses (rotary buffers, multi-token prediction l
 tied model's copy of the embedding, scales of activations) are set aside and reported.
 """
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES, cast
 from moe_edge.checkpoint.schema import Shapes, name_some
 from moe_edge.convert import rules
-from moe_edge.convert.hf_tensors import EMBED, HEAD, Stored, named_tensors
+from moe_edge.convert.hf_tensors import EMBED, HEAD, named_tensors
 from moe_edge.convert.packed_tensor import PackedTensor
 from moe_edge.convert.quantize import Scheme, quantization
 from moe_edge.convert.safetensors_reader import SafetensorsFile
@@ -61,7 +60,7 @@ class TensorSource:
         # Those that are a weight alone, and those that are dequantised from several.
         self._files, self.unused = named_tensors(folder, config, files)
         self._packed: dict[str, PackedTensor] = {}
-        self._parts: set[Stored] = set()
+        self._open = {stored.file for stored in self._files.values()}
         self._dtype, has_values = dtype, files is None
         if scheme is not None:
             self._join(folder, scheme)
@@ -73,7 +72,8 @@ class TensorSource:
         if config.tie_embeddings and {EMBED, HEAD} <= self.shapes.keys():
             self.untied = has_values and not self._are_equal(EMBED, HEAD)
             if not self.untied:
-                self._set_aside(HEAD, "the embedding again, to which it is tied")
+                told = "" if has_values else ", unless its values differ from that"
+                self._set_aside(HEAD, f"tied to the embedding{told}")
 
     def _join(self, folder: Path, scheme: Scheme) -> None:
         """Takes the parts of quantised weights, and what else belongs to them."""
@@ -84,9 +84,9 @@ class TensorSource:
                 f"but no tensor is {self.method} with its scales; remove it if the "
                 "weights are not quantised, else copy the folder again"
             )
-        self._parts = {s for p in self._packed.values() for s in p.parts.values()}
+        joined = {part.name for p in self._packed.values() for part in p.parts.values()}
         for name, stored in list(self._files.items()):
-            if stored in self._parts:
+            if stored.name in joined:
                 del self._files[name]
             elif reason := scheme.why_unread(name):
                 self.unused[self._files.pop(name).name] = reason
@@ -137,10 +137,6 @@ class TensorSource:
         """Those that hold a tensor."""
         return sorted(file.path for file in self._open)
 
-    @functools.cached_property
-    def _open(self) -> set[SafetensorsFile]:
-        return {stored.file for stored in (*self._files.values(), *self._parts)}
-
     def check_dtypes(self) -> None:
         """Refuses tensors that hold no weights (integers, bytes, unscaled FP8)."""
         allowed = set(WEIGHT_DTYPES.values())
@@ -158,12 +154,12 @@ class TensorSource:
                 "--dtype for float64)"
             )
 
-    def dtype(self, name: str, keep_float32: bool = False) -> np.dtype:
-        """The dtype `read` returns."""
+    def dtype(self, name: str, keep_float32: bool = False) -> np.dtype | None:
+        """The dtype `read` returns; None if the file is not there."""
         stored = self._packed.get(name, self._files.get(name)).dtype
-        if self._dtype is None or (keep_float32 and stored == np.float32):
+        if stored is None or self._dtype is None:
             return stored
-        return self._dtype
+        return stored if keep_float32 and stored == np.float32 else self._dtype
 
     def read(self, name: str, keep_float32: bool = False) -> np.ndarray:
         """A whole tensor; a view of the file where nothing has to be computed."""

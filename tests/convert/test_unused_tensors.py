@@ -131,12 +131,14 @@ def test_rotary_frequencies_are_compared_without_jax(tmp_path):
     hf = write_folder(tmp_path / "hf", raw_config("olmoe"), tensors)
     text = (
         "import sys; from moe_edge.convert.open import open_checkpoint; "
+        "from moe_edge.convert.check import check_checkpoint; "
+        f"print(*check_checkpoint({str(hf)!r}).unused); "
         f"print(open_checkpoint({str(hf)!r}).dropped, 'jax' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"{[FREQUENCIES]} False\n"
+    assert done.stdout == f"{FREQUENCIES}\n{[FREQUENCIES]} False\n"
 
 
 def test_layer_behind_the_last_is_dropped_only_as_a_module_of_later_tokens(tmp_path):
