@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.checkpoint.dtypes import KEEP_FLOAT32, RECORD_DTYPES
-from moe_edge.checkpoint.manifest import with_kind
+from moe_edge.checkpoint.manifest import TOKENIZER_NAME, with_kind
 from moe_edge.checkpoint.schema import (
     Differences,
     dense_items,
@@ -63,6 +63,7 @@ class Check:
       reasons: why it does not load; empty: it does, as far as it was checked.
       config: the model; None: its config.json is refused.
       quantized: how its weights are stored, see `quantize.Scheme.method`.
+      has_tokenizer: whether prompts can be texts.
       tensors: how many weights were found; None: they were not looked for.
       absent: files that the index names and that are not there.
       unused: name of a tensor that the model does not use -> why.
@@ -74,6 +75,7 @@ class Check:
     reasons: list[str] = dataclasses.field(default_factory=list)
     config: ModelConfig | None = None
     quantized: str | None = None
+    has_tokenizer: bool = False
     tensors: int | None = None
     absent: int = 0
     unused: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -112,6 +114,7 @@ def check_checkpoint(src: str | Path, dtype: np.dtype | None = None) -> Check:
     with check.collecting():
         reader = open_checkpoint(path, dtype)
         check.config, check.quantized = reader.config, reader.quantized
+        check.has_tokenizer = reader.tokenizer_path is not None
         why = "the model does not use them"
         check.unused = dict.fromkeys(reader.dropped, why)
         check.tensors = len(rules.hf_shapes(reader.config))
@@ -121,6 +124,7 @@ def check_checkpoint(src: str | Path, dtype: np.dtype | None = None) -> Check:
 def _check_folder(check: Check, dtype: np.dtype | None) -> None:
     """Fills in what is known of a Hugging Face folder."""
     folder, raw, files = check.path, None, None
+    check.has_tokenizer = (folder / TOKENIZER_NAME).is_file()
     with check.collecting():
         raw = read_json(folder / CONFIG_NAME, CheckpointError, strict=False)
     if isinstance(raw, dict):
@@ -187,6 +191,7 @@ def summary(check: Check) -> dict[str, Any]:
         "loads": not check.reasons,
         "reasons": check.reasons,
         "quantized": check.quantized,
+        "tokenizer": check.has_tokenizer,
         "checked": check.checked,
         "tensors": check.tensors,
         "absent_tensors": check.absent,
@@ -245,6 +250,8 @@ def lines(check: Check) -> Iterator[str]:
             f"tensors: {check.tensors:,} weights, {check.checked} checked"
             f"{where if check.absent else ''}"
         )
+    if not check.has_tokenizer:
+        yield "no tokenizer.json: prompts can be token ids alone"
     for why, names in _by_reason(check).items():
         yield f"left out, {len(names):,} tensors, {why}: {name_some(names)}"
     for reason in check.reasons:

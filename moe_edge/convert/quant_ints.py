@@ -32,12 +32,14 @@ _WHOLE = (_WORD, np.dtype(np.int64))
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # output of each code of a word
 
 
-def unpack(words: np.ndarray, bits: int, axis: int = -1) -> np.ndarray:
-    """uint8 codes of int32 words, n times as many along `axis`."""
+def unpack(words: np.ndarray, bits: int, axis: int = 1) -> np.ndarray:
+    """uint8 codes of a matrix of int32 words, n times as many along `axis`."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    words = np.moveaxis(words.view(np.uint32), axis, -1)[..., None]
-    codes = ((words >> shifts) & np.uint32((1 << bits) - 1)).astype(np.uint8)
-    return np.moveaxis(codes.reshape(*codes.shape[:-2], -1), -1, axis)
+    shifts = shifts[:, None] if axis == 0 else shifts
+    codes = np.expand_dims(words.view(np.uint32), axis + 1) >> shifts
+    codes = (codes & np.uint32((1 << bits) - 1)).astype(np.uint8)
+    rows, cols = words.shape
+    return codes.reshape((-1, cols) if axis == 0 else (rows, -1))
 
 
 class PackedInts(PackedTensor):

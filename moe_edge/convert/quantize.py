@@ -123,6 +123,7 @@ def _gptq(fields: QuantFields) -> Scheme:
         *("model_seqlen", "block_name_to_quantize", "batch_size", "pad_token_id"),
         *("module_name_preceding_first_block", "cache_block_outputs", "mse"),
         *("modules_in_block_to_quantize", "act_group_aware", "modules_to_not_convert"),
+        "hyb_act",
     )
     bits = fields.only("bits", BITS)
     fields.only("pack_dtype", ("int32",), default="int32")

@@ -103,7 +103,8 @@ def test_config_alone_gives_sizes_and_says_that_tensors_were_not_checked(tmp_pat
     assert said["loads"] and said["checked"] == "nothing" and said["tensors"] is None
     assert said["expert_bytes"]["float32"] == 4 * 3 * 48 * 20
     text = shown(check)
-    assert "tensors: not checked\nloads, as far as it was checked" in text
+    assert "tensors: not checked\nno tokenizer.json: pro" in text
+    assert "alone\nloads, as far as it was checked" in text
     assert "float32        11.5 kB        207 kB" in text
     assert "q8_0                 -             -           -" in text
     (tmp_path / "pytorch_model.bin").write_bytes(b"")

@@ -53,7 +53,7 @@ def test_convert_script_bad_input_is_one_line(run_script, tiny, tmp_path):
 
 def test_convert_check_prints_and_ends_by_whether_it_loads(run_script, tiny, tmp_path):
     done = run_script("convert", "--src", tiny, "--check")
-    assert done.summary["loads"] and done.summary["seconds"] < 60
+    assert done.summary["loads"] and done.summary["tokenizer"]
     begin = f"{tiny}: Hugging Face folder of qwen2_moe\n2 layers, 2 with 8 experts,"
     assert done.stdout.startswith(begin)
     write_tiny_checkpoint(tmp_path / "odd", with_tokenizer=False, logit_bonus=2)
