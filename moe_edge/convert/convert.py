@@ -32,6 +32,7 @@ from moe_edge.core.files import check_room
 from moe_edge.core.process import peak_rss_bytes
 from moe_edge.core.run_folder import RunFolder
 from moe_edge.model.quantised import KINDS
+from moe_edge.model.record import RecordLayout
 
 
 def convert_checkpoint(
@@ -84,7 +85,7 @@ def convert_checkpoint(
     if verify and check:
         raise ConfigError("--verify reads all weights, --check none; leave out one")
     if check:
-        return _checked(src, weight_dtype(dtype), start)
+        return _checked(src, weight_dtype(dtype), expert_dtype, start)
     if verify:
         digest = verify_checkpoint(src)
         seconds = round(time.monotonic() - start, 3)
@@ -159,7 +160,12 @@ def convert_checkpoint(
     }
 
 
-def _checked(src: str | Path | None, dtype: np.dtype | None, start: float) -> dict:
+def _checked(
+    src: str | Path | None,
+    dtype: np.dtype | None,
+    expert_dtype: str | None,
+    start: float,
+) -> dict[str, Any]:
     """Prints what is known of a checkpoint without its weights; returns it.
 
     Raises:
@@ -167,7 +173,12 @@ def _checked(src: str | Path | None, dtype: np.dtype | None, start: float) -> di
     """
     if not src:
         raise ConfigError("no src given; name a folder with --src")
+    if expert_dtype is not None:
+        check_known("expert dtype", expert_dtype, KINDS)
     found = checks.check_checkpoint(src, dtype)
+    if expert_dtype is not None and found.config is not None:
+        with found.collecting():
+            RecordLayout.of(with_kind(found.config, expert_dtype))
     for line in checks.lines(found):
         print(line)
     summary = checks.summary(found) | {"seconds": round(time.monotonic() - start, 3)}

@@ -43,6 +43,7 @@ class _Group(NamedTuple):
     packed: bool
     bits: int
     symmetric: bool
+    ordered: bool  # whether weight_g_idx says which inputs are a group
     blocks: Blocks
 
     def rank(self, module: str) -> int:
@@ -105,12 +106,19 @@ class CompressedTensors:
                 f"but its group is {'' if group.symmetric else 'not '}symmetric; copy "
                 "config.json again"
             )
+        if group.ordered and "g_idx" not in parts:
+            raise CheckpointError(
+                f"{module} has no weight_g_idx, but its group has actorder group; copy "
+                "the folder again"
+            )
         return PackQuantized(module + ".weight", parts, group.bits, group.blocks.cols)
 
     def find(self, files: dict[str, Stored]) -> list[PackedTensor]:
         """See `quantize.Scheme`."""
-        scaled = find_scaled(files, (*FP8_DTYPES, INT8), self._blocks)
-        return [*scaled, *find_words(files, _ROLES, self._packed)]
+        found: list[PackedTensor] = find_words(files, _ROLES, self._packed)
+        if not all(group.packed for group in self._groups):
+            found += find_scaled(files, (*FP8_DTYPES, INT8), self._blocks)
+        return found
 
     def why_unread(self, name: str) -> str | None:
         """See `quantize.Scheme`."""
@@ -146,8 +154,9 @@ def _read_group(outer: QuantFields, name: str, raw: Any) -> _Group:
     weights = QuantFields(section, fields.where)
     weights.ignore("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
     weights.only("dynamic", (False,), default=False)
-    # By weight: only the order of calibration. By group: weight_g_idx is stored.
-    weights.only("actorder", ("weight", "static", "group", "dynamic", False), False)
+    # By weight: only the order of calibration.
+    orders = ("weight", "static", "group", "dynamic", False)
+    ordered = weights.only("actorder", orders, False) in ("group", "dynamic")
     kind = weights.only("type", ("int",) if packed else ("int", "float"))
     bits = weights.only("num_bits", BITS if packed else (8,))
     symmetric = weights.only("symmetric", (True, False), default=True)
@@ -155,7 +164,7 @@ def _read_group(outer: QuantFields, name: str, raw: Any) -> _Group:
         weights.refuse("symmetric", False, "true of floats")
     blocks = _read_blocks(weights, packed, symmetric)
     weights.finish()
-    return _Group(tuple(targets), packed, bits, symmetric, blocks)
+    return _Group(tuple(targets), packed, bits, symmetric, ordered, blocks)
 
 
 def _read_blocks(weights: QuantFields, packed: bool, symmetric: bool) -> Blocks:

@@ -7,7 +7,7 @@ import pytest
 
 from moe_edge.checkpoint.dtypes import BFLOAT16
 from moe_edge.convert import safetensors_reader
-from moe_edge.convert.check import check_checkpoint, lines, sizes, summary
+from moe_edge.convert.check import DoesNotLoad, check_checkpoint, lines, sizes, summary
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
 from tests.support.conversion import convert
@@ -145,6 +145,10 @@ def test_experts_of_several_dtypes_need_a_dtype(tmp_path):
     (reason,) = check_checkpoint(hf).reasons
     assert "several dtypes" in reason and "convert with --dtype" in reason
     assert check_checkpoint(hf, BFLOAT16).reasons == []
+    message = "hf does not load: experts with 48 width cannot be q4_0, whose"
+    with pytest.raises(DoesNotLoad, match=message) as error:
+        convert(hf, None, check=True, dtype="bfloat16", expert_dtype="q4_0")
+    assert error.value.summary["expert_bytes"]["q4_0"] is None
 
 
 def test_head_of_a_tied_model_is_not_compared(tmp_path):

@@ -95,6 +95,7 @@ PARTS = [
     ("int4 zeros", "weight_zero_point", None, "{} has no weight_zero_point, but its"),
     ("int4 zeros", "weight_zero_point", lambda a: a.T, r"\(3, 8\), expected \(8, 3\)"),
     ("int4 order", "weight_g_idx", lambda a: a + 1, "groups 1 to 3, expected 0 to 2"),
+    ("int4 order", "weight_g_idx", None, "{} has no weight_g_idx, but its group has"),
     ("awq", "qzeros", lambda a: a[:2], r"\(2, 8\), expected \(3, 8\) next to"),
     ("awq", "scales", None, "packed tensor {}.qweight lacks its {}.scales"),
     ("gptq", "qzeros", lambda a: a[:, :2], r"\(3, 2\), expected \(3, 8\) next to"),

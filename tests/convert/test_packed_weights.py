@@ -1,5 +1,6 @@
 """Folders in the hub's quantised formats, against the values that they mean."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -62,6 +63,20 @@ def test_folder_gives_the_logits_of_its_values(tmp_path, shared_programs):
         ]
         np.testing.assert_array_equal(*logits)
         assert np.isfinite(logits[0]).all() and logits[0].std() > 0.01
+
+
+def test_groups_of_no_order_are_in_order(tmp_path):
+    format = dataclasses.replace(FORMATS["int4 order"], pack=FORMATS["int4"].pack)
+    hf, plain, stored, wanted = packed_folder(tmp_path / "hf", format)
+    twin = open_checkpoint(write_folder(tmp_path / "twin", plain, wanted))
+    unset = {
+        name.replace("shape", "g_idx"): np.full(array[1], -1, np.int32)
+        for name, array in stored.items()
+        if name.endswith("weight_shape")
+    }
+    raw = json.loads((hf / "config.json").read_text())
+    packed = open_checkpoint(write_folder(tmp_path / "b", raw, stored | unset), FLOAT32)
+    assert packed.content_sha256() == twin.content_sha256()
 
 
 def test_groups_apply_to_the_modules_that_they_target(tmp_path):
