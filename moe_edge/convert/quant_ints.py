@@ -71,7 +71,7 @@ class PackedInts(PackedTensor):
         return tuple(part.shape)
 
     def _num_groups(self, inputs: int) -> int:
-        return -(-inputs // (self._group or inputs))
+        return -(-inputs // (self._group or inputs or 1))
 
     def _groups(self, role: str) -> np.ndarray:
         """The group of each input."""

@@ -39,7 +39,8 @@ class Blocks(NamedTuple):
 
     def grid(self, rows: int, cols: int) -> tuple[int, int]:
         """How many scales a weight has."""
-        return -(-rows // (self.rows or rows)), -(-cols // (self.cols or cols))
+        down, across = self.rows or rows, self.cols or cols
+        return -(-rows // max(1, down)), -(-cols // max(1, across))
 
 
 TENSOR, CHANNEL = Blocks(), Blocks(1)
@@ -96,16 +97,19 @@ class ScaledTensor(PackedTensor):
     def _checked_shape(self):
         shape, scales = (tuple(self.parts[p].shape) for p in ("weight", "scale"))
         kind = "INT8" if self.parts["weight"].dtype == INT8 else "FP8"
+        if len(shape) not in (2, 3):
+            raise CheckpointError(
+                f"{self.name} is {kind} of shape {shape}, expected a matrix, or one of "
+                "each expert; copy the file again"
+            )
         lead, grid = shape[:-2], scales[len(shape[:-2]) :]
         grid = (*grid, 1, 1)[:2] if len(grid) < 2 else grid
         known = self._known
         if lead and TENSOR in known:  # of packed gate and up each half has its own
             known = (*known, Blocks(max(1, shape[-2] // 2)))
         fitting = [b for b in known if grid == b.grid(*shape[-2:])]
-        if len(shape) not in (2, 3) or scales[: len(lead)] != lead or not fitting:
-            expected = " or ".join(
-                str((*lead, *b.grid(*shape[-2:]))) for b in known if len(shape) > 1
-            )
+        if scales[: len(lead)] != lead or not fitting:
+            expected = " or ".join(str((*lead, *b.grid(*shape[-2:]))) for b in known)
             raise CheckpointError(
                 f"{self.name} has {kind} scales of shape {scales} for a weight {shape}"
                 f", expected {expected}; copy the file again"

@@ -1,6 +1,8 @@
 """Quantised folders that are refused, by the field or by the tensor."""
 
+import contextlib
 import json
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.quantize import quantization
 from moe_edge.core.checks import CheckpointError, ConfigError
 from tests.support.packed_weights import FORMATS, packed_folder
+from tests.support.quantised import FP8
 from tests.support.tiny_checkpoints import write_folder
 
 AWQ, GPTQ, INT4, FP8_ROWS = (
@@ -75,6 +78,46 @@ def of_group(section, **changes):
 def test_field_that_is_not_supported_is_refused_by_name(section, message):
     with pytest.raises(ConfigError, match=message):
         quantization({"quantization_config": section})
+
+
+ANYTHING = (None, True, 0, -1, 3, 1.5, 10**30, "x", [], [1], [0, 1], {}, {"a": 1})
+
+
+def replaced(value):
+    """The JSON value with each part of it replaced by anything."""
+    yield from ANYTHING
+    for key in value if isinstance(value, dict) else ():
+        yield from (value | {key: new} for new in replaced(value[key]))
+        yield {name: kept for name, kept in value.items() if name != key}
+
+
+@pytest.mark.parametrize("section", [AWQ, GPTQ, INT4, FP8_ROWS, FP8])
+def test_any_value_of_any_field_is_read_or_refused(section):
+    for changed in replaced(section):
+        with contextlib.suppress(ConfigError):
+            quantization({"quantization_config": changed})
+
+
+@pytest.mark.parametrize("name", ["int4 order", "awq", "gptq", "int8 rows", "fp8 rows"])
+def test_any_shape_of_any_part_is_read_or_refused(name):
+    format = FORMATS[name]
+    scheme = quantization({"quantization_config": format.section})
+    stored, _ = format.pack(np.random.default_rng(0), "m.weight", (32, 48))
+    for name in stored:
+        for shape in ((), (0,), (48,), (0, 0), (32, 0), (1, 1), (2, 32, 48), (1,) * 4):
+            for dtype in (stored[name].dtype, np.int32, np.int8, np.float16, np.bool_):
+                changed = stored | {name: np.zeros(shape, dtype)}
+                files = {n: Header(a.shape, a.dtype, n) for n, a in changed.items()}
+                with contextlib.suppress(CheckpointError):
+                    scheme.find(files)
+
+
+class Header(NamedTuple):
+    """A tensor of which only the header is known."""
+
+    shape: tuple
+    dtype: np.dtype
+    name: str
 
 
 def refused(folder, raw, tensors, message):
