@@ -4,6 +4,9 @@ One place that both checkpoint formats are checked against: a tensor is missing,
 extra or of the wrong shape exactly when it disagrees with these tables.
 """
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.shapes import Shapes, layer_shapes, norm_shapes
@@ -40,33 +43,53 @@ def name_some(names, limit: int = 8) -> str:
     )
 
 
-def check_tensors(where: str, found: Shapes, expected: Shapes) -> None:
+class Differences(NamedTuple):
+    """What tensors of a file and those that a config asks for have not in common."""
+
+    missing: list[str]
+    unexpected: list[str]
+    wrong: list[str]  # with the shape in the file and the one expected
+
+    def check(self, where: str) -> None:
+        """Raises CheckpointError naming the first few of each kind, if there are any.
+
+        Args:
+          where: what is being read, for the message.
+        """
+        problems = [f"missing {name_some(self.missing)}"] if self.missing else []
+        if self.unexpected:
+            problems.append(f"unexpected {name_some(self.unexpected)}")
+        if self.wrong:
+            problems.append(name_some(self.wrong))
+        if problems:
+            raise CheckpointError(
+                f"{where} does not fit its config: {'; '.join(problems)}; use the "
+                "files that belong to this config"
+            )
+
+
+def differences(found: Mapping, expected: Shapes) -> Differences:
     """Compares names and shapes, both ways.
 
     Args:
-      where: what is being read, for the message.
-      found: name -> shape in the file.
+      found: name -> shape in the file; None: it is not known.
       expected: name -> shape that the config asks for.
-    Raises:
-      CheckpointError: names the missing and unexpected tensors, or the first few of
-        wrong shape.
     """
-    problems = []
-    missing = [name for name in expected if name not in found]
-    extra = [name for name in found if name not in expected]
-    if missing:
-        problems.append(f"missing {name_some(missing)}")
-    if extra:
-        problems.append(f"unexpected {name_some(extra)}")
-    wrong = [
-        f"{name} has shape {tuple(found[name])}, expected {tuple(shape)}"
-        for name, shape in expected.items()
-        if name in found and tuple(found[name]) != tuple(shape)
-    ]
-    if wrong:
-        problems.append(name_some(wrong))
-    if problems:
-        raise CheckpointError(
-            f"{where} does not fit its config: {'; '.join(problems)}; use the files "
-            "that belong to this config"
-        )
+    return Differences(
+        [name for name in expected if name not in found],
+        [name for name in found if name not in expected],
+        [
+            f"{name} has shape {tuple(found[name])}, expected {tuple(shape)}"
+            for name, shape in expected.items()
+            if found.get(name) is not None and tuple(found[name]) != tuple(shape)
+        ],
+    )
+
+
+def check_tensors(where: str, found: Shapes, expected: Shapes) -> None:
+    """Raises CheckpointError where names or shapes differ; see `differences`.
+
+    Args:
+      where: what is being read, for the message.
+    """
+    differences(found, expected).check(where)

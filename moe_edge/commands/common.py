@@ -93,15 +93,25 @@ def run(
         files = flags.FLAGS["gin_file"]
         files.value = [gin_files.find(file) for file in files.value]
         name = root if isinstance(root, str) else root()
-        summary = call_root(name, script_flags, out_parameter)
-        sys.stdout.flush()
-        print(json.dumps(plain(summary)), flush=True)
+        try:
+            say_summary(call_root(name, script_flags, out_parameter))
+        except MoeEdgeError as error:
+            # gin's wrapper hands on attributes of the instance alone.
+            if (summary := getattr(error, "summary", None)) is not None:
+                say_summary(summary)
+            raise
         return 0
 
     def parse(argv: Sequence[str]) -> list[str]:
         return parse_flags(argv, document)
 
     app.run(lambda argv: leave(guarded(main, argv)), flags_parser=parse)
+
+
+def say_summary(summary: dict) -> None:
+    """Prints the JSON line that is the last one on stdout."""
+    sys.stdout.flush()
+    print(json.dumps(plain(summary)), flush=True)
 
 
 def leave(code: int) -> int:

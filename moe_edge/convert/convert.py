@@ -16,6 +16,7 @@ from moe_edge.checkpoint.dtypes import weight_dtype
 from moe_edge.checkpoint.manifest import with_kind
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.checkpoint.schema import dense_items
+from moe_edge.convert import check as checks
 from moe_edge.convert import rules
 from moe_edge.convert.content_hash import content_sha256, stream
 from moe_edge.convert.families import config_from_hf
@@ -31,6 +32,7 @@ from moe_edge.core.files import check_room
 from moe_edge.core.process import peak_rss_bytes
 from moe_edge.core.run_folder import RunFolder
 from moe_edge.model.quantised import KINDS
+from moe_edge.model.record import RecordLayout
 
 
 def convert_checkpoint(
@@ -45,6 +47,7 @@ def convert_checkpoint(
     shard_size: str | int = "5GB",
     progress: bool = True,
     verify: bool = False,
+    check: bool = False,
     dry_run: bool = False,
     config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
@@ -63,19 +66,27 @@ def convert_checkpoint(
       progress: show a progress bar on stderr.
       verify: read `src`, of ours, and compare its weights with the hash in its
         manifest; write nothing.
+      check: say whether `src` will load, what is not supported, and how large it is,
+        from config.json and the tensors' names and shapes alone; write nothing.
       dry_run: check everything but the weights' values, write nothing.
       config_text: gives the settings to store as `dst`/config.gin.
     Returns:
       bytes (of weights written), seconds, peak_rss_bytes, content_sha256, tensors,
       dropped (names the model does not use); expert_dtype, or dequantised (what the
-      experts were) where they changed; with `verify` content_sha256 and seconds.
+      experts were) where they changed; with `verify` content_sha256 and seconds;
+      with `check` see `check.summary`.
     Raises:
       CheckpointError, ConfigError: bad source; OutputError: bad destination.
     """
     start = time.monotonic()
+    for flag, given in (("verify", verify), ("check", check)):
+        if given and dst:
+            raise ConfigError(f"--{flag} writes nothing, got --dst {dst}; leave it out")
+    if verify and check:
+        raise ConfigError("--verify reads all weights, --check none; leave out one")
+    if check:
+        return _checked(src, weight_dtype(dtype), expert_dtype, start)
     if verify:
-        if dst:
-            raise ConfigError(f"--verify writes nothing, got --dst {dst}; leave it out")
         digest = verify_checkpoint(src)
         seconds = round(time.monotonic() - start, 3)
         return {"verified": True, "content_sha256": digest, "seconds": seconds}
@@ -147,6 +158,34 @@ def convert_checkpoint(
         **({"expert_dtype": expert_dtype} if expert_dtype else {}),
         **({"dequantised": reader.kind} if dequantised else {}),
     }
+
+
+def _checked(
+    src: str | Path | None,
+    dtype: np.dtype | None,
+    expert_dtype: str | None,
+    start: float,
+) -> dict[str, Any]:
+    """Prints what is known of a checkpoint without its weights; returns it.
+
+    Raises:
+      DoesNotLoad: it does not.
+    """
+    if not src:
+        raise ConfigError("no src given; name a folder with --src")
+    if expert_dtype is not None:
+        check_known("expert dtype", expert_dtype, KINDS)
+    found = checks.check_checkpoint(src, dtype)
+    if expert_dtype is not None and found.config is not None:
+        with found.collecting():
+            RecordLayout.of(with_kind(found.config, expert_dtype))
+    for line in checks.lines(found):
+        print(line)
+    summary = checks.summary(found) | {"seconds": round(time.monotonic() - start, 3)}
+    if found.reasons:
+        reasons = "; ".join(found.reasons)
+        raise checks.DoesNotLoad(f"{src} does not load: {reasons}", summary)
+    return summary
 
 
 def _with_experts(reader, to: str, expert_dtype: str | None, wanted: np.dtype | None):

@@ -57,8 +57,4 @@ class Family:
     one_row: frozenset[str] = frozenset()
     # How other files begin a name (transformers 5 in memory) -> how published ones do.
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # Modules that predict later tokens, which nothing here computes: how many layers
-    # behind the last one, where config.json counts none; beginnings of whole names.
-    mtp_layers: int = 0
-    mtp_prefixes: tuple[str, ...] = ()
     exported: bool = True  # whether transformers can run a refactored model of it

@@ -68,7 +68,6 @@ DEEPSEEK_V3 = Family(
     max_positions=4096,
     norm_eps=1e-6,
     eos=1,
-    mtp_layers=1,
 )
 
 

@@ -59,5 +59,4 @@ ERNIE4_5_MOE = Family(
     tensors={"router.correction_bias": "mlp.moe_statics.e_score_correction_bias"},
     one_row=frozenset({"router.correction_bias"}),
     renamed={"mlp.gate.moe_statics.": "mlp.moe_statics."},
-    mtp_prefixes=("model.mtp_",),
 )

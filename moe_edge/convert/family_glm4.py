@@ -89,7 +89,6 @@ GLM4_MOE = Family(
     experts=EXPERTS,
     max_positions=131_072,
     norm_eps=1e-5,
-    mtp_layers=1,
 )
 GLM4_MOE_LITE = Family(
     read=glm4_moe_lite,
@@ -98,7 +97,6 @@ GLM4_MOE_LITE = Family(
     norm_eps=1e-5,
     bos=0,
     eos=1,
-    mtp_layers=1,
 )
 SOLAR_OPEN = Family(
     read=solar_open, experts=EXPERTS, max_positions=131_072, norm_eps=1e-5

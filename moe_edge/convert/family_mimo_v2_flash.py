@@ -114,5 +114,4 @@ MIMO_V2_FLASH = Family(
     bos=1,
     tensors={"attn.sinks": "self_attn.attention_sink_bias"},
     renamed={"self_attn.sinks": "self_attn.attention_sink_bias"},
-    mtp_prefixes=("model.mtp.",),
 )

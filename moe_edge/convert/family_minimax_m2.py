@@ -66,5 +66,4 @@ MINIMAX_M2 = Family(
         "mlp." + name: _MODULE + name
         for name in ("gate.", "experts.", "e_score_correction_bias")
     },
-    mtp_layers=3,
 )

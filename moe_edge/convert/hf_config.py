@@ -17,7 +17,8 @@ REQUIRED = object()
 # A config that claims more is damaged or hostile; published models stay far below.
 _MAX_INT = 1 << 31
 
-# Fields that describe files, training or output bookkeeping, never the forward pass.
+# Fields that describe files, training, modules that predict later tokens or output
+# bookkeeping, never the forward pass.
 HARMLESS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal
@@ -26,12 +27,14 @@ HARMLESS = frozenset(
     auto_map aux_loss_alpha chunk_size_feed_forward dtype ep_size
     experts_implementation finetuning_task id2label initializer_range
     keys_to_ignore_at_inference label2id max_tokenizer_truncation model_type
-    name_or_path num_labels num_return_sequences output_attentions output_hidden_states
+    mtp_loss_scaling_factor mtp_num_hidden_layers mtp_transformer_layers
+    mtp_use_dedicated_embeddings name_or_path num_labels num_mtp_layers num_mtp_modules
+    num_nextn_predict_layers num_return_sequences output_attentions output_hidden_states
     output_router_logits pad_token_id prefix pretraining_tp problem_type pruned_heads
     return_dict return_dict_in_generate router_aux_loss_coef
     router_jitter_noise sep_token_id seq_aux task_specific_params tf_legacy_loss
     tie_encoder_decoder tie_last_hidden_states tokenizer_class torch_dtype torchscript
-    transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
+    transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache use_mtp
     """.split()
 )
 # Generation settings that older transformers wrote into config.json.

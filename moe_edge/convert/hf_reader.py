@@ -16,7 +16,35 @@ from moe_edge.convert.hf_files import CONFIG_NAME, read_generation
 from moe_edge.convert.tensor_source import TensorSource
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.json_reader import read_json
+from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
+
+
+def expert_dtype(
+    path: Path, config: ModelConfig, source: TensorSource
+) -> np.dtype | None:
+    """The one dtype of all routed experts; None: it is not known.
+
+    Args:
+      path: for messages.
+    Raises:
+      CheckpointError: no experts, or several dtypes.
+    """
+    dtypes: dict[np.dtype | None, str] = {}
+    for layer in config.moe_layers:
+        for name in rules.expert_shapes(config, layer, source.shapes):
+            dtypes.setdefault(source.dtype(name), name)
+    if not dtypes:
+        raise CheckpointError(
+            f"{path}: every layer is dense; expected at least one MoE layer"
+        )
+    mixed = [f"{name} ({dtype.name})" for dtype, name in dtypes.items() if dtype]
+    if len(mixed) > 1:
+        raise CheckpointError(
+            f"{path}: experts are stored in several dtypes: {name_some(mixed)}; "
+            "convert with --dtype"
+        )
+    return next(iter(dtypes))
 
 
 class HfReader(DenseReader):
@@ -41,7 +69,7 @@ class HfReader(DenseReader):
             read_generation(self.path),
         )
         self._source = TensorSource(self.path, self.config, dtype)
-        self.dropped, self.untied = self._source.dropped, self._source.untied
+        self.dropped, self.untied = list(self._source.unused), self._source.untied
         if self.untied:
             raw = self.config.hf_config | {"tie_word_embeddings": False}
             self.config = dataclasses.replace(
@@ -51,33 +79,11 @@ class HfReader(DenseReader):
         check_tensors(str(path), found, rules.hf_shapes(self.config, found))
         self._source.check_dtypes()
         self.layout = RecordLayout.of(self.config)
-        self.dtype = self._expert_dtype()
-
-    def _expert_names(self, layer: int) -> list[str]:
-        """The tensors of a layer's experts, as published or fused."""
-        return list(rules.expert_shapes(self.config, layer, self._source.shapes))
-
-    def _expert_dtype(self) -> np.dtype:
-        """The one dtype of all routed experts."""
-        dtypes: dict[np.dtype, str] = {}
-        for layer in self.config.moe_layers:
-            for name in self._expert_names(layer):
-                dtypes.setdefault(self._source.dtype(name), name)
-        if not dtypes:
-            raise CheckpointError(
-                f"{self.path}: every layer is dense; expected at least one MoE layer"
-            )
-        if len(dtypes) > 1:
-            mixed = [f"{name} ({dtype.name})" for dtype, name in dtypes.items()]
-            raise CheckpointError(
-                f"{self.path}: experts are stored in several dtypes: "
-                f"{name_some(mixed)}; convert with --dtype"
-            )
-        return next(iter(dtypes))
+        self.dtype = expert_dtype(self.path, self.config, self._source)
 
     @property
     def quantized(self) -> str | None:
-        """ "fp8", "mxfp4" or None."""
+        """The method of its quantization_config, such as "fp8"; None: none."""
         return self._source.method
 
     @property

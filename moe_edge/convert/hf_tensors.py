@@ -8,6 +8,7 @@ later tokens, a shared expert without neurons.
 
 import dataclasses
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,21 +25,26 @@ from moe_edge.model.rope_frequencies import inverse_frequencies
 EMBED, HEAD = rules.TOP["embed"], rules.TOP["head"]
 _FREQUENCIES = "rotary_emb.inv_freq"
 _LAYER_ID = re.compile(r"model\.layers\.(\d{1,9})\.")
+# Modules that predict later tokens: under a name of their own, or as layers behind the
+# last one, which hold the projection that joins a hidden state and an embedding.
+_LATER_TOKENS = re.compile(r"(?:model\.)?mtp[._]")
+_JOINS = "eh_proj."
+_LATER_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
 
 
 class Stored(NamedTuple):
-    """A tensor of a file."""
+    """A tensor of a file; of a file that is not there (None) only the name is known."""
 
-    file: SafetensorsFile
+    file: SafetensorsFile | None
     name: str  # in the file
 
     @property
-    def dtype(self) -> np.dtype:
-        return self.file.entries[self.name][0]
+    def dtype(self) -> np.dtype | None:
+        return None if self.file is None else self.file.entries[self.name][0]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.file.entries[self.name][1]
+    def shape(self) -> tuple[int, ...] | None:
+        return None if self.file is None else self.file.entries[self.name][1]
 
     def tensor(self) -> np.ndarray:
         """A read-only view."""
@@ -49,18 +55,22 @@ class Stored(NamedTuple):
 
 
 def named_tensors(
-    folder: Path, config: ModelConfig
-) -> tuple[dict[str, Stored], list[str]]:
-    """Every tensor of a folder that the model may need, and the others' names.
+    folder: Path,
+    config: ModelConfig,
+    files: Mapping[str, SafetensorsFile | None] | None = None,
+) -> tuple[dict[str, Stored], dict[str, str]]:
+    """Every tensor of a folder that the model may need, and what is set aside.
 
+    Args:
+      files: name -> file that holds it, as of `open_folder`, which None calls.
     Returns:
-      published name -> tensor; names, as in the files, of what is set aside.
+      published name -> tensor; name, as in the files, -> why the model needs it not.
     Raises:
       CheckpointError: a damaged folder, a tensor under two names, or rotary
         frequencies that are not those of the config.
     """
     found: dict[str, Stored] = {}
-    for name, file in open_folder(folder).items():
+    for name, file in (open_folder(folder) if files is None else files).items():
         published = rules.published_name(config, name)
         if published in found:
             raise CheckpointError(
@@ -70,33 +80,47 @@ def named_tensors(
         found[published] = Stored(file, name)
     if config.tie_embeddings and EMBED not in found and HEAD in found:
         found[EMBED] = found.pop(HEAD)  # one tensor under the other's name
-    unused = [name for name in found if _is_unused(name, found, config)]
-    return found, [found.pop(name).name for name in unused]
+    later = _later_layers(found, config)
+    reasons = {name: _why_unused(name, found, config, later) for name in found}
+    return found, {
+        found.pop(name).name: reason
+        for name, reason in reasons.items()
+        if reason is not None
+    }
 
 
-def _is_unused(name: str, found: dict[str, Stored], config: ModelConfig) -> bool:
-    """Whether a tensor belongs to nothing that the model computes."""
+def _why_unused(
+    name: str, found: dict[str, Stored], config: ModelConfig, later: set[int]
+) -> str | None:
+    """Why nothing that the model computes needs a tensor; None: something may."""
     if name.endswith(_FREQUENCIES):
         stored = found[name]
-        check_frequencies(stored.file.path, stored.name, stored.tensor(), config)
-        return True
-    if name.startswith(rules.family(config).mtp_prefixes):
-        return True
+        if stored.file is not None:
+            check_frequencies(stored.file.path, stored.name, stored.tensor(), config)
+        return "rotary frequencies, computed from config.json"
     match = _LAYER_ID.match(name)
-    if match is None:
-        return False
-    layer = int(match[1])
-    if layer < config.num_layers:
-        return _is_of_empty_expert(name, layer, found, config)
-    # Multi-token prediction modules are stored as layers behind the last one.
-    raw = config.hf_config
-    counted = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))
-    usual = rules.family(config).mtp_layers
-    return (
-        usual > 0
-        and layer - config.num_layers < (counted or usual)
-        and rules.layer_prefix(layer) + "eh_proj.weight" in found
-    )
+    if _LATER_TOKENS.match(name) or (match and int(match[1]) in later):
+        return "of a module that predicts later tokens"
+    if match and _is_of_empty_expert(name, int(match[1]), found, config):
+        return "of a shared expert without neurons"
+    return None
+
+
+def _later_layers(found: Iterable[str], config: ModelConfig) -> set[int]:
+    """Layers behind the last one that are modules predicting later tokens.
+
+    config.json may say how many there are. Any other layer behind the last one means
+    that the files and their config do not belong together.
+    """
+    joining = {
+        int(match[1])
+        for name in found
+        if _JOINS in name and (match := _LAYER_ID.match(name))
+    }
+    counts = [config.hf_config.get(name) for name in _LATER_LAYERS]
+    stated = next((n for n in counts if type(n) is int and n > 0), len(joining))
+    first = config.num_layers
+    return {layer for layer in joining if first <= layer < first + stated}
 
 
 def _is_of_empty_expert(

@@ -24,8 +24,6 @@ _ABSENT = {
     "logit_scale": (1,),
     "logits_scaling": (1,),
     "residual_multiplier": (1,),
-    "num_mtp_layers": (0,),
-    "num_nextn_predict_layers": (0,),
 }
 
 

@@ -46,21 +46,17 @@ def _reported(reader, path: str | Path):
     return reader
 
 
-def open_checkpoint(
-    path: str | Path, dtype: np.dtype | None = None
-) -> CheckpointReader | HfReader | GgufReader:
-    """Opens a folder of ours, a Hugging Face folder, a GGUF file, or "default".
+def find_checkpoint(path: str | Path) -> tuple[str, Path]:
+    """What a path leads to: "GGUF file", "Hugging Face folder" or "folder of ours".
 
     Args:
       path: the folder or file; "default" is the model shipped inside the package.
-      dtype: cast weights to it when they are read (None: as stored).
     Raises:
-      CheckpointError: neither format, or damaged; ConfigError: a model or field that
-        is not implemented.
+      CheckpointError: none of these.
     """
     folder = DEFAULT_MODEL if str(path) == "default" else Path(path)
     if folder.is_file():
-        return _reported(GgufReader(folder, dtype), path)
+        return "GGUF file", folder
     if not folder.is_dir():
         hint = "check the path"
         if _HUB_NAME.fullmatch(str(path)) and not folder.parent.exists():
@@ -72,6 +68,29 @@ def open_checkpoint(
             f"checkpoint {folder} is not a folder or GGUF file; {hint}"
         )
     if (folder / MANIFEST_NAME).is_file():
+        return "folder of ours", folder
+    if (folder / CONFIG_NAME).is_file():
+        return "Hugging Face folder", folder
+    raise CheckpointError(
+        f"{folder} holds neither {MANIFEST_NAME} (our format) nor {CONFIG_NAME} (a "
+        "Hugging Face folder)"
+    )
+
+
+def open_checkpoint(
+    path: str | Path, dtype: np.dtype | None = None
+) -> CheckpointReader | HfReader | GgufReader:
+    """Opens a folder of ours, a Hugging Face folder, a GGUF file, or "default".
+
+    Args:
+      path: see `find_checkpoint`.
+      dtype: cast weights to it when they are read (None: as stored).
+    Raises:
+      CheckpointError: neither format, or damaged; ConfigError: a model or field that
+        is not implemented.
+    """
+    kind, folder = find_checkpoint(path)
+    if kind == "folder of ours":
         manifest = read_manifest(folder)
 
         def ignored(file: str, wrong: str) -> None:
@@ -83,9 +102,5 @@ def open_checkpoint(
             manifest["hf_config"], read_generation(folder / HF_FOLDER), ignored
         )
         return CheckpointReader(folder, manifest, config, dtype)
-    if (folder / CONFIG_NAME).is_file():
-        return _reported(HfReader(folder, dtype), path)
-    raise CheckpointError(
-        f"{folder} holds neither {MANIFEST_NAME} (our format) nor {CONFIG_NAME} (a "
-        "Hugging Face folder)"
-    )
+    reader = GgufReader if kind == "GGUF file" else HfReader
+    return _reported(reader(folder, dtype), path)

@@ -1,148 +1,173 @@
-"""Dequantises the two quantised formats that published MoE files come in.
+"""The quantised formats that Hugging Face folders come in, by `quantization_config`.
 
-Block FP8 (DeepSeek-V3): `W [rows, cols]` in float8 e4m3 with `W_scale_inv`, one
-scale per block of `weight_block_size`; the value is W x scale.
-MXFP4 (gpt-oss): `X_blocks [E, out, G, 16]` holds two 4-bit floats a byte, low nibble
-first; `X_scales [E, out, G]` is a power-of-two exponent biased by 127 for each group
-of 32. The tensor they stand for is `X [E, G * 32, out]`.
-Source: transformers 5.23, integrations/finegrained_fp8.py and mxfp4.py.
+  fp8                 quant_scaled.py: DeepSeek-V3's blocks, or a scale a tensor or row
+  compressed-tensors  quant_compressed.py: FP8 and INT8 as of fp8, packed INT4 and INT8
+  awq, gptq           quant_ints.py
+  mxfp4               quant_mxfp4.py
+
+Each weight that has its scales next to it is dequantised; lists of modules that were
+left as they are need not be followed, as these have none. What a format cannot hold, or
+we cannot read, is refused by the field that says so.
 """
 
+import functools
 import json
-from typing import Any
+from typing import Any, Protocol
 
-import ml_dtypes
-import numpy as np
+from moe_edge.convert.hf_tensors import Stored
+from moe_edge.convert.packed_tensor import PackedTensor
+from moe_edge.convert.quant_compressed import CompressedTensors
+from moe_edge.convert.quant_fields import QuantFields
+from moe_edge.convert.quant_ints import BITS, Awq, Gptq, find_words
+from moe_edge.convert.quant_mxfp4 import Mxfp4
+from moe_edge.convert.quant_scaled import (
+    CHANNEL,
+    FP8_DTYPES,
+    TENSOR,
+    Blocks,
+    find_scaled,
+    why_unread,
+)
+from moe_edge.core.checks import ConfigError
 
-from moe_edge.core.checks import CheckpointError, ConfigError
-from moe_edge.model.quantised import FP4
 
-SCALE = "_scale_inv"
-BLOCKS, SCALES = "_blocks", "_scales"
-FP8_DTYPES = (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2))
-_FP8_FIELDS = {
-    *("quant_method", "weight_block_size", "activation_scheme", "fmt", "scale_fmt"),
-    *("modules_to_not_convert", "ignored_layers", "dequantize"),
+class Scheme(Protocol):
+    """How a folder's weights are quantised.
+
+    Attributes:
+      method: as `quant_method` says it.
+    """
+
+    method: str
+
+    def find(self, files: dict[str, Stored]) -> list[PackedTensor]:
+        """The quantised weights among tensors by their published names.
+
+        Raises:
+          CheckpointError: parts that are missing or do not belong together.
+        """
+
+    def why_unread(self, name: str) -> str | None:
+        """Why a tensor that belongs to the quantisation is left out, if it is."""
+
+
+class _Fp8:
+    method = "fp8"
+
+    def __init__(self, blocks: tuple[Blocks, ...]):
+        self._blocks = blocks
+
+    def find(self, files):
+        return find_scaled(files, FP8_DTYPES, lambda _: self._blocks)
+
+    def why_unread(self, name):
+        return why_unread(name)
+
+
+class _Words:
+    """AWQ and GPTQ."""
+
+    def __init__(self, method: str, roles: dict[str, str], make):
+        self.method, self._roles, self._make = method, roles, make
+
+    def find(self, files):
+        def made(module: str, parts: dict[str, Stored]) -> PackedTensor:
+            return self._make(module + ".weight", parts)
+
+        return find_words(files, self._roles, made)
+
+    def why_unread(self, name):
+        return None
+
+
+def _fp8(fields: QuantFields) -> Scheme:
+    fields.ignore(
+        *("activation_scheme", "fmt", "scale_fmt", "modules_to_not_convert"),
+        *("ignored_layers", "dequantize", "kv_cache_scheme"),
+    )
+    block = fields.get("weight_block_size")
+    if block is None:
+        return _Fp8((TENSOR, CHANNEL))
+    return _Fp8((Blocks(*fields.pair("weight_block_size", block)),))
+
+
+def _mxfp4(fields: QuantFields) -> Scheme:
+    fields.ignore("modules_to_not_convert", "dequantize")
+    return Mxfp4()
+
+
+_WORDS = {"words": ".qweight", "zero": ".qzeros", "scale": ".scales"}
+
+
+def _awq(fields: QuantFields) -> Scheme:
+    fields.ignore(
+        *("modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len"),
+        *("modules_to_fuse", "exllama_config", "desc_act", "sym", "damp_percent"),
+        *("true_sequential", "dataset", "meta", "static_groups"),
+    )
+    fields.only("bits", (4,))
+    fields.only("zero_point", (True,), default=True)
+    # Three names that writers give one field; gemm where none is there.
+    for name in ("version", "format", "checkpoint_format"):
+        fields.only(name, ("gemm", "GEMM"), default="gemm")
+    make = functools.partial(Awq, bits=4, group=fields.group_size())
+    return _Words("awq", _WORDS, make)
+
+
+def _gptq(fields: QuantFields) -> Scheme:
+    fields.ignore(
+        *("desc_act", "sym", "true_sequential", "damp_percent", "static_groups"),
+        *("damp_auto_increment", "model_name_or_path", "model_file_base_name"),
+        *("lm_head", "meta", "backend", "tokenizer", "dataset", "exllama_config"),
+        *("use_exllama", "disable_exllama", "use_cuda_fp16", "max_input_length"),
+        *("model_seqlen", "block_name_to_quantize", "batch_size", "pad_token_id"),
+        *("module_name_preceding_first_block", "cache_block_outputs", "mse"),
+        *("modules_in_block_to_quantize", "act_group_aware", "modules_to_not_convert"),
+        "hyb_act",
+    )
+    bits = fields.only("bits", BITS)
+    fields.only("pack_dtype", ("int32",), default="int32")
+    fields.only("is_marlin_format", (False,), default=False)
+    formats = {
+        fields.only(name, ("gptq", "gptq_v2"), default="gptq")
+        for name in ("checkpoint_format", "format")
+    }
+    # Overrides of single modules; "-:" names those that were left as they are.
+    dynamic = fields.get("dynamic") or {}
+    if not isinstance(dynamic, dict) or any(k[:2] != "-:" for k in dynamic):
+        fields.refuse("dynamic", dynamic, "no module with settings of its own")
+    make = functools.partial(
+        Gptq, bits=bits, group=fields.group_size(), less_one="gptq_v2" not in formats
+    )
+    return _Words("gptq", _WORDS | {"g_idx?": ".g_idx"}, make)
+
+
+_METHODS = {
+    "fp8": _fp8,
+    "compressed-tensors": CompressedTensors,
+    "awq": _awq,
+    "gptq": _gptq,
+    "mxfp4": _mxfp4,
 }
-_MXFP4_FIELDS = {"quant_method", "modules_to_not_convert", "dequantize"}
 
 
-def quantization(raw: dict[str, Any]) -> tuple[str | None, tuple[int, int] | None]:
-    """The method a config.json declares: (None | "fp8" | "mxfp4", FP8 block size).
+def quantization(raw: dict[str, Any]) -> Scheme | None:
+    """How the weights of a config.json are quantised; None: they are not.
 
     Raises:
-      ConfigError: any other method, or FP8 without blocks.
+      ConfigError: a method that is not known, or a field of it that says something
+        which is not implemented.
     """
     section = raw.get("quantization_config")
     if section is None:
-        return None, None
+        return None
     method = section.get("quant_method") if isinstance(section, dict) else None
-    known = {"fp8": _FP8_FIELDS, "mxfp4": _MXFP4_FIELDS}
-    if method not in known:
+    if not isinstance(method, str) or method not in _METHODS:
         raise ConfigError(
-            f"quantization_config has quant_method {method!r}; known: fp8 (blocks), "
-            "mxfp4. Convert from an unquantised copy of the model"
+            f"quantization_config has quant_method {json.dumps(method)[:60]}; known: "
+            f"{', '.join(_METHODS)}. Convert from an unquantised copy of the model"
         )
-    unknown = {
-        k: v for k, v in section.items() if k not in known[method] and v is not None
-    }
-    if unknown:
-        raise ConfigError(
-            f"quantization_config of {method} has unknown fields "
-            f"{json.dumps(unknown)[:120]}"
-        )
-    if method == "mxfp4":
-        return method, None
-    block = section.get("weight_block_size")
-    if (
-        not isinstance(block, list)
-        or len(block) != 2
-        or any(type(n) is not int or n < 1 for n in block)
-    ):
-        raise ConfigError(
-            f"quantization_config.weight_block_size is {block!r}, expected "
-            "[rows, cols]; FP8 with one scale per tensor or channel is not supported"
-        )
-    return method, (block[0], block[1])
-
-
-def scale_values(scales: np.ndarray) -> np.ndarray:
-    """Scales as float32; raw bytes are exponents biased by 127."""
-    if scales.dtype == np.uint8:
-        return np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
-    return scales.astype(np.float32)
-
-
-def dequantize_fp8(
-    weight: np.ndarray, scales: np.ndarray, block: tuple[int, int], dtype: np.dtype
-) -> np.ndarray:
-    """W x scale of its block, in float32, rounded once to `dtype`.
-
-    Args:
-      weight: [rows, cols] float8.
-      scales: [ceil(rows / block rows), ceil(cols / block cols)].
-    """
-    rows, cols = weight.shape
-    out = np.empty((rows, cols), dtype)
-    scales = scale_values(scales)
-    for i, first in enumerate(range(0, rows, block[0])):
-        strip = weight[first : first + block[0]].astype(np.float32)
-        strip *= np.repeat(scales[i], block[1])[None, :cols]
-        with np.errstate(over="ignore"):
-            out[first : first + block[0]] = strip.astype(dtype)
-    return out
-
-
-def fp8_scale_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
-    return tuple(-(-n // b) for n, b in zip(shape, block, strict=True))
-
-
-def dequantize_mxfp4(
-    blocks: np.ndarray, scales: np.ndarray, dtype: np.dtype
-) -> np.ndarray:
-    """One expert of a packed tensor, still as [out, in].
-
-    Args:
-      blocks: uint8 [out, G, 16].
-      scales: uint8 [out, G].
-    Returns:
-      [out, G * 32]; the HF tensor `[in, out]` is its transpose.
-    """
-    rows, groups, width = blocks.shape
-    values = np.empty((rows, groups, width, 2), np.float32)
-    values[..., 0] = FP4[blocks & 15]
-    values[..., 1] = FP4[blocks >> 4]
-    exponent = scales.astype(np.int32)[..., None, None] - 127
-    with np.errstate(over="ignore", under="ignore"):
-        values = np.ldexp(values, exponent).astype(dtype)
-    return values.reshape(rows, groups * width * 2)
-
-
-def check_fp8(name: str, weight_shape, scale_shape, block: tuple[int, int]) -> None:
-    """Refuses a scale grid that does not belong to the weight.
-
-    The weight is a matrix, or one of each expert.
-    """
-    experts, matrix = weight_shape[:-2], weight_shape[-2:]
-    if len(weight_shape) not in (2, 3) or tuple(scale_shape) != (
-        *experts,
-        *fp8_scale_shape(matrix, block),
-    ):
-        raise CheckpointError(
-            f"{name} has FP8 scales of shape {tuple(scale_shape)} for a weight "
-            f"{tuple(weight_shape)} in blocks of {block}"
-        )
-
-
-def check_mxfp4(name: str, blocks_shape, scales_shape) -> None:
-    """Refuses blocks and scales that do not belong together."""
-    if len(blocks_shape) != 4 or blocks_shape[3] != 16:
-        raise CheckpointError(
-            f"{name} has MXFP4 blocks of shape {tuple(blocks_shape)}, expected "
-            "[E, out, groups, 16]"
-        )
-    if tuple(scales_shape) != tuple(blocks_shape[:3]):
-        raise CheckpointError(
-            f"{name} has MXFP4 scales {tuple(scales_shape)} for blocks "
-            f"{tuple(blocks_shape)}"
-        )
+    fields = QuantFields(section, method)
+    scheme = _METHODS[method](fields)
+    fields.finish()
+    return scheme

@@ -113,9 +113,13 @@ class SafetensorsFile:
         self._map.madvise(mmap.MADV_DONTNEED)
 
 
-def open_folder(folder: Path) -> dict[str, SafetensorsFile]:
+def open_folder(
+    folder: Path, partly: bool = False
+) -> dict[str, SafetensorsFile | None]:
     """Opens every shard of an HF folder: tensor name -> file that holds it.
 
+    Args:
+      partly: accept that shards are not there; their tensors' file is None then.
     Raises:
       CheckpointError: no weights, a shard missing or damaged, an index that
         disagrees with the shards, a tensor in two shards.
@@ -135,33 +139,35 @@ def open_folder(folder: Path) -> dict[str, SafetensorsFile]:
             f"{folder} has no .safetensors file (other weight formats, such as pickled "
             ".bin files, are never read)"
         )
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
+    missing = {name for name in names if not (folder / name).is_file()}
+    if missing and not partly:
         raise CheckpointError(
-            f"{folder} lacks {name_some(missing)}, named by {INDEX_NAME}"
+            f"{folder} lacks {name_some(sorted(missing))}, named by {INDEX_NAME}"
         )
     found: dict[str, SafetensorsFile] = {}
-    for name in names:
+    for name in sorted(set(names) - missing):
         file = SafetensorsFile(folder / name)
-        twice = sorted(set(found) & set(file.entries))
+        twice = sorted(file.entries.keys() & found.keys())
         if twice:
             raise CheckpointError(
                 f"{folder}: {name_some(twice)} stand both in "
                 f"{found[twice[0]].path.name} and in {name}"
             )
         found.update(dict.fromkeys(file.entries, file))
-    if weight_map is not None:
-        wrong = [
-            name
-            for name in sorted(set(found) | set(weight_map))
-            if name not in found or found[name].path.name != weight_map.get(name)
-        ]
-        if wrong:
-            raise CheckpointError(
-                f"{index.name} and the shards of {folder} disagree on "
-                f"{name_some(wrong)}"
-            )
-    return found
+    if weight_map is None:
+        return found
+    absent = {name for name, file in weight_map.items() if file in missing}
+    absent -= set(found)
+    wrong = [
+        name
+        for name in sorted((set(found) | set(weight_map)) - absent)
+        if name not in found or found[name].path.name != weight_map.get(name)
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{index.name} and the shards of {folder} disagree on {name_some(wrong)}"
+        )
+    return found | dict.fromkeys(absent)
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -170,7 +176,10 @@ def _read_index(path: Path) -> dict[str, str]:
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path} has no weight_map; expected tensor -> file name")
+    seen = set()
     for name, file in weight_map.items():
+        if isinstance(file, str) and file in seen:
+            continue
         if (
             not isinstance(file, str)
             or Path(file).name != file
@@ -180,4 +189,5 @@ def _read_index(path: Path) -> dict[str, str]:
                 f"{path}: tensor {name} is in {file!r}, expected the plain name of a "
                 ".safetensors file next to the index"
             )
+        seen.add(file)
     return weight_map

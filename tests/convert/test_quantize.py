@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from moe_edge.convert import quantize
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.quant_scaled import scale_values
+from moe_edge.convert.quantize import quantization
 from moe_edge.core.checks import CheckpointError, ConfigError
 from tests.support.conversion import load_all
 from tests.support.quantised import FP8, fp8_folder
@@ -72,23 +73,22 @@ def test_quantised_folder_hashes_like_its_conversion(tmp_path):
 
 
 def test_fp8_scale_bytes_are_powers_of_two():
-    got = quantize.scale_values(np.array([126, 127, 130], np.uint8))
+    got = scale_values(np.array([126, 127, 130], np.uint8))
     assert got.tolist() == [0.5, 1.0, 8.0]
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "quant_method 'gptq'; known: fp8"),
-        ({"quant_method": "fp8"}, "weight_block_size is None"),
+        ({"quant_method": "bnb", "bits": 4}, 'quant_method "bnb"; known: fp8, comp'),
         ({**FP8, "weight_block_size": [0, 128]}, r"weight_block_size is \[0, 128\]"),
         ({**FP8, "rotation": "hadamard"}, "hadamard"),
-        ("fp8", "quant_method None"),
+        ("fp8", "quant_method null"),
     ],
 )
 def test_quantization_rejects_what_is_not_implemented(section, message):
     with pytest.raises(ConfigError, match=message):
-        quantize.quantization({"quantization_config": section})
+        quantization({"quantization_config": section})
 
 
 def test_fp8_rejects_missing_and_misshapen_scales(tmp_path):
@@ -97,12 +97,28 @@ def test_fp8_rejects_missing_and_misshapen_scales(tmp_path):
     name = "model.layers.0.self_attn.o_proj.weight"
     tensors[name] = tensors[name].astype(ml_dtypes.float8_e4m3fn)
     write_folder(tmp_path / "a", raw, tensors)
-    with pytest.raises(CheckpointError, match=f"{name} lacks its {name}_scale_inv"):
+    lacks = f"FP8 tensor {name} lacks its {name}_scale_inv or {name}_scale"
+    with pytest.raises(CheckpointError, match=lacks):
         open_checkpoint(tmp_path / "a")
     tensors[name + "_scale_inv"] = np.ones((3, 3), np.float32)
     write_folder(tmp_path / "b", raw, tensors)
-    with pytest.raises(CheckpointError, match=r"scales of shape \(3, 3\)"):
+    wrong = (
+        rf"{name} has FP8 scales of shape \(3, 3\) for a weight \(48, 32\), expected"
+    )
+    with pytest.raises(CheckpointError, match=rf"{wrong} \(3, 2\);"):
         open_checkpoint(tmp_path / "b")
+    tensors[name + "_scale_inv"] = np.ones((3, 2), np.int32)
+    write_folder(tmp_path / "c", raw, tensors)
+    with pytest.raises(CheckpointError, match=f"{name}_scale_inv is int32, expected"):
+        open_checkpoint(tmp_path / "c")
+    tensors |= {
+        name + end: np.ones((3, 2), np.float32) for end in ("_scale", "_scale_inv")
+    }
+    write_folder(tmp_path / "d", raw, tensors)
+    with pytest.raises(
+        CheckpointError, match=f"{name} has {name}_scale_inv and .*, exp"
+    ):
+        open_checkpoint(tmp_path / "d")
 
 
 def test_fp8_without_its_config_is_refused(tmp_path):

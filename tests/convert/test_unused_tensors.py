@@ -131,12 +131,14 @@ def test_rotary_frequencies_are_compared_without_jax(tmp_path):
     hf = write_folder(tmp_path / "hf", raw_config("olmoe"), tensors)
     text = (
         "import sys; from moe_edge.convert.open import open_checkpoint; "
+        "from moe_edge.convert.check import check_checkpoint; "
+        f"print(*check_checkpoint({str(hf)!r}).unused); "
         f"print(open_checkpoint({str(hf)!r}).dropped, 'jax' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"{[FREQUENCIES]} False\n"
+    assert done.stdout == f"{FREQUENCIES}\n{[FREQUENCIES]} False\n"
 
 
 def test_layer_behind_the_last_is_dropped_only_as_a_module_of_later_tokens(tmp_path):
@@ -155,6 +157,25 @@ def test_layer_behind_the_last_is_dropped_only_as_a_module_of_later_tokens(tmp_p
     hf = write_folder(tmp_path / "two", raw, tensors)
     with pytest.raises(CheckpointError, match="unexpected model.layers.3.*and .* more"):
         open_checkpoint(hf)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "mixtral"])
+def test_modules_of_later_tokens_are_left_out_of_every_family(family, tmp_path):
+    raw = raw_config(family)
+    later = [
+        *("mtp.fc.weight", "model.mtp.layers.0.norm.weight", "model.mtp_block.0.a"),
+        *("model.layers.3.eh_proj.weight_packed", "model.layers.3.mlp.gate.weight"),
+        *("layers.4.eh_proj.weight", "layers.4.enorm.weight"),
+    ]
+    more = dict.fromkeys(later, np.ones((2, 3), np.float32))
+    tensors = random_tensors(raw)
+    reader = open_checkpoint(write_folder(tmp_path / "hf", raw, tensors | more))
+    assert sorted(reader.dropped) == sorted(later)
+    for name in ("model.layers.5.norm.weight", "smtp.fc.weight", "model.layers.2.mtp"):
+        extra = more | {name: np.ones((2, 3), np.float32)}
+        hf = write_folder(tmp_path / name, raw, tensors | extra)
+        with pytest.raises(CheckpointError, match=f"config: unexpected {name};"):
+            open_checkpoint(hf)
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v2", "deepseek_v3"])

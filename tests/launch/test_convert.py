@@ -1,8 +1,17 @@
 """launch/convert.py, and what other scripts say of quantised checkpoints."""
 
+import json
+
 from tests.support.block_formats import whole_blocks_folder
 from tests.support.gguf_files import from_hf, tokenizer_metadata, write_gguf
-from tests.support.tiny_checkpoint import CONFIG, TEXT, tiny_tensors, tiny_tokenizer
+from tests.support.progress_lines import without_progress
+from tests.support.tiny_checkpoint import (
+    CONFIG,
+    TEXT,
+    tiny_tensors,
+    tiny_tokenizer,
+    write_tiny_checkpoint,
+)
 
 
 def test_convert_script_both_ways_prints_the_interface_keys(run_script, tiny, tmp_path):
@@ -42,6 +51,20 @@ def test_convert_script_bad_input_is_one_line(run_script, tiny, tmp_path):
     )
 
 
+def test_convert_check_prints_and_ends_by_whether_it_loads(run_script, tiny, tmp_path):
+    done = run_script("convert", "--src", tiny, "--check")
+    assert done.summary["loads"] and done.summary["tokenizer"]
+    begin = f"{tiny}: Hugging Face folder of qwen2_moe\n2 layers, 2 with 8 experts,"
+    assert done.stdout.startswith(begin)
+    write_tiny_checkpoint(tmp_path / "odd", with_tokenizer=False, logit_bonus=2)
+    done = run_script("convert", "--src", "odd", "--check")
+    assert done.code == 2
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert not said["loads"] and "logit_bonus=2" in said["reasons"][0]
+    (error,) = without_progress(done.stderr).splitlines()
+    assert error.startswith("error: odd does not load: config.json of qwen2_moe has")
+
+
 def test_convert_script_reads_gguf_as_it_reads_the_folder(run_script, tiny, tmp_path):
     said, tensors = from_hf(CONFIG, tiny_tensors())
     said |= tokenizer_metadata(tiny_tokenizer(), "gpt-2", eos_token_id=0)
@@ -57,7 +80,9 @@ def test_convert_script_reads_gguf_as_it_reads_the_folder(run_script, tiny, tmp_
         run_script("generate", *prompt, "--out_dir", f"o{i}", "--checkpoint", *own)
         lines.append((tmp_path / f"o{i}" / "generations.jsonl").read_text())
     assert lines[1:] == lines[:-1]
+    assert run_script("convert", "--src", "x.gguf", "--check").summary["loads"]
     file.write_bytes(file.read_bytes()[:-100])
+    assert run_script("convert", "--src", "x.gguf", "--check").code == 2
     error = run_script("convert", "--src", "x.gguf", "--dst", "c").error
     assert "x.gguf is damaged or truncated: tensor" in error
     assert not (tmp_path / "c").exists()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers.integrations import mxfp4
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from moe_edge.convert import quantize
+from moe_edge.convert import quant_mxfp4, quant_scaled
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from tests.parity.models import CASES, FAMILIES, hf_checkpoint, hf_logits
@@ -65,7 +65,7 @@ def test_mxfp4_equals_transformers(dtype):
     from moe_edge.checkpoint.dtypes import weight_dtype
 
     for expert in range(3):
-        got = quantize.dequantize_mxfp4(
+        got = quant_mxfp4.dequantize(
             blocks[expert], scales[expert], weight_dtype(dtype)
         ).T
         np.testing.assert_array_equal(
@@ -80,7 +80,7 @@ def test_fp8_equals_transformers():
     expected = Fp8Dequantize(None)._dequantize_one(weight, scales, torch.bfloat16)
     import ml_dtypes
 
-    got = quantize.dequantize_fp8(
+    got = quant_scaled.dequantize(
         weight.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn),
         scales.numpy(),
         (16, 16),

@@ -5,6 +5,7 @@ moe-edge convert --src HF --dst Q --expert_dtype q8_0
 moe-edge convert --src FILE.gguf --dst OURS
 moe-edge convert --src OURS --dst HF --to hf
 moe-edge convert --src OURS --verify
+moe-edge convert --src HF --check
 """
 
 from moe_edge.commands import common
