@@ -261,7 +261,7 @@ def _tensor_info(cursor: _Cursor, name: str) -> Tensor:
     if label not in KINDS:
         raise CheckpointError(
             f"{cursor.path}: tensor {name} has type {label}; known: "
-            f"{', '.join(KINDS)}; make such a file by llama-quantize --pure"
+            f"{', '.join(KINDS)}; make such a file by llama-quantize"
         )
     kind = KINDS[label]
     if shape[-1] % kind.values:

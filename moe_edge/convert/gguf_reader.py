@@ -2,13 +2,14 @@
 
 Float types stay as they are. Where the matrices of all experts are of one quantised
 type, their blocks become quantised records, byte for byte. Other quantised weights are
-decoded exactly: Q8_0 and Q4_0 to float32, MXFP4 to bfloat16.
+decoded exactly: MXFP4 to bfloat16, all others to float32.
 """
 
 import atexit
 import functools
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -115,9 +116,20 @@ class GgufReader(DenseReader):
 
     @property
     def quantized(self) -> str | None:
-        """The quantised types in the file, such as "q8_0"; None: none."""
-        kinds = {t.kind.lower() for t in self._file.tensors.values()}
-        return "+".join(sorted(k for k in kinds if is_quantised(k.upper()))) or None
+        """The quantised types in the file, such as "q4_k+q6_k"; None: none."""
+        return self._quantised_of(self._file.tensors)
+
+    @property
+    def decoded_experts(self) -> str | None:
+        """The quantised types of experts that are read as numbers; None: none are."""
+        if self.layout.kind is not None:
+            return None
+        names = map(self._experts, self.config.moe_layers)
+        return self._quantised_of(n for each in names for n in each.values())
+
+    def _quantised_of(self, names: Iterable[str]) -> str | None:
+        kinds = {self._file.tensors[name].kind for name in names}
+        return "+".join(sorted(k.lower() for k in kinds if is_quantised(k))) or None
 
     @functools.cached_property
     def hf_files(self) -> Path:

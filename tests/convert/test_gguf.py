@@ -159,10 +159,10 @@ def _decoded(raw, tensors, kind):
         values = decode(own, np.frombuffer(raw_bytes, np.uint8)).astype(np.float32)
         changed[name] = ("F32", shape, values.tobytes())
     assert changed.keys() == plain.keys()
-    return _to_hf(raw, tensors, changed)
+    return to_hf(raw, tensors, changed)
 
 
-def _to_hf(raw, tensors, written):
+def to_hf(raw, tensors, written):
     """The HF tensors that become `written`, found by converting element numbers."""
     sizes = np.cumsum([0] + [t.size for t in tensors.values()])
     numbers = {

@@ -11,9 +11,11 @@ import ml_dtypes
 import numpy as np
 from tokenizers import Tokenizer
 
+from moe_edge.convert.gguf_blocks import KINDS, NAMES
+from moe_edge.convert.gguf_k_quants import LAYOUTS
 from moe_edge.model import quantised
 
-CODES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "BF16": 30, "MXFP4": 39}
+CODES = {name: code for code, name in NAMES.items()}
 ARCHS = {
     "olmoe": "olmoe",
     "mixtral": "llama",
@@ -116,6 +118,16 @@ def encode(kind: str, array: np.ndarray) -> bytes:
     if kind == "BF16":
         return array.astype(ml_dtypes.bfloat16).tobytes()
     return quantised.encode(kind.lower(), array.reshape(-1, 32)).tobytes()
+
+
+def random_blocks(kind: str, shape: tuple[int, ...], rng) -> bytes:
+    """Blocks of a type of `LAYOUTS` with any codes, and scales near a hundredth."""
+    count = int(np.prod(shape)) // KINDS[kind].values
+    blocks_N8 = rng.integers(0, 256, (count, KINDS[kind].size), np.uint8)
+    block_N = blocks_N8.view(LAYOUTS[kind])[:, 0]
+    for name in {"d", "m"} & set(block_N.dtype.names):
+        block_N[name] = rng.normal(scale=0.01, size=count)
+    return blocks_N8.tobytes()
 
 
 def from_hf(raw: dict, tensors: dict, kind: str = "F32", *, old: bool = False):
