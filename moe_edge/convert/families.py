@@ -1,38 +1,28 @@
-"""Hugging Face config.json -> ModelConfig, one small function per family."""
+"""All families, and Hugging Face config.json -> ModelConfig."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from moe_edge.convert import family_deepseek as deep
 from moe_edge.convert import family_gqa as gqa
 from moe_edge.convert.family_parts import read_common
-from moe_edge.convert.hf_config import REQUIRED, Fields
+from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.hf_files import CONFIG_NAME, GENERATION_NAME
 from moe_edge.convert.neutral_fields import neutral_values
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.model.config import ModelConfig
 
-
-class Family(NamedTuple):
-    """How a family's config.json is read, and what stands where it is silent."""
-
-    read: Callable[[Fields, dict], dict]  # attention, moe, dense layers
-    max_positions: Any
-    norm_eps: float
-    eos: int | None = None  # end-of-text id that transformers fills in
-
-
 FAMILIES = {
-    "olmoe": Family(gqa.olmoe, 4096, 1e-5, 50279),
-    "mixtral": Family(gqa.mixtral, 131_072, 1e-5, 2),
-    "qwen2_moe": Family(gqa.qwen2_moe, 32_768, 1e-6),
-    "qwen3_moe": Family(gqa.qwen3_moe, 32_768, 1e-6),
-    "gpt_oss": Family(gqa.gpt_oss, 131_072, 1e-5),
-    "deepseek_v2": Family(deep.deepseek_v2, 2048, 1e-6, 2),
-    "deepseek_v3": Family(deep.deepseek_v3, 4096, 1e-6, 1),
-    "kimi_k2": Family(deep.deepseek_v3, 4096, 1e-6, 1),
-    "deepseek": Family(deep.deepseek, 2048, 1e-6),
-    "xverse": Family(deep.xverse, REQUIRED, 1e-6),
+    "olmoe": gqa.OLMOE,
+    "mixtral": gqa.MIXTRAL,
+    "qwen2_moe": gqa.QWEN2_MOE,
+    "qwen3_moe": gqa.QWEN3_MOE,
+    "gpt_oss": gqa.GPT_OSS,
+    "deepseek_v2": deep.DEEPSEEK_V2,
+    "deepseek_v3": deep.DEEPSEEK_V3,
+    "kimi_k2": deep.DEEPSEEK_V3,
+    "deepseek": deep.DEEPSEEK,
+    "xverse": deep.XVERSE,
 }
 
 
@@ -56,13 +46,14 @@ def config_from_hf(
         raise ConfigError(f"config.json must hold an object, got {type(raw).__name__}")
     model_type = str(raw.get("model_type"))  # anything else is an unknown text too
     check_known("model_type", model_type, FAMILIES)
-    family, fields = FAMILIES[model_type], Fields(raw, model_type)
+    family = FAMILIES[model_type]
+    fields = Fields(raw, model_type, family.experts)
     fields.get("quantization_config")  # judged by quantize.py
     common = read_common(fields, family.max_positions, family.norm_eps)
     parts = common | family.read(fields, common)
     vocab = fields.int("vocab_size")
     special: dict[str, tuple[int, ...]] = {}
-    for name, default in (("eos_token_id", family.eos), ("bos_token_id", None)):
+    for name, default in (("eos_token_id", family.eos), ("bos_token_id", family.bos)):
         where, found, wrong = _token_ids(fields, name, generation, vocab, default)
         special[name] = found
         if wrong and ignored is None:
@@ -76,7 +67,7 @@ def config_from_hf(
         model_type=model_type,
         vocab_size=vocab,
         d_model=fields.int("hidden_size"),
-        tie_embeddings=fields.bool("tie_word_embeddings", False),
+        tie_embeddings=fields.bool("tie_word_embeddings", family.tied),
         bos_id=starts[0] if starts else None,
         eos_ids=special["eos_token_id"],
         hf_config=raw,

@@ -1,14 +1,19 @@
 """Configs of DeepSeek-V2, V3 (Kimi-K2), DeepSeek-MoE-16B and XVERSE-MoE.
 
 Each function returns keyword arguments of ModelConfig. V2 and V3 follow transformers
-5.23; the other two are remote-code models, their facts are in the docstrings.
+5.24; the other two are remote-code models, their facts are in the docstrings.
 """
 
+from moe_edge.convert.family import ExpertNames, Family
 from moe_edge.convert.family_parts import read_gqa, read_moe
-from moe_edge.convert.hf_config import Fields
+from moe_edge.convert.hf_config import REQUIRED, Fields
 from moe_edge.convert.rope_config import mla_softmax_scale, rope_config, rope_dict
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import AttentionConfig
+
+EXPERTS = ExpertNames(
+    ("n_routed_experts", "num_local_experts"), shared=("n_shared_experts",)
+)
 
 
 def _mla(fields: Fields, common: dict, interleaved: bool) -> AttentionConfig:
@@ -74,6 +79,15 @@ def deepseek_v2(fields: Fields, common: dict) -> dict:
     return dense | {"attention": _mla(fields, common, interleaved=True), "moe": moe}
 
 
+DEEPSEEK_V2 = Family(
+    read=deepseek_v2,
+    experts=EXPERTS._replace(experts=("n_routed_experts", "num_experts")),
+    max_positions=2048,
+    norm_eps=1e-6,
+    eos=2,
+)
+
+
 def deepseek_v3(fields: Fields, common: dict) -> dict:
     """DeepSeek-V3 and Kimi-K2."""
     fields.only("topk_method", ("noaux_tc", None), "the only method of DeepSeek-V3")
@@ -103,6 +117,16 @@ def deepseek_v3(fields: Fields, common: dict) -> dict:
     return _first_dense(fields, common, 3) | {"attention": attention, "moe": moe}
 
 
+DEEPSEEK_V3 = Family(
+    read=deepseek_v3,
+    experts=EXPERTS,
+    max_positions=4096,
+    norm_eps=1e-6,
+    eos=1,
+    mtp_layers=1,
+)
+
+
 def deepseek(fields: Fields, common: dict) -> dict:
     """DeepSeek-MoE-16B (remote code): softmax routing, plain attention.
 
@@ -120,7 +144,30 @@ def deepseek(fields: Fields, common: dict) -> dict:
     }
 
 
+DEEPSEEK = Family(
+    read=deepseek,
+    experts=EXPERTS._replace(experts=("n_routed_experts",)),
+    max_positions=2048,
+    norm_eps=1e-6,
+)
+
+
 def xverse(fields: Fields, common: dict) -> dict:
     """XVERSE-MoE (remote code): every layer MoE, shared experts as one block."""
     moe = read_moe(fields, common, norm=False)
     return {"attention": read_gqa(fields, common), "moe": moe}
+
+
+XVERSE = Family(
+    read=xverse,
+    experts=ExpertNames(
+        ("num_experts",),
+        ("moe_top_k", "num_experts_per_tok"),
+        ("intermediate_size",),
+        ("num_shared_experts",),
+    ),
+    max_positions=REQUIRED,
+    norm_eps=1e-6,
+    tensors={"router.weight": "mlp.router.weight"},
+    exported=False,
+)

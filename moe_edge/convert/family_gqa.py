@@ -1,9 +1,10 @@
 """Configs of OLMoE, Mixtral, Qwen2-MoE, Qwen3-MoE and gpt-oss.
 
 Each function returns keyword arguments of ModelConfig. Defaults are those of the
-config classes of transformers 5.23, and so is the meaning of every field.
+config classes of transformers 5.24, and so is the meaning of every field.
 """
 
+from moe_edge.convert.family import ExpertNames, Family
 from moe_edge.convert.family_parts import (
     read_gqa,
     read_layer_types,
@@ -12,6 +13,8 @@ from moe_edge.convert.family_parts import (
 )
 from moe_edge.convert.hf_config import Fields
 from moe_edge.core.checks import ConfigError
+
+_DENSE_WIDTH = ("intermediate_size",)
 
 
 def olmoe(fields: Fields, common: dict) -> dict:
@@ -35,6 +38,15 @@ def olmoe(fields: Fields, common: dict) -> dict:
     return {"attention": attention, "moe": moe}
 
 
+OLMOE = Family(
+    read=olmoe,
+    experts=ExpertNames(("num_experts", "num_local_experts"), width=_DENSE_WIDTH),
+    max_positions=4096,
+    norm_eps=1e-5,
+    eos=50279,
+)
+
+
 def mixtral(fields: Fields, common: dict) -> dict:
     windows = ()
     if fields.get("sliding_window") is not None:
@@ -42,6 +54,23 @@ def mixtral(fields: Fields, common: dict) -> dict:
     attention = read_gqa(fields, common, kv_heads=8, theta=1e6, windows=windows)
     moe = read_moe(fields, common, top_k=2, norm_topk=True)
     return {"attention": attention, "moe": moe}
+
+
+MIXTRAL = Family(
+    read=mixtral,
+    experts=ExpertNames(("num_local_experts", "num_experts"), width=_DENSE_WIDTH),
+    max_positions=131_072,
+    norm_eps=1e-5,
+    eos=2,
+    tensors={"router.weight": "block_sparse_moe.gate.weight"},
+    expert_module="block_sparse_moe.experts.",
+    expert_tensors={"gate": "w1.weight", "up": "w3.weight", "down": "w2.weight"},
+    # transformers 5 calls this module as that of all others.
+    renamed={
+        "mlp.gate.": "block_sparse_moe.gate.",
+        "mlp.experts.": "block_sparse_moe.experts.",
+    },
+)
 
 
 def _qwen_dense_layers(fields: Fields, layers: int, default_dim: int) -> dict:
@@ -89,6 +118,19 @@ def qwen2_moe(fields: Fields, common: dict) -> dict:
     return dense | {"attention": attention, "moe": moe}
 
 
+QWEN2_MOE = Family(
+    read=qwen2_moe,
+    experts=ExpertNames(("num_experts",)),
+    max_positions=32_768,
+    norm_eps=1e-6,
+    tensors={
+        "shared.gate": "mlp.shared_expert.gate_proj.weight",
+        "shared.up": "mlp.shared_expert.up_proj.weight",
+        "shared.down": "mlp.shared_expert.down_proj.weight",
+    },
+)
+
+
 def qwen3_moe(fields: Fields, common: dict) -> dict:
     layers = common["num_layers"]
     bias = fields.bool("attention_bias", False)
@@ -116,6 +158,14 @@ def qwen3_moe(fields: Fields, common: dict) -> dict:
     moe = read_moe(fields, common, top_k=8, norm=False)
     dense = _qwen_dense_layers(fields, layers, 6144)
     return dense | {"attention": attention, "moe": moe}
+
+
+QWEN3_MOE = Family(
+    read=qwen3_moe,
+    experts=ExpertNames(("num_experts", "num_local_experts")),
+    max_positions=32_768,
+    norm_eps=1e-6,
+)
 
 
 def gpt_oss(fields: Fields, common: dict) -> dict:
@@ -157,3 +207,18 @@ def gpt_oss(fields: Fields, common: dict) -> dict:
         swiglu_limit=fields.float("swiglu_limit", 7.0),
     )
     return {"attention": attention, "moe": moe}
+
+
+GPT_OSS = Family(
+    read=gpt_oss,
+    experts=ExpertNames(
+        ("num_local_experts", "num_experts"),
+        ("num_experts_per_tok", "experts_per_token"),
+        _DENSE_WIDTH,
+    ),
+    max_positions=131_072,
+    norm_eps=1e-5,
+    tensors={"router.weight": "mlp.router.weight"},
+    fused=True,
+    exported=False,
+)

@@ -1,9 +1,9 @@
 """Config fields that families share: sizes, experts, attention, windows."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from moe_edge.convert.hf_config import REQUIRED, Fields
-from moe_edge.convert.rope_config import rope_config, rope_dict
+from moe_edge.convert.rope_config import rope_config, rope_dict, rotated_width
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import AttentionConfig, MoeConfig
 
@@ -16,42 +16,6 @@ _ACTIVATIONS = {
 }
 _MAX_LAYERS = 4096
 _MAX_EXPERTS = 65_536
-
-
-class ExpertNames(NamedTuple):
-    """Fields of config.json that state the experts' sizes: a name and its aliases."""
-
-    experts: tuple[str, ...]
-    top_k: tuple[str, ...] = ("num_experts_per_tok",)
-    width: tuple[str, ...] = ("moe_intermediate_size",)
-    shared: tuple[str, ...] = ()  # how many experts wide the shared one is
-
-
-_DENSE_WIDTH = ("intermediate_size",)
-_DEEPSEEK_V3 = ExpertNames(
-    ("n_routed_experts", "num_local_experts"), shared=("n_shared_experts",)
-)
-EXPERT_NAMES = {
-    "olmoe": ExpertNames(("num_experts", "num_local_experts"), width=_DENSE_WIDTH),
-    "mixtral": ExpertNames(("num_local_experts", "num_experts"), width=_DENSE_WIDTH),
-    "qwen2_moe": ExpertNames(("num_experts",)),
-    "qwen3_moe": ExpertNames(("num_experts", "num_local_experts")),
-    "gpt_oss": ExpertNames(
-        ("num_local_experts", "num_experts"),
-        ("num_experts_per_tok", "experts_per_token"),
-        _DENSE_WIDTH,
-    ),
-    "deepseek_v2": _DEEPSEEK_V3._replace(experts=("n_routed_experts", "num_experts")),
-    "deepseek_v3": _DEEPSEEK_V3,
-    "kimi_k2": _DEEPSEEK_V3,
-    "deepseek": _DEEPSEEK_V3._replace(experts=("n_routed_experts",)),
-    "xverse": ExpertNames(
-        ("num_experts",),
-        ("moe_top_k", "num_experts_per_tok"),
-        _DENSE_WIDTH,
-        ("num_shared_experts",),
-    ),
-}
 
 
 def read_common(fields: Fields, max_positions: Any, norm_eps: float) -> dict:
@@ -87,7 +51,7 @@ def read_moe(
       norm: the same, of `norm_topk_prob`; None: the family has no such field.
       **parts: further fields of `MoeConfig`.
     """
-    names = EXPERT_NAMES[fields.family]
+    names = fields.experts
     experts = fields.int(names.experts[0], aliases=names.experts[1:])
     if experts > _MAX_EXPERTS:
         raise ConfigError(
@@ -115,17 +79,31 @@ def read_gqa(
     kv_heads: Any = None,
     theta: float = 10_000.0,
     default_rope: dict | None = None,
+    rotated: float | None = None,
+    interleaved: bool = False,
     **parts,
 ) -> AttentionConfig:
-    """Grouped-query attention; `head_dim` absent or null means D / H."""
+    """Grouped-query attention; `head_dim` absent or null means D / H.
+
+    Args:
+      kv_heads, theta, default_rope: where the file is silent.
+      rotated: the same, of `partial_rotary_factor`; None: the family rotates whole
+        heads.
+      interleaved: whether rotary pairs are (2i, 2i + 1), not halves of the head.
+      **parts: further fields of `AttentionConfig`.
+    """
     heads = fields.int("num_attention_heads")
     head_dim = fields.int("head_dim", None, null=fields.int("hidden_size") // heads)
     parameters = rope_dict(fields, theta, default_rope)
+    width = head_dim
+    if rotated is not None:
+        width = rotated_width(fields, parameters, head_dim, rotated)
+    positions = common["max_positions"]
     return AttentionConfig(
         num_heads=heads,
         num_kv_heads=fields.int("num_key_value_heads", kv_heads, null=heads),
         head_dim=head_dim,
-        rope=rope_config(fields, parameters, head_dim, common["max_positions"], False),
+        rope=rope_config(fields, parameters, width, positions, interleaved),
         **parts,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.convert.family_parts import EXPERT_NAMES
+from moe_edge.convert import families
 from moe_edge.convert.gguf_file import GgufFile
 from moe_edge.convert.gguf_names import FAMILIES, ROPE_FACTORS, TOP, layer_prefix
 from moe_edge.core.checks import CheckpointError, ConfigError, check_known
@@ -120,7 +120,7 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     else:
         config |= _gqa(meta, file, family, config)
     family = config.setdefault("model_type", family)
-    names = EXPERT_NAMES[family]
+    names = families.FAMILIES[family].experts
     config[names.experts[0]] = meta.need("expert_count")
     config[names.top_k[0]] = meta.need("expert_used_count")
     width = meta.get("expert_feed_forward_length")

@@ -9,6 +9,7 @@ import json
 import math
 from typing import Any
 
+from moe_edge.convert.family import ExpertNames
 from moe_edge.convert.neutral_fields import is_dropout, same
 from moe_edge.core.checks import ConfigError
 
@@ -52,11 +53,13 @@ class Fields:
     Attributes:
       family: name for messages (`model_type`).
       raw: the parsed config.json.
+      experts: what the family calls the sizes of its experts.
     """
 
-    def __init__(self, raw: dict[str, Any], family: str):
+    def __init__(self, raw: dict[str, Any], family: str, experts: ExpertNames):
         self.raw = raw
         self.family = family
+        self.experts = experts
         self._used: set[str] = set()
 
     def get(self, name: str, default: Any = None, aliases: tuple[str, ...] = ()) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 from moe_edge.checkpoint.dtypes import KEEP_FLOAT32
 from moe_edge.checkpoint.manifest import TOKENIZER_NAME
 from moe_edge.checkpoint.reader import DenseReader
-from moe_edge.checkpoint.schema import Item, check_tensors, name_some
+from moe_edge.checkpoint.schema import Item, check_tensors, item_shapes, name_some
 from moe_edge.convert import rules
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.hf_files import CONFIG_NAME, read_generation
@@ -95,8 +95,9 @@ class HfReader(DenseReader):
 
     def dense(self, item: Item) -> dict[str, np.ndarray]:
         """Canonical name -> array of one item; views of the file where possible."""
+        shapes = item_shapes(self.config, item)
         return {
-            name: self._source.read(hf_name, name in KEEP_FLOAT32)
+            name: self._source.read(hf_name, name in KEEP_FLOAT32).reshape(shapes[name])
             for name, hf_name in rules.dense_names(self.config, item).items()
         }
 

@@ -88,10 +88,11 @@ def _is_unused(name: str, found: dict[str, Stored], config: ModelConfig) -> bool
         return _is_of_empty_expert(name, layer, found, config)
     # Multi-token prediction modules are stored as layers behind the last one.
     raw = config.hf_config
-    extra = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers")) or 1
+    counted = raw.get("num_nextn_predict_layers", raw.get("num_mtp_layers"))
+    usual = rules.family(config).mtp_layers
     return (
-        config.model_type in ("deepseek_v3", "kimi_k2")
-        and layer - config.num_layers < extra
+        usual > 0
+        and layer - config.num_layers < (counted or usual)
         and rules.layer_prefix(layer) + "eh_proj.weight" in found
     )
 

@@ -10,14 +10,12 @@ import copy
 import dataclasses
 from typing import Any
 
-from moe_edge.convert.families import config_from_hf
-from moe_edge.convert.family_parts import EXPERT_NAMES
+from moe_edge.convert.families import FAMILIES, config_from_hf
 from moe_edge.convert.neutral_fields import expert_sizes
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import ModelConfig
 
-# Without an export: fused experts, and remote code.
-EXPORTED = sorted(EXPERT_NAMES.keys() - {"gpt_oss", "xverse"})
+EXPORTED = sorted(name for name, family in FAMILIES.items() if family.exported)
 WIDTH_MULTIPLE = 8
 
 
@@ -34,7 +32,7 @@ def refactored_hf_config(
     """
     check_exportable(config)
     moe, raw = config.moe, copy.deepcopy(config.hf_config)
-    names = EXPERT_NAMES[config.model_type]
+    names = FAMILIES[config.model_type].experts
     read = {name for aliases in names for name in aliases}
     for name in expert_sizes(config).keys() - read:
         raw.pop(name, None)  # the parent's, in another family's words

@@ -55,6 +55,29 @@ def rope_dict(
     return parameters
 
 
+def rotated_width(
+    fields: Fields, parameters: dict, head_dim: int, default: float
+) -> int:
+    """How many of a head's dimensions are rotated, the first ones.
+
+    Args:
+      parameters: of `rope_dict`; its factor, which wins, is taken out.
+      default: the share of a head where the file is silent; null means all of it.
+    Raises:
+      ConfigError: a share that leaves no pair, an odd number, or more than the head.
+    """
+    name = "partial_rotary_factor"
+    outer = fields.get(name, default)
+    factor = parameters.pop(name, 1.0 if outer is None else outer)
+    width = int(head_dim * fields.number(name, factor))
+    if width % 2 or not 2 <= width <= head_dim:
+        raise ConfigError(
+            f"config.json of {fields.family}: {name} {factor} rotates {width} of the "
+            f"{head_dim} dimensions of a head, expected an even number in 2..{head_dim}"
+        )
+    return width
+
+
 def rope_config(
     fields: Fields, parameters: dict, dim: int, max_positions: int, interleaved: bool
 ) -> RopeConfig:
@@ -80,8 +103,8 @@ def rope_config(
     if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise ConfigError(
             "rope parameter partial_rotary_factor is "
-            f"{parameters['partial_rotary_factor']!r}, expected 1 (only whole heads "
-            "are rotated here)"
+            f"{parameters['partial_rotary_factor']!r}, expected 1: {fields.family} "
+            "rotates whole heads"
         )
 
     def number(name, default=None):

@@ -1,4 +1,6 @@
-"""Names: canonical parameter name <-> Hugging Face tensor name, per family.
+"""Names: canonical parameter name <-> Hugging Face tensor name.
+
+Here stands what most families share; where one differs, its `Family` says so.
 
 The table is used in both directions, so a round trip cannot lose a tensor. Dense
 names map one to one. Routed experts stand in one tensor per expert and matrix, or
@@ -16,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_edge.checkpoint.schema import Item, Shapes, dense_items, item_shapes
+from moe_edge.convert.families import FAMILIES
+from moe_edge.convert.family import Family
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 
@@ -64,35 +68,9 @@ _LAYER = {
     "mlp.up": "mlp.up_proj.weight",
     "mlp.down": "mlp.down_proj.weight",
 }
-# Where a family's dense names differ from the table above.
-_LAYER_OF_FAMILY = {
-    "mixtral": {"router.weight": "block_sparse_moe.gate.weight"},
-    "qwen2_moe": {
-        "shared.gate": "mlp.shared_expert.gate_proj.weight",
-        "shared.up": "mlp.shared_expert.up_proj.weight",
-        "shared.down": "mlp.shared_expert.down_proj.weight",
-    },
-    "gpt_oss": {"router.weight": "mlp.router.weight"},
-    "xverse": {"router.weight": "mlp.router.weight"},
-}
-_EXPERTS = {
-    "gate": "mlp.experts.{expert}.gate_proj.weight",
-    "up": "mlp.experts.{expert}.up_proj.weight",
-    "down": "mlp.experts.{expert}.down_proj.weight",
-}
-_EXPERTS_OF_FAMILY = {
-    "mixtral": {
-        "gate": "block_sparse_moe.experts.{expert}.w1.weight",
-        "up": "block_sparse_moe.experts.{expert}.w3.weight",
-        "down": "block_sparse_moe.experts.{expert}.w2.weight",
-    },
-}
-FUSED_FAMILIES = ("gpt_oss",)
-_EXPERTS_MODULE = {"mixtral": "block_sparse_moe.experts."}
 # What a model without a head is saved as lacks the first word of these names.
 _WITHOUT_MODEL = ("embed_tokens.", "layers.", "norm.")
-# transformers 5 calls Mixtral's module as that of all others.
-_MIXTRAL = re.compile(r"(model\.layers\.\d{1,9}\.)mlp\.(?=gate\.|experts\.)")
+_LAYER_PREFIX = re.compile(r"model\.layers\.\d{1,9}\.")
 
 
 class Piece(NamedTuple):
@@ -107,12 +85,22 @@ def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
 
 
+def family(config: ModelConfig) -> Family:
+    """What the converter knows of the model's family."""
+    return FAMILIES[config.model_type]
+
+
 def published_name(config: ModelConfig, name: str) -> str:
     """The name in published checkpoints of a tensor that a file calls `name`."""
     if name.startswith(_WITHOUT_MODEL):
         name = "model." + name
-    if config.model_type == "mixtral":
-        name = _MIXTRAL.sub(r"\1block_sparse_moe.", name)
+    match = _LAYER_PREFIX.match(name)
+    if match is None:
+        return name
+    prefix, rest = match[0], name[match.end() :]
+    for theirs, published in family(config).renamed.items():
+        if rest.startswith(theirs):
+            return prefix + published + rest.removeprefix(theirs)
     return name
 
 
@@ -121,36 +109,35 @@ def dense_names(config: ModelConfig, item: Item) -> dict[str, str]:
     shapes = item_shapes(config, item)
     if isinstance(item, str):
         return {name: TOP[name] for name in shapes}
-    table = _LAYER | _LAYER_OF_FAMILY.get(config.model_type, {})
+    table = _LAYER | family(config).tensors
     prefix = layer_prefix(item)
     return {name: prefix + table[name] for name in shapes}
 
 
 def shared_names(config: ModelConfig, layer: int) -> dict[str, str]:
     """Canonical -> HF name of a layer's shared expert, whether the model has one."""
-    table = _LAYER | _LAYER_OF_FAMILY.get(config.model_type, {})
+    table = _LAYER | family(config).tensors
     prefix = layer_prefix(layer)
     return {n: prefix + table[n] for n in table if n.startswith("shared")}
 
 
 def expert_names(config: ModelConfig, layer: int, expert: int) -> dict[str, str]:
     """Record part -> HF name of one expert (families with a tensor per expert)."""
-    table = _EXPERTS_OF_FAMILY.get(config.model_type, _EXPERTS)
-    prefix = layer_prefix(layer)
-    return {part: prefix + name.format(expert=expert) for part, name in table.items()}
+    own = family(config)
+    prefix = f"{layer_prefix(layer)}{own.expert_module}{expert}."
+    return {part: prefix + name for part, name in own.expert_tensors.items()}
 
 
 def is_fused(config: ModelConfig) -> bool:
     """Whether the family is published with fused experts."""
-    return config.model_type in FUSED_FAMILIES
+    return family(config).fused
 
 
 def fused_shapes(config: ModelConfig, layer: int) -> Shapes:
     """HF name -> shape of the fused routed-expert tensors of a MoE layer."""
     moe, D = config.moe, config.d_model
     E, F = moe.num_experts, moe.expert_dim
-    module = _EXPERTS_MODULE.get(config.model_type, "mlp.experts.")
-    prefix = layer_prefix(layer) + module
+    prefix = layer_prefix(layer) + family(config).expert_module
     if not is_fused(config):
         return {
             prefix + "gate_up_proj": (E, 2 * F, D),
@@ -192,7 +179,9 @@ def hf_shapes(config: ModelConfig, found: Container[str] = ()) -> Shapes:
     shapes: Shapes = {}
     for item in dense_items(config):
         names = dense_names(config, item)
-        shapes |= {names[n]: shape for n, shape in item_shapes(config, item).items()}
+        for name, shape in item_shapes(config, item).items():
+            one_row = name in family(config).one_row
+            shapes[names[name]] = (1, *shape) if one_row else shape
         if item in config.moe_layers:
             shapes |= expert_shapes(config, item, found)
     return shapes

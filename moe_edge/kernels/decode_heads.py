@@ -70,12 +70,11 @@ class Heads(NamedTuple):
         pair_P, sign_P = _turn(columns_P, half, attention.rope.interleaved)
         is_turned_P = columns_P < 2 * half
         both = [self.plain(name, head, at_P, scale) for at_P in (columns_P, pair_P)]
-        if attention.qk_norm == "head":
-            P = attention.head_dim
-            scale = lax.rsqrt(jnp.sum(both[0] * both[0]) / P + self.eps)
+        by_head = attention.qk_norm == "head"
+        if by_head and not attention.qk_norm_after_rope:
+            scale = self._head_scale(both[0])
             for index, at_P in enumerate((columns_P, pair_P)):
-                norm_P = self._vector(f"{name}_norm", at_P, at_P < P, 1.0)
-                both[index] = both[index] * scale * norm_P
+                both[index] = self._normed(both[index], name, at_P, scale)
         at_P = columns_P >> 1
         if not attention.rope.interleaved:
             at_P = jnp.where(columns_P < half, columns_P, columns_P - half)
@@ -84,7 +83,21 @@ class Heads(NamedTuple):
             triton.load(self.refs[table].at[at], mask=is_turned_P, other=other)
             for table, other in (("cos", 1.0), ("sin", 0.0))
         )
-        return both[0] * cos_P + both[1] * (sin_P * sign_P)
+        turned_P = both[0] * cos_P + both[1] * (sin_P * sign_P)
+        if by_head and attention.qk_norm_after_rope:
+            scale = self._head_scale(turned_P)
+            turned_P = self._normed(turned_P, name, columns_P, scale)
+        return turned_P
+
+    def _head_scale(self, head_P):
+        """What a norm of one head multiplies it by."""
+        squares = jnp.sum(head_P * head_P)
+        return lax.rsqrt(squares / self.attention.head_dim + self.eps)
+
+    def _normed(self, y_P, name: str, at_P, scale):
+        """Columns of a head times the scale of its norm and the norm's weights."""
+        known_P = at_P < self.attention.head_dim
+        return y_P * scale * self._vector(f"{name}_norm", at_P, known_P, 1.0)
 
 
 def _turn(columns_P, half: int, interleaved: bool):

@@ -1,6 +1,7 @@
 """Grouped-query attention with the options of all supported families.
 
-Biases, RMSNorm on q and k (per head or over the whole projection), clipping,
+Biases, RMSNorm on q and k (per head, before or after rotation, or over the whole
+projection), rotation of a part of each head in either order of pairs, clipping,
 sliding windows and learned sink logits are switched by `AttentionConfig`.
 """
 
@@ -79,9 +80,14 @@ class Attention(nnx.Module):
         if attention.clip_qkv is not None:
             y = jnp.clip(y, -attention.clip_qkv, attention.clip_qkv)
         y = y.reshape(B, S, heads, attention.head_dim)
-        if normed and attention.qk_norm == "head":
+        by_head = normed and attention.qk_norm == "head"
+        if by_head and not attention.qk_norm_after_rope:
             y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
-        return y if name == "v" else rotate(y, tables, attention.rope.interleaved)
+        if name != "v":
+            y = rotate(y, tables, attention.rope.interleaved)
+        if by_head and attention.qk_norm_after_rope:
+            y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
+        return y
 
     def __call__(self, x_BSD, tables, start_B, window, cache=None):
         """Attends causally.

@@ -30,7 +30,7 @@ class RopeConfig:
     dim: int
     theta: float = 10_000.0
     kind: str = "default"
-    interleaved: bool = False  # DeepSeek MLA pairs (0,1),(2,3)..; others halves
+    interleaved: bool = False  # pairs (0,1),(2,3).. (DeepSeek, ERNIE), not halves
     factor: float = 1.0
     original_positions: int = 0  # yarn, llama3
     attention_factor: float = 1.0  # multiplies cos and sin (yarn)
@@ -54,6 +54,7 @@ class AttentionConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: str = "none"  # "head": per head; "full": over the whole projection
+    qk_norm_after_rope: bool = False  # per head only (HunYuan)
     clip_qkv: float | None = None
     sinks: bool = False  # one learned logit per head in the softmax's denominator
     # Per layer, how many latest positions a query sees (None: all of them).
@@ -187,6 +188,11 @@ class ModelConfig:
             raise ConfigError(
                 f"num_heads {attention.num_heads} must be a multiple of num_kv_heads "
                 f"{attention.num_kv_heads}"
+            )
+        if attention.qk_norm_after_rope and attention.qk_norm != "head":
+            raise ConfigError(
+                "a norm of q and k after rotation is one per head, got qk_norm "
+                f"{attention.qk_norm!r}"
             )
         if attention.rope.dim % 2 or attention.rope.dim > attention.head_dim:
             raise ConfigError(

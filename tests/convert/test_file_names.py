@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from moe_edge.convert.families import FAMILIES as FAMILIES_OF_CODE
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.safetensors_reader import open_folder
 from moe_edge.core.checks import CheckpointError, ConfigError
@@ -41,10 +42,11 @@ def stacked(tensors: dict, gate="gate_proj", up="up_proj", down="down_proj") -> 
 
 
 def of_transformers_5(family: str, tensors: dict) -> dict:
-    if family == "mixtral":
-        tensors = {n.replace("block_sparse_moe", "mlp"): a for n, a in tensors.items()}
-        return stacked(tensors, "w1", "w3", "w2")
-    return stacked(tensors)
+    own = FAMILIES_OF_CODE[family]
+    for theirs, published in own.renamed.items():
+        tensors = {n.replace(published, theirs): a for n, a in tensors.items()}
+    names = (name.removesuffix(".weight") for name in own.expert_tensors.values())
+    return stacked(tensors, *names)
 
 
 @pytest.mark.parametrize("family", STACKED)

@@ -31,6 +31,13 @@ KINDS = {
     "head_norm": dataclasses.replace(
         PLAIN, qk_norm="head", qkv_bias=True, clip_qkv=0.9
     ),
+    "head_norm_after_rope": dataclasses.replace(
+        PLAIN,
+        head_dim=12,
+        rope=RopeConfig(dim=6),
+        qk_norm="head",
+        qk_norm_after_rope=True,
+    ),
     "sinks": dataclasses.replace(PLAIN, sinks=True, qkv_bias=True),
 }
 KINDS["full_norm_bias"] = dataclasses.replace(KINDS["full_norm"], qkv_bias=True)
@@ -102,7 +109,8 @@ def exact(given, attention, window=NO_WINDOW):
             y = norm(y, weight)
         y = y if clip is None else y.clip(-clip, clip)
         y = y.reshape(-1, P)
-        if weight is not None and attention.qk_norm == "head":
+        by_head = weight is not None and attention.qk_norm == "head"
+        if by_head and not attention.qk_norm_after_rope:
             y = np.stack([norm(head, weight) for head in y])
         if name == "v":
             return y
@@ -110,6 +118,8 @@ def exact(given, attention, window=NO_WINDOW):
         a, b = y[:, first], y[:, second]
         turned = y.copy()
         turned[:, first], turned[:, second] = a * cos - b * sin, b * cos + a * sin
+        if by_head and attention.qk_norm_after_rope:
+            turned = np.stack([norm(head, weight) for head in turned])
         return turned
 
     caches = {

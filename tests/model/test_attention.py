@@ -12,6 +12,7 @@ from flax import nnx
 from moe_edge.engine.programs import jit_step
 from moe_edge.model import kv_cache
 from moe_edge.model.attention import NO_WINDOW, Attention, masked_softmax
+from moe_edge.model.config import RopeConfig
 from moe_edge.model.mla import LatentAttention
 from moe_edge.model.transformer import make_chunk
 from tests.support.tiny_models import GPT_OSS, GQA, MLA
@@ -50,12 +51,13 @@ def make(kind, config):
     return module
 
 
-def rotate_numpy(x, position, theta=10_000.0, interleaved=False):
-    """One vector, pair by pair."""
-    out, half = x.copy(), len(x) // 2
+def rotate_numpy(x, position, theta=10_000.0, interleaved=False, dim=None):
+    """The first `dim` of one vector, pair by pair."""
+    dim = dim or len(x)
+    out, half = x.copy(), dim // 2
     for i in range(half):
         a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
-        angle = position * theta ** (-2 * i / len(x))
+        angle = position * theta ** (-2 * i / dim)
         out[a] = x[a] * np.cos(angle) - x[b] * np.sin(angle)
         out[b] = x[b] * np.cos(angle) + x[a] * np.sin(angle)
     return out
@@ -67,9 +69,27 @@ def attend_of(kind, config):
     return jax.jit(make(kind, config).__call__)
 
 
-@pytest.mark.parametrize("window", [NO_WINDOW, 4])
-@pytest.mark.parametrize("config", [GQA, GPT_OSS], ids=lambda c: c.model_type)
-def test_attention_matches_numpy_loop(config, window):
+def parts(**changes):
+    attention = dataclasses.replace(GQA.attention, qk_norm="head", **changes)
+    return dataclasses.replace(GQA, attention=attention)
+
+
+PARTS = {
+    "gqa": GQA,
+    "gpt_oss": GPT_OSS,
+    "rotated_in_part": parts(rope=RopeConfig(dim=6)),
+    "interleaved": parts(rope=RopeConfig(dim=8, interleaved=True)),
+    "norm_after_rope": parts(
+        rope=RopeConfig(dim=4, interleaved=True), qk_norm_after_rope=True
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "window"), [*((name, NO_WINDOW) for name in PARTS), ("gqa", 4)]
+)
+def test_attention_matches_numpy_loop(name, window):
+    config = PARTS[name]
     module, a = make(Attention, config), config.attention
     x, chunk = inputs(config)
     attend = attend_of(Attention, config)
@@ -83,13 +103,24 @@ def test_attention_matches_numpy_loop(config, window):
     q = (rows @ w["q"].T + w["q_bias"]).reshape(S, heads, P)
     k = (rows @ w["k"].T + w["k_bias"]).reshape(S, groups, P)
     v = (rows @ w["v"].T + w["v_bias"]).reshape(S, groups, P)
+
+    def turned(x, position, weight):
+        rope, normed = a.rope, weight in w
+
+        def norm(y):
+            return y / np.sqrt((y**2).mean() + config.norm_eps) * w[weight]
+
+        x = norm(x) if normed and not a.qk_norm_after_rope else x
+        x = rotate_numpy(x, position, interleaved=rope.interleaved, dim=rope.dim)
+        return norm(x) if normed and a.qk_norm_after_rope else x
+
     out = np.zeros((S, heads, P))
     for s in range(S):
         first = max(0, s - window + 1)
         for h in range(heads):
             g = h // (heads // groups)
-            query = rotate_numpy(q[s, h], s)
-            keys = [rotate_numpy(k[j, g], j) for j in range(first, s + 1)]
+            query = turned(q[s, h], s, "q_norm")
+            keys = [turned(k[j, g], j, "k_norm") for j in range(first, s + 1)]
             scores = [query @ key / np.sqrt(P) for key in keys]
             if a.sinks:
                 scores.append(w["sinks"][h])

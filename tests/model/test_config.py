@@ -35,6 +35,7 @@ def change(part=None, **fields):
         ("moe", {"num_groups": 6}, "top_k 3 exceeds the 1 chosen groups of 2"),
         ("moe", {"scoring": "tanh"}, "unknown router scoring 'tanh'"),
         ("attention", {"num_kv_heads": 4}, "num_heads 6 must be a multiple"),
+        ("attention", {"qk_norm_after_rope": True}, "one per head, got qk_norm 'none'"),
         ("attention", {"windows": (1, 2)}, "name 2 layers, the model has 3"),
         ("attention", {"head_dim": 6}, "rotary width 8 must be even and at most"),
     ],

@@ -137,6 +137,7 @@ CONFIGS = {
     },
 }
 FAMILIES = tuple(CONFIGS)
+REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
 _TORCH_NAMES = {"float32": np.float32, "float16": np.float16}
 
 

@@ -1,0 +1,60 @@
+"""What the converter knows of a model family: fields of its config.json, tensor names.
+
+A family is one `Family`, in a file `family_NAME.py` next to the function that reads its
+config.json, and a line in `families.FAMILIES`. A part that no family has yet becomes an
+option of `ModelConfig` first, tested alone.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+
+class ExpertNames(NamedTuple):
+    """Fields of config.json that state the experts' sizes: a name and its aliases."""
+
+    experts: tuple[str, ...]
+    top_k: tuple[str, ...] = ("num_experts_per_tok",)
+    width: tuple[str, ...] = ("moe_intermediate_size",)
+    shared: tuple[str, ...] = ()  # how many experts wide the shared one is
+
+
+_EXPERT_TENSORS = {
+    "gate": "gate_proj.weight",
+    "up": "up_proj.weight",
+    "down": "down_proj.weight",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family's config.json, what stands where it is silent, and its tensor names.
+
+    Names of tensors are those of published files, after `model.layers.N.`.
+    """
+
+    # (fields, common fields) -> further arguments of `ModelConfig`.
+    read: Callable[[Any, dict], dict]
+    experts: ExpertNames
+    # As transformers' config class has them.
+    max_positions: Any
+    norm_eps: float
+    tied: bool = False
+    bos: int | None = None
+    eos: int | None = None
+    # Canonical name -> published name, where it differs from the table in `rules.py`.
+    tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    expert_module: str = "mlp.experts."
+    expert_tensors: Mapping[str, str] = dataclasses.field(
+        default_factory=_EXPERT_TENSORS.copy
+    )
+    fused: bool = False  # published with gpt-oss's tensors of all experts of a layer
+    # Canonical names of vectors that files hold as a matrix of one row.
+    one_row: frozenset[str] = frozenset()
+    # How other files begin a name (transformers 5 in memory) -> how published ones do.
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Modules that predict later tokens, which nothing here computes: how many layers
+    # behind the last one, where config.json counts none; beginnings of whole names.
+    mtp_layers: int = 0
+    mtp_prefixes: tuple[str, ...] = ()
+    exported: bool = True  # whether transformers can run a refactored model of it
