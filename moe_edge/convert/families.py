@@ -4,7 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from moe_edge.convert import family_deepseek as deep
+from moe_edge.convert import family_glm4 as glm4
 from moe_edge.convert import family_gqa as gqa
+from moe_edge.convert.family_dots1 import DOTS1
+from moe_edge.convert.family_ernie import ERNIE4_5_MOE
+from moe_edge.convert.family_hunyuan import HUNYUAN_V1_MOE
+from moe_edge.convert.family_minimax_m2 import MINIMAX_M2
 from moe_edge.convert.family_parts import read_common
 from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.hf_files import CONFIG_NAME, GENERATION_NAME
@@ -23,6 +28,13 @@ FAMILIES = {
     "kimi_k2": deep.DEEPSEEK_V3,
     "deepseek": deep.DEEPSEEK,
     "xverse": deep.XVERSE,
+    "glm4_moe": glm4.GLM4_MOE,
+    "glm4_moe_lite": glm4.GLM4_MOE_LITE,
+    "solar_open": glm4.SOLAR_OPEN,
+    "dots1": DOTS1,
+    "minimax_m2": MINIMAX_M2,
+    "ernie4_5_moe": ERNIE4_5_MOE,
+    "hunyuan_v1_moe": HUNYUAN_V1_MOE,
 }
 
 

@@ -5,56 +5,19 @@ Each function returns keyword arguments of ModelConfig. V2 and V3 follow transfo
 """
 
 from moe_edge.convert.family import ExpertNames, Family
-from moe_edge.convert.family_parts import read_gqa, read_moe
+from moe_edge.convert.family_parts import (
+    read_first_dense,
+    read_gqa,
+    read_mla,
+    read_moe,
+    read_moe_v3,
+    read_mtp,
+)
 from moe_edge.convert.hf_config import REQUIRED, Fields
-from moe_edge.convert.rope_config import mla_softmax_scale, rope_config, rope_dict
-from moe_edge.core.checks import ConfigError
-from moe_edge.model.config import AttentionConfig
 
 EXPERTS = ExpertNames(
     ("n_routed_experts", "num_local_experts"), shared=("n_shared_experts",)
 )
-
-
-def _mla(fields: Fields, common: dict, interleaved: bool) -> AttentionConfig:
-    """Multi-head latent attention of DeepSeek-V2 and V3."""
-    for name in ("head_dim", "qk_head_dim"):
-        fields.get(name)  # derived from the rope and nope widths
-    heads = fields.int("num_attention_heads")
-    if fields.int("num_key_value_heads", None, null=heads) != heads:
-        raise ConfigError(
-            f"{fields.family}: num_key_value_heads is "
-            f"{fields.raw['num_key_value_heads']}, expected num_attention_heads={heads}"
-        )
-    nope = fields.int("qk_nope_head_dim", 128)
-    rope_dim = fields.int("qk_rope_head_dim", 64)
-    rank = fields.get("q_lora_rank", 1536)
-    parameters = rope_dict(fields, 10_000.0)
-    return AttentionConfig(
-        kind="mla",
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=nope + rope_dim,
-        rope=rope_config(
-            fields, parameters, rope_dim, common["max_positions"], interleaved
-        ),
-        softmax_scale=mla_softmax_scale(fields, parameters, nope + rope_dim),
-        kv_lora_rank=fields.int("kv_lora_rank", 512),
-        q_lora_rank=None if rank is None else fields.int("q_lora_rank", 1536),
-        nope_dim=nope,
-        v_head_dim=fields.int("v_head_dim", 128),
-        # transformers builds both latent norms with RMSNorm's own default.
-        lora_norm_eps=1e-6,
-    )
-
-
-def _first_dense(fields: Fields, common: dict, first: int) -> dict:
-    """The first `first_k_dense_replace` layers have a plain MLP."""
-    count = fields.int("first_k_dense_replace", first, low=0)
-    return {
-        "dense_layers": tuple(range(min(count, common["num_layers"]))),
-        "dense_dim": fields.int("intermediate_size"),
-    }
 
 
 def deepseek_v2(fields: Fields, common: dict) -> dict:
@@ -75,8 +38,9 @@ def deepseek_v2(fields: Fields, common: dict) -> dict:
         topk_groups=fields.int("topk_group") if grouped else 1,
         group_score="max",
     )
-    dense = _first_dense(fields, common, 0)
-    return dense | {"attention": _mla(fields, common, interleaved=True), "moe": moe}
+    dense = read_first_dense(fields, common, 0)
+    attention = read_mla(fields, common, interleaved=True)
+    return dense | {"attention": attention, "moe": moe}
 
 
 DEEPSEEK_V2 = Family(
@@ -90,31 +54,12 @@ DEEPSEEK_V2 = Family(
 
 def deepseek_v3(fields: Fields, common: dict) -> dict:
     """DeepSeek-V3 and Kimi-K2."""
-    fields.only("topk_method", ("noaux_tc", None), "the only method of DeepSeek-V3")
-    fields.int(
-        "num_nextn_predict_layers", 1, low=0, aliases=("num_mtp_layers",), null=0
+    read_mtp(fields)
+    moe = read_moe_v3(
+        fields, common, top_k=8, width=2048, shared=1, scaling=2.5, groups=(8, 4)
     )
-    moe = read_moe(
-        fields,
-        common,
-        top_k=8,
-        width=2048,
-        shared=1,
-        norm=True,
-        scoring="sigmoid",
-        routed_scaling=fields.float("routed_scaling_factor", 2.5),
-        num_groups=fields.int("n_group", 8),
-        topk_groups=fields.int("topk_group", 4),
-        group_score="top2",
-        correction_bias=True,
-    )
-    if moe.num_experts // moe.num_groups < 2:
-        raise ConfigError(
-            f"n_group {moe.num_groups} leaves fewer than two of {moe.num_experts} "
-            "experts in a group, which scores groups by their best two"
-        )
-    attention = _mla(fields, common, fields.bool("rope_interleave", True))
-    return _first_dense(fields, common, 3) | {"attention": attention, "moe": moe}
+    attention = read_mla(fields, common, fields.bool("rope_interleave", True))
+    return read_first_dense(fields, common, 3) | {"attention": attention, "moe": moe}
 
 
 DEEPSEEK_V3 = Family(

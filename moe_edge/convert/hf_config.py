@@ -112,6 +112,18 @@ class Fields:
             raise self._bad(name, value, f"one of {', '.join(sorted(known))}")
         return known[value]
 
+    def one_of_layers(self, name: str) -> None:
+        """From now on a list of one value a layer counts as that value.
+
+        Raises:
+          ConfigError: layers that differ.
+        """
+        value = self.raw.get(name)
+        if isinstance(value, list):
+            if not value or any(not same(entry, value[0]) for entry in value):
+                raise self._bad(name, value, "one value, the same in every layer")
+            self.raw = self.raw | {name: value[0]}
+
     def only(self, name: str, allowed: tuple, reason: str) -> None:
         """Refuses `name` unless it is absent or one of `allowed`."""
         value = self.get(name, allowed[0])

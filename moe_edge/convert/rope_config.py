@@ -78,6 +78,22 @@ def rotated_width(
     return width
 
 
+def stretch_theta(fields: Fields, parameters: dict, head_dim: int) -> None:
+    """Takes a fixed `alpha` out of a dynamic rope, which it makes a plain one.
+
+    The frequencies are those of theta x alpha^(d / (d - 2)), at every length.
+    """
+    if parameters["rope_type"] == "dynamic" and parameters.get("alpha"):
+        alpha = fields.number("rope alpha", parameters.pop("alpha"))
+        theta = fields.number("rope rope_theta", parameters["rope_theta"])
+        if head_dim <= 2:
+            raise ConfigError(
+                f"config.json of {fields.family}: rope alpha needs a head_dim above 2, "
+                f"got {head_dim}"
+            )
+        parameters["rope_theta"] = theta * alpha ** (head_dim / (head_dim - 2))
+
+
 def rope_config(
     fields: Fields, parameters: dict, dim: int, max_positions: int, interleaved: bool
 ) -> RopeConfig:

@@ -97,7 +97,7 @@ def write_refactored(
                     if item in child.moe_layers:
                         gate = _write_experts(reader, refactoring, item, sink, content)
                         if child.moe.gate == "linear":
-                            arrays = repeat_router(arrays, U)
+                            arrays = repeat_router(arrays, U, child.moe.scoring)
                         if child.moe.gate == "calibrated":
                             rows = refactoring.rows[item]
                             gate = level_tensors(rows, reader.dtype)

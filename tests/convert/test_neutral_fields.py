@@ -14,7 +14,6 @@ EVERYWHERE = {
     "lm_head_bias": False,
     "logits_scaling": 1.0,
     "logit_scale": 1,
-    "partial_rotary_factor": 1.0,
     "rotary_pct": 1,
     "use_mrope": False,
     "decoder_sparse_step_of_no_one": None,
@@ -32,6 +31,9 @@ def test_values_that_change_nothing_are_accepted(family):
         "mlp_bias": moe.expert_bias,
         "num_experts": moe.num_experts,
         "num_experts_per_tok": moe.top_k,
+        "partial_rotary_factor": 1.0
+        if attention.kind == "mla"
+        else attention.rope.dim / attention.head_dim,
         "qkv_bias": attention.qkv_bias,
         "rope_interleave": attention.rope.interleaved,
         "routed_scaling_factor": moe.routed_scaling,

@@ -12,6 +12,13 @@ from tests.support.tiny_checkpoints import FAMILIES as ALL
 from tests.support.tiny_checkpoints import REMOTE_CODE, raw_config
 
 FAMILIES = tuple(family for family in ALL if family not in REMOTE_CODE)
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 40,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+}
 # Beyond the families' tiny configs: paths of the maths that those do not take.
 VARIANTS = {
     "olmoe-norm": ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
@@ -47,6 +54,35 @@ VARIANTS = {
     "deepseek_v3-halves": (
         "deepseek_v3",
         {"rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
+    ),
+    "glm4_moe-groups": (
+        "glm4_moe",
+        {
+            "partial_rotary_factor": None,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+            | {"partial_rotary_factor": 0.34},
+            "use_qk_norm": False,
+            "attention_bias": False,
+            "n_group": 3,
+            "topk_group": 2,
+        },
+    ),
+    "glm4_moe_lite-yarn": (
+        "glm4_moe_lite",
+        {"rope_scaling": YARN, "rope_interleave": False, "q_lora_rank": None},
+    ),
+    "solar_open-yarn": (
+        "solar_open",
+        {"rope_scaling": YARN, "attention_bias": True},
+    ),
+    "dots1-full": (
+        "dots1",
+        {"attention_bias": True, "sliding_window": None, "norm_topk_prob": False},
+    ),
+    "ernie4_5_moe-interval": (
+        "ernie4_5_moe",
+        {"moe_layer_interval": 2, "moe_num_shared_experts": 0}
+        | {"tie_word_embeddings": False},
     ),
     "gpt_oss-plain-rope": (
         "gpt_oss",

@@ -1,6 +1,7 @@
 """Our logits against transformers' on the same random checkpoints, in float32."""
 
 import importlib.util
+import json
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.generate import generate
+from moe_edge.engine.load import load_engine
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 from tests.parity.models import CASES, FAMILIES, hf_checkpoint, hf_logits, load_model
@@ -42,6 +44,22 @@ def test_converted_model_gives_transformers_logits(case, tmp_path):
     ours = np.stack(score_all(engine_of(tmp_path / "ours"), ids.tolist()))
     reference = hf_logits(hf, ids).numpy()
     assert relative_difference(ours, reference) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_text_at_a_smaller_k(family, tmp_path):
+    """Beyond windows and the context before scaling, with fewer experts a token."""
+    positions = {"max_position_embeddings": 320}
+    hf = hf_checkpoint(family, tmp_path / "hf", **positions)
+    ids = np.random.default_rng(0).integers(0, 101, (1, 300))
+    ours = score_all(load_engine(hf, with_tokenizer=False, k=2).engine, ids.tolist())
+    config_path = hf / "config.json"
+    config = json.loads(config_path.read_text())
+    names = [n for n in ("num_experts_per_tok", "moe_topk", "moe_k") if n in config]
+    assert names and all(config[name] == 3 for name in names)
+    config_path.write_text(json.dumps(config | dict.fromkeys(names, 2)))
+    reference = hf_logits(hf, ids).numpy()
+    assert relative_difference(np.stack(ours), reference) <= TOLERANCE
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -125,9 +125,13 @@ def test_router_rows_are_repeated_and_nothing_else():
         "router.correction_bias": np.arange(3),
         "attn.q": np.arange(3),
     }
-    got = repeat_router(dense, 2)
+    got = repeat_router(dense, 2, "sigmoid")
     np.testing.assert_array_equal(
         got["router.weight"], [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]]
     )
     np.testing.assert_array_equal(got["router.correction_bias"], [0, 0, 1, 1, 2, 2])
     assert got["attn.q"] is dense["attn.q"]
+    # A softmax's scores are halved, and so is what is added to them.
+    dense = {"router.correction_bias": np.asarray([3.0, 1.0], np.float32)}
+    got = repeat_router(dense, 2, "softmax")["router.correction_bias"]
+    np.testing.assert_array_equal(got, np.asarray([1.5, 1.5, 0.5, 0.5], np.float32))

@@ -14,17 +14,27 @@ from moe_edge.refactor.partition.objective import renumbered
 ROUTER_TENSORS = ("router.weight", "router.bias", "router.correction_bias")
 
 
-def repeat_router(dense: dict[str, np.ndarray], subs: int) -> dict[str, np.ndarray]:
+def repeat_router(
+    dense: dict[str, np.ndarray], subs: int, scoring: str
+) -> dict[str, np.ndarray]:
     """A layer's dense tensors with each parent's router row repeated.
+
+    A softmax over U times as many rows gives each a U-th of its score, so a bias that
+    is added to the scores for the choice is divided by U; a sigmoid does not.
 
     Args:
       dense: canonical name -> array of a MoE layer.
       subs: U.
+      scoring: of the router, see `model/config.py`.
     """
-    return {
+    found = {
         name: np.repeat(array, subs, axis=0) if name in ROUTER_TENSORS else array
         for name, array in dense.items()
     }
+    bias = "router.correction_bias"
+    if bias in found and scoring == "softmax":
+        found[bias] = (found[bias] / np.float32(subs)).astype(found[bias].dtype)
+    return found
 
 
 def sub_norms(

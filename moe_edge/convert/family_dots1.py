@@ -1,0 +1,57 @@
+"""Config of dots.llm1: DeepSeek-V3's choice of experts, norms of q and k per head.
+
+Defaults and the meaning of every field are those of transformers 5.24.
+"""
+
+from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family_parts import (
+    read_first_dense,
+    read_gqa,
+    read_layer_types,
+    read_moe_v3,
+    read_windows,
+)
+from moe_edge.convert.hf_config import REQUIRED, Fields
+
+
+def dots1(fields: Fields, common: dict) -> dict:
+    layers = common["num_layers"]
+    window = fields.get("sliding_window", 4096)
+    first = fields.int("max_window_layers", 62, low=0)
+    types = read_layer_types(fields, layers) or [
+        "sliding_attention" if window is not None and i >= first else "full_attention"
+        for i in range(layers)
+    ]
+    # Published files call the rule of DeepSeek-V3 by the name of its bias.
+    fields.only("scoring_func", ("sigmoid", "noaux_tc", None), "the family's only one")
+    bias = fields.bool("attention_bias", False)
+    attention = read_gqa(
+        fields,
+        common,
+        kv_heads=32,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm="head",
+        windows=read_windows(types, window),
+    )
+    moe = read_moe_v3(
+        fields,
+        common,
+        top_k=REQUIRED,
+        width=1408,
+        shared=REQUIRED,
+        scaling=1.0,
+        groups=(1, 1),
+        norm=False,
+    )
+    return read_first_dense(fields, common, 0) | {"attention": attention, "moe": moe}
+
+
+DOTS1 = Family(
+    read=dots1,
+    experts=ExpertNames(
+        ("n_routed_experts", "num_local_experts"), shared=("n_shared_experts",)
+    ),
+    max_positions=2048,
+    norm_eps=1e-6,
+)
