@@ -42,7 +42,8 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
         raise CheckpointError(
             f"{file.path} lacks the matrix {TOP['embed']}; it holds no whole model"
         )
-    _check_rope_factors(file)
+    if ROPE_FACTORS not in entry.read:
+        _check_rope_factors(file)
     layers = meta.integer("block_count") - meta.integer("nextn_predict_layers", 0)
     if layers > len(file.tensors):
         raise CheckpointError(

@@ -23,12 +23,14 @@ class Architecture(NamedTuple):
       fields: (metadata, common fields) -> further fields of config.json.
       tensors: canonical name -> tensor of a layer, where it is not the common one.
       permuted: whether rows of q and k stand in the order of llama.cpp's own rope.
+      read: tensors that `fields` reads, if they are there; nothing else needs them.
     """
 
     model_type: str
     fields: Callable[[Metadata, dict], dict[str, Any]]
     tensors: dict[str, str] = {}
     permuted: bool = False
+    read: tuple[str, ...] = ()
 
 
 def _olmoe(meta: Metadata, common: dict) -> dict[str, Any]:
@@ -77,32 +79,32 @@ def _gpt_oss(meta: Metadata, common: dict) -> dict[str, Any]:
 
 
 def _deepseek(meta: Metadata, common: dict) -> dict[str, Any]:
-    """V3 routes by sigmoid, V2 by softmax.
+    """V3, Kimi-K2 and GLM-4.7-Flash route by sigmoid, V2 by softmax.
 
     Files from 2025 on describe attention as llama.cpp runs it (one head as wide as the
     latent) and have the model's own widths in keys that end in `_mla`.
     """
-    scoring = meta.get("expert_gating_func", parts.SOFTMAX)
-    if scoring not in (parts.SOFTMAX, parts.SIGMOID):
+    has_correction = any("exp_probs_b" in name for name in meta.tensors)
+    default = parts.SIGMOID if has_correction else parts.SOFTMAX
+    scoring = meta.get("expert_gating_func", default)
+    if scoring == parts.SIGMOID:
+        own = {"model_type": "deepseek_v3", "num_nextn_predict_layers": 0}
+        return _mla(meta) | parts.router_v3(meta) | own
+    if scoring != parts.SOFTMAX:
         raise meta.bad("expert_gating_func", scoring, "1 (softmax) or 2 (sigmoid)")
-    is_v3 = scoring == parts.SIGMOID
-    found = _mla(meta) | parts.groups(meta)
-    if is_v3:
-        found |= parts.scaled_router(meta)
-        return found | {"model_type": "deepseek_v3", "num_nextn_predict_layers": 0}
     meta.only("expert_weights_norm", False)
-    method = "greedy" if found["n_group"] == 1 else "group_limited_greedy"
+    groups = parts.groups(meta)
+    method = "greedy" if groups["n_group"] == 1 else "group_limited_greedy"
     scale = meta.get("expert_weights_scale") or 1.0
-    return found | {"topk_method": method, "routed_scaling_factor": scale}
+    own = {"topk_method": method, "routed_scaling_factor": scale}
+    return _mla(meta) | groups | own
 
 
 def _mla(meta: Metadata) -> dict[str, Any]:
     """DeepSeek's attention with a latent, and its dense and shared layers."""
     meta.only("attention.head_count_kv", 1, meta.integer("attention.head_count"))
-    wide, rope_dim = (
-        meta.get("attention.key_length"),
-        meta.integer("rope.dimension_count"),
-    )
+    wide = meta.get("attention.key_length")
+    rope_dim = meta.integer("rope.dimension_count")
     value_dim = meta.get("attention.value_length")
     head_dim = meta.integer("attention.key_length_mla", wide)
     return {
@@ -111,10 +113,102 @@ def _mla(meta: Metadata) -> dict[str, Any]:
         "qk_nope_head_dim": head_dim - rope_dim,
         "qk_rope_head_dim": rope_dim,
         "v_head_dim": meta.get("attention.value_length_mla", value_dim),
-        "first_k_dense_replace": meta.get("leading_dense_block_count", 0),
-        "n_shared_experts": meta.need("expert_shared_count"),
         "rope_parameters": parts.rope(meta, log_multiplier=True),
+    } | parts.shared_and_dense(meta)
+
+
+def _glm4_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+    """GLM-4.5 to 4.7, and Solar Open, which rotates whole heads."""
+    own = {
+        "attention_bias": parts.has_bias(meta),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in meta.tensors,
+        "num_nextn_predict_layers": 0,
     }
+    attention = parts.gqa(meta, rotated="partial_rotary_factor")
+    return attention | parts.router_v3(meta) | parts.shared_and_dense(meta) | own
+
+
+def _dots1(meta: Metadata, common: dict) -> dict[str, Any]:
+    own = {"attention_bias": parts.has_bias(meta), "sliding_window": None}
+    attention = parts.gqa(meta)
+    return attention | parts.router_v3(meta) | parts.shared_and_dense(meta) | own
+
+
+def _minimax_m2(meta: Metadata, common: dict) -> dict[str, Any]:
+    parts.only_router(meta, parts.SIGMOID, norm=True)
+    return parts.gqa(meta, rotated="rotary_dim")
+
+
+def _ernie4_5_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+    parts.only_router(meta, parts.SOFTMAX, norm=True)
+    return parts.gqa(meta) | {
+        "moe_num_shared_experts": meta.get("expert_shared_count", 0),
+        "moe_layer_interval": meta.get("interleave_moe_layer_step", 1),
+        "moe_layer_start_index": meta.get("leading_dense_block_count", 0),
+        "moe_layer_end_index": -1,
+    }
+
+
+def _hunyuan_v1_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+    """The file's theta has the stretching of a dynamic rope in it."""
+    parts.only_router(meta, parts.SOFTMAX, norm=True)
+    meta.only("expert_shared_count", 1)
+    return parts.gqa(meta) | {"attention_bias": parts.has_bias(meta)}
+
+
+def _granitemoe(meta: Metadata, common: dict) -> dict[str, Any]:
+    """Multipliers; one key tells whether there is a shared expert."""
+    parts.only_router(meta, parts.SOFTMAX, norm=True)
+    attention = parts.gqa(meta)
+    heads = max(common["num_attention_heads"], 1)
+    head_dim = meta.integer("embedding_length") // heads
+    shared = meta.get("expert_shared_feed_forward_length")
+    own = {
+        "attention_bias": parts.has_bias(meta),
+        "attention_multiplier": meta.get("attention.scale") or max(head_dim, 1) ** -0.5,
+        "embedding_multiplier": meta.get("embedding_scale") or 1.0,
+        "residual_multiplier": meta.get("residual_scale") or 1.0,
+        "logits_scaling": meta.need("logit_scale"),
+    }
+    if shared:
+        own |= {"model_type": "granitemoeshared", "shared_intermediate_size": shared}
+    return attention | own
+
+
+def _exaone_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+    """Rotary in sliding layers only, which the family's model says itself."""
+    layers = common["num_hidden_layers"]
+    slides = meta.each_layer("attention.sliding_window_pattern", layers, bool)
+    if slides is None:
+        slides = [(layer + 1) % 4 != 0 for layer in range(layers)]
+    names = {True: "sliding_attention", False: "full_attention"}
+    return (
+        parts.gqa(meta)
+        | parts.router_v3(meta)
+        | {
+            "layer_types": [names[each] for each in slides],
+            "sliding_window": meta.need("attention.sliding_window"),
+            "num_shared_experts": meta.need("expert_shared_count"),
+            "first_k_dense_replace": meta.get("leading_dense_block_count", 0),
+        }
+    )
+
+
+def _phimoe(meta: Metadata, common: dict) -> dict[str, Any]:
+    """The noise of the choice is the published models', which a file cannot say."""
+    parts.only_router(meta, parts.SOFTMAX)
+    own = {
+        "attention_bias": parts.has_bias(meta),
+        "lm_head_bias": "output.bias" in meta.tensors,
+        "sliding_window": meta.get("attention.sliding_window") or None,
+        "router_jitter_noise": 0.01,
+    }
+    attention = parts.gqa(meta, long_magnitude=_PHIMOE_MAGNITUDE)
+    return attention | own
+
+
+# Of Phi-3.5-MoE, `short_mscale` and `long_mscale`; llama.cpp computes another one.
+_PHIMOE_MAGNITUDE = 1.243163121016122
 
 
 ARCHITECTURES = {
@@ -124,4 +218,12 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("qwen3_moe", _qwen3_moe),
     "deepseek2": Architecture("deepseek_v2", _deepseek),
     "gpt-oss": Architecture("gpt_oss", _gpt_oss, _POST_NORM),
+    "glm4moe": Architecture("glm4_moe", _glm4_moe, _POST_NORM),
+    "dots1": Architecture("dots1", _dots1),
+    "minimax-m2": Architecture("minimax_m2", _minimax_m2),
+    "ernie4_5-moe": Architecture("ernie4_5_moe", _ernie4_5_moe),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", _hunyuan_v1_moe),
+    "granitemoe": Architecture("granitemoe", _granitemoe, permuted=True),
+    "exaone-moe": Architecture("exaone_moe", _exaone_moe),
+    "phimoe": Architecture("phimoe", _phimoe, read=parts.LONG_FACTORS),
 }

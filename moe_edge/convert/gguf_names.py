@@ -21,10 +21,14 @@ TOP = {
     "embed": "token_embd.weight",
     "final_norm": "output_norm.weight",
     "head": "output.weight",
+    "final_norm_bias": "output_norm.bias",
+    "head_bias": "output.bias",
 }
 _LAYER = {
     "attn_norm": "attn_norm.weight",
     "mlp_norm": "ffn_norm.weight",
+    "attn_norm_bias": "attn_norm.bias",
+    "mlp_norm_bias": "ffn_norm.bias",
     "attn.q": "attn_q.weight",
     "attn.k": "attn_k.weight",
     "attn.v": "attn_v.weight",

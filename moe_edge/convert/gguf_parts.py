@@ -6,6 +6,7 @@ from typing import Any
 from moe_edge.convert.gguf_metadata import Metadata
 
 SOFTMAX, SIGMOID, SOFTMAX_CHOSEN = 1, 2, 3  # expert_gating_func
+LONG_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 _ROUTER = "blk.{}.ffn_gate_inp.weight"
 
 
@@ -15,11 +16,12 @@ def has_bias(meta: Metadata) -> bool:
     return any(name in meta.tensors for name in names)
 
 
-def gqa(meta: Metadata, *, rotates_part: bool = False, **rope_options) -> dict:
+def gqa(meta: Metadata, *, rotated: str | None = None, **rope_options) -> dict:
     """Grouped-query attention.
 
     Args:
-      rotates_part: whether the family may rotate the first part of a head only.
+      rotated: the field that says how much of each head is rotated, `rotary_dim` or
+        `partial_rotary_factor`; None: all of it, in every model of the family.
       **rope_options: of `rope`.
     """
     heads = meta.integer("attention.head_count")
@@ -33,13 +35,13 @@ def gqa(meta: Metadata, *, rotates_part: bool = False, **rope_options) -> dict:
     else:
         key_length = meta.integer("embedding_length") // max(heads, 1)
     meta.only("attention.value_length", key_length)
-    if not rotates_part:
+    if rotated is None:
         meta.only("rope.dimension_count", key_length)
         return found
-    rotated = meta.integer("rope.dimension_count", key_length)
-    if rotated != key_length:
-        share = rotated / max(key_length, 1)
-        found["rope_parameters"]["partial_rotary_factor"] = share
+    width = meta.integer("rope.dimension_count", key_length)
+    if rotated == "rotary_dim":
+        return found | {rotated: width}
+    found["rope_parameters"][rotated] = width / max(key_length, 1)
     return found
 
 
@@ -65,11 +67,23 @@ def groups(meta: Metadata) -> dict:
     }
 
 
-def scaled_router(meta: Metadata) -> dict:
-    """DeepSeek-V3's router: sigmoid, normalised or not, scaled."""
-    return {
+def router_v3(meta: Metadata) -> dict:
+    """DeepSeek-V3's router: sigmoid, groups, normalised or not, scaled.
+
+    Modules that predict later tokens are left out.
+    """
+    meta.only("expert_gating_func", SIGMOID)
+    return groups(meta) | {
         "routed_scaling_factor": meta.get("expert_weights_scale") or 1.0,
         "norm_topk_prob": meta.get("expert_weights_norm", False),
+    }
+
+
+def shared_and_dense(meta: Metadata) -> dict:
+    """How many experts wide the shared one is; dense layers come first."""
+    return {
+        "n_shared_experts": meta.need("expert_shared_count"),
+        "first_k_dense_replace": meta.get("leading_dense_block_count", 0),
     }
 
 
@@ -79,13 +93,18 @@ def dense_layers(meta: Metadata, layers: int) -> list[int]:
 
 
 def rope(
-    meta: Metadata, *, log_multiplier: bool = False, truncate: bool | None = None
+    meta: Metadata,
+    *,
+    log_multiplier: bool = False,
+    truncate: bool | None = None,
+    long_magnitude: float | None = None,
 ) -> dict:
-    """How positions are rotated: not at all scaled, linear or YaRN.
+    """How positions are rotated: not at all scaled, linear, YaRN or LongRoPE.
 
     Args:
       log_multiplier: whether the family has DeepSeek's `mscale`.
       truncate: of YaRN, which a file cannot say; None: the family has no such field.
+      long_magnitude: of LongRoPE, the same.
     """
     found = {"rope_theta": meta.get("rope.freq_base", 10_000.0)}
     factor = meta.get("rope.scaling.factor", meta.get("rope.scale_linear"))
@@ -99,6 +118,20 @@ def rope(
         for name in ("beta_fast", "beta_slow")
     }
     attention_factor = meta.get("rope.scaling.yarn_attn_factor")
+    if long_magnitude is not None and all(n in meta.tensors for n in LONG_FACTORS):
+        meta.get("rope.scaling.attn_factor")
+        short, long = (meta.read(name).reshape(-1).tolist() for name in LONG_FACTORS)
+        magnitudes = dict.fromkeys(("short_mscale", "long_mscale"), long_magnitude)
+        return (
+            found
+            | magnitudes
+            | {
+                "rope_type": "longrope",
+                "short_factor": short,
+                "long_factor": long,
+                "original_max_position_embeddings": original,
+            }
+        )
     meta.only("rope.scaling.attn_factor", 1)
     if kind == "none":
         return found | {"rope_type": "default"}

@@ -55,7 +55,12 @@ class GgufReader(DenseReader):
             raise ConfigError(f"metadata of {path} as a {error}") from error
         found = {name: t.shape for name, t in self._file.tensors.items()}
         layers = self.config.num_layers
-        self.dropped = [n for n in found if gguf_names.is_unused(n, layers, found)]
+        self.dropped = [
+            name
+            for name in found
+            if gguf_names.is_unused(name, layers, found)
+            and name not in self._entry.read
+        ]
         for name in self.dropped:
             if name.endswith(gguf_names.FREQUENCIES):
                 check_frequencies(path, name, self._file.read(name), self.config)
@@ -65,7 +70,7 @@ class GgufReader(DenseReader):
             {
                 name: gguf_names.squeezed(shape)
                 for name, shape in found.items()
-                if name not in self.dropped
+                if name not in self.dropped and name not in self._entry.read
             },
             {name: gguf_names.squeezed(shape) for name, shape in expected.items()},
         )

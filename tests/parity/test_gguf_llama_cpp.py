@@ -7,7 +7,8 @@ from moe_edge.convert.gguf_blocks import decode
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
-from tests.support.gguf_files import ARCHS, from_hf, write_gguf
+from tests.support.gguf_files import from_hf, write_gguf
+from tests.support.gguf_metadata import ARCHS
 from tests.support.tiny_checkpoints import random_tensors, raw_config
 from tests.support.tiny_models import score_all
 
@@ -30,6 +31,19 @@ CASES = {
     },
     "deepseek_v3": {"n_group": 1, "topk_group": 1, "norm_topk_prob": True},
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "glm4_moe": {"norm_topk_prob": True},
+    "glm4_moe_lite": {
+        **{"mlp_layer_types": ["dense", "sparse", "sparse"], "norm_topk_prob": True},
+        **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+    },
+    "solar_open": {
+        **{"partial_rotary_factor": 1.0, "norm_topk_prob": True, "rope_theta": 1e6},
+        **{"n_group": 1, "topk_group": 1},
+    },
+    "dots1": {"sliding_window": None, "num_key_value_heads": 4},
+    "minimax_m2": {},
+    "ernie4_5_moe": {"moe_layer_interval": 1},
+    "hunyuan_v1_moe": {"rope_scaling": None, "attention_bias": False},
 }
 QUANTISED = {"olmoe": {"hidden_size": 64, "intermediate_size": 32}, "gpt_oss": {}}
 KINDS = [(family, "F32") for family in CASES]

@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 
+from moe_edge.checkpoint.schema import dense_items
+from moe_edge.convert import rules
+from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.gguf_blocks import KINDS, NAMES, decode
+from moe_edge.convert.gguf_families import ARCHITECTURES
 from moe_edge.convert.gguf_file import GgufFile
 from moe_edge.convert.gguf_k_quants import LAYOUTS
+from moe_edge.convert.gguf_names import dense_sources
 from tests.support.gguf_files import encode, random_blocks, write_gguf
+from tests.support.gguf_metadata import ARCHS
+from tests.support.tiny_checkpoints import raw_config
 
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.parity
@@ -32,6 +39,24 @@ def test_all_codes_decode_as_the_package_decodes_them(kind):
         expected = gguf.quants.dequantize(raw, Type[kind])
         got = decode(kind, raw.reshape(-1)).astype(np.float32)
     np.testing.assert_array_equal(got, expected.reshape(-1))
+
+
+@pytest.mark.parametrize("family", ARCHS)
+def test_names_of_tensors_are_those_of_the_packages_table(family):
+    config = config_from_hf(raw_config(family))
+    arch = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[ARCHS[family]]
+    table = gguf.get_tensor_name_map(arch, config.num_layers)
+    whole = {f"blk.{layer}.attn_kv_b.weight" for layer in range(config.num_layers)}
+    for item in dense_items(config):
+        names = rules.dense_names(config, item)
+        entry = ARCHITECTURES[ARCHS[family]]
+        for name, (source,) in dense_sources(config, entry, item, whole).items():
+            if family.startswith("qwen") and name.startswith("mlp."):
+                continue  # the converter writes no dense layers of these
+            hf = names[name].replace("_correction_bias", "_correction.bias")
+            if hf.endswith(".sinks"):  # as the converter renames it
+                hf += ".weight"
+            assert table.get_name(hf, (".weight", ".bias")) == source.name
 
 
 def test_file_of_the_packages_writer_is_read(tmp_path):
