@@ -178,20 +178,56 @@ def _granitemoe(meta: Metadata, common: dict) -> dict[str, Any]:
 def _exaone_moe(meta: Metadata, common: dict) -> dict[str, Any]:
     """Rotary in sliding layers only, which the family's model says itself."""
     layers = common["num_hidden_layers"]
-    slides = meta.each_layer("attention.sliding_window_pattern", layers, bool)
+    slides = meta.each_layer("attention.sliding_window_pattern", layers)
     if slides is None:
-        slides = [(layer + 1) % 4 != 0 for layer in range(layers)]
-    names = {True: "sliding_attention", False: "full_attention"}
+        slides = [(layer + 1) % 4 for layer in range(layers)]
     return (
         parts.gqa(meta)
         | parts.router_v3(meta)
         | {
-            "layer_types": [names[each] for each in slides],
+            "layer_types": parts.layer_types(slides),
             "sliding_window": meta.need("attention.sliding_window"),
             "num_shared_experts": meta.need("expert_shared_count"),
             "first_k_dense_replace": meta.get("leading_dense_block_count", 0),
         }
     )
+
+
+def _mimo_v2_flash(meta: Metadata, common: dict) -> dict[str, Any]:
+    """Sliding layers have other key/value heads and theta.
+
+    Files count the latest positions besides a token's own, as published configs do.
+    """
+    layers = common["num_hidden_layers"]
+    slides = meta.each_layer("attention.sliding_window_pattern", layers)
+    kv_heads = meta.each_layer("attention.head_count_kv", layers)
+    if slides is None or kv_heads is None:
+        raise meta.bad("attention.sliding_window_pattern", None, "a value a layer")
+    head_dim = meta.integer("attention.key_length")
+    rotated = meta.integer("rope.dimension_count", head_dim)
+    ropes = {
+        "full_attention": parts.rope(meta),
+        "sliding_attention": {"rope_theta": meta.get("rope.freq_base_swa", 10_000.0)},
+    }
+    for rope in ropes.values():
+        rope["partial_rotary_factor"] = parts.share(rotated, head_dim)
+    found = {
+        "layer_types": parts.layer_types(slides),
+        "sliding_window_size": meta.need("attention.sliding_window"),
+        "head_dim": head_dim,
+        "v_head_dim": meta.need("attention.value_length"),
+        "attention_value_scale": meta.get("attention.value_scale", 1.0),
+        "attention_bias": parts.has_bias(meta),
+        "rope_parameters": ropes,
+        "mlp_layer_types": parts.mlp_layer_types(meta, layers),
+    }
+    for name, kind in (("num_key_value_heads", 0), ("swa_num_key_value_heads", 1)):
+        own = {n for n, each in zip(kv_heads, slides, strict=True) if each == kind}
+        if len(own) > 1:
+            raise meta.bad("attention.head_count_kv", kv_heads, "two kinds of layers")
+        found |= {name: own.pop()} if own else {}
+    norm = {"norm_topk_prob": meta.get("expert_weights_norm", True)}
+    return found | parts.router_v3(meta) | norm
 
 
 def _phimoe(meta: Metadata, common: dict) -> dict[str, Any]:
@@ -225,5 +261,6 @@ ARCHITECTURES = {
     "hunyuan-moe": Architecture("hunyuan_v1_moe", _hunyuan_v1_moe),
     "granitemoe": Architecture("granitemoe", _granitemoe, permuted=True),
     "exaone-moe": Architecture("exaone_moe", _exaone_moe),
+    "mimo2": Architecture("mimo_v2_flash", _mimo_v2_flash),
     "phimoe": Architecture("phimoe", _phimoe, read=parts.LONG_FACTORS),
 }

@@ -70,18 +70,19 @@ class Metadata:
             raise self.bad(key, value, "an integer of 0 or more")
         return value
 
-    def each_layer(self, key: str, layers: int, kind: type) -> list | None:
-        """A list of `kind`, one a layer; those of modules behind the last are cut off.
+    def each_layer(self, key: str, layers: int) -> list[int] | None:
+        """A whole number or truth value of every layer, as whole numbers.
 
-        A single value stands for all layers; None: the file is silent.
+        A single one stands for all layers; those of modules behind the last are cut
+        off. None: the file is silent.
         """
         value = self.raw(key)
         if value is None:
             return None
         values = value if isinstance(value, list) else [value] * layers
-        if len(values) < layers or any(type(each) is not kind for each in values):
-            raise self.bad(key, value, f"{layers} values of type {kind.__name__}")
-        return values[:layers]
+        if len(values) < layers or any(type(v) not in (int, bool) for v in values):
+            raise self.bad(key, value, f"{layers} whole numbers")
+        return [int(each) for each in values[:layers]]
 
     def only(self, key: str, *allowed) -> None:
         """Refuses `key` unless it is absent or one of `allowed`."""

@@ -1,5 +1,6 @@
 """GGUF metadata -> fields of config.json that several architectures share."""
 
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -41,8 +42,19 @@ def gqa(meta: Metadata, *, rotated: str | None = None, **rope_options) -> dict:
     width = meta.integer("rope.dimension_count", key_length)
     if rotated == "rotary_dim":
         return found | {rotated: width}
-    found["rope_parameters"][rotated] = width / max(key_length, 1)
+    found["rope_parameters"][rotated] = share(width, key_length)
     return found
+
+
+def share(width: int, whole: int) -> float:
+    """The number that times `whole`, rounded down, is `width`."""
+    found = width / max(whole, 1)
+    return found if int(found * whole) == width else math.nextafter(found, math.inf)
+
+
+def layer_types(slides: list[int]) -> list[str]:
+    """Of layers, whether they slide."""
+    return ["sliding_attention" if each else "full_attention" for each in slides]
 
 
 def only_router(meta: Metadata, scoring: int, norm: bool | None = None) -> None:
@@ -90,6 +102,12 @@ def shared_and_dense(meta: Metadata) -> dict:
 def dense_layers(meta: Metadata, layers: int) -> list[int]:
     """Layers without a router: dense ones."""
     return [i for i in range(layers) if _ROUTER.format(i) not in meta.tensors]
+
+
+def mlp_layer_types(meta: Metadata, layers: int) -> list[str]:
+    """The same, as a word for each layer."""
+    dense = dense_layers(meta, layers)
+    return ["dense" if i in dense else "sparse" for i in range(layers)]
 
 
 def rope(

@@ -22,6 +22,7 @@ ARCHS = {
     "granitemoeshared": "granitemoe",
     "exaone_moe": "exaone-moe",
     "phimoe": "phimoe",
+    "mimo_v2_flash": "mimo2",
 }
 _SOFTMAX, _SIGMOID = 1, 2
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -192,6 +193,24 @@ def _exaone_moe(raw: dict) -> dict:
     }
 
 
+def _mimo_v2_flash(raw: dict) -> dict:
+    slides = [int(each == "sliding_attention") for each in raw["layer_types"]]
+    heads, ropes = raw["num_key_value_heads"], raw["rope_parameters"]
+    full = ropes["full_attention"]
+    return {
+        "attention.sliding_window_pattern": slides,
+        "attention.head_count_kv": [heads * (1 + each) for each in slides],
+        "attention.sliding_window": raw["sliding_window"] - 1,  # as published configs
+        "attention.value_length": raw["v_head_dim"],
+        "attention.value_scale": raw["attention_value_scale"],
+        "rope.dimension_count": int(raw["head_dim"] * full["partial_rotary_factor"]),
+        "rope.freq_base": full["rope_theta"],
+        "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+        "expert_gating_func": _SIGMOID,
+        "expert_group_count": raw.get("n_group"),
+    }
+
+
 _OWN = {
     "glm4_moe": _glm4_moe,
     "solar_open": _glm4_moe,
@@ -202,5 +221,6 @@ _OWN = {
     "granitemoe": _granitemoe,
     "granitemoeshared": _granitemoe,
     "exaone_moe": _exaone_moe,
+    "mimo_v2_flash": _mimo_v2_flash,
     "phimoe": lambda raw: {"rope.dimension_count": _head_dim(raw)},
 }
