@@ -70,12 +70,13 @@ class ContentHash:
 
 
 def dense_pieces(config, item: Item, arrays: dict) -> list[rules.Piece]:
-    """An item's dense arrays as whole HF tensors."""
-    names = rules.dense_names(config, item)
-    return [
-        rules.Piece(names[name], 0, np.ascontiguousarray(array))
-        for name, array in arrays.items()
-    ]
+    """An item's dense arrays as HF tensors, or parts of one in their order."""
+    names, pieces, seen = rules.dense_names(config, item), [], {}
+    for name, array in arrays.items():
+        begin = seen.get(names[name], 0)
+        pieces.append(rules.Piece(names[name], begin, np.ascontiguousarray(array)))
+        seen[names[name]] = begin + array.size
+    return pieces
 
 
 def chunk_rows(reader, rows: int) -> int:

@@ -43,12 +43,16 @@ class Family:
     bos: int | None = None
     eos: int | None = None
     # Canonical name -> published name, where it differs from the table in `rules.py`.
+    # A name of two is one tensor with their rows one behind the other.
     tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     expert_module: str = "mlp.experts."
     expert_tensors: Mapping[str, str] = dataclasses.field(
         default_factory=_EXPERT_TENSORS.copy
     )
-    fused: bool = False  # published with gpt-oss's tensors of all experts of a layer
+    # Published with one tensor of all experts of a layer: "halves", `[E, 2F, D]` (gate,
+    # then up) and `[E, D, F]`, or gpt-oss's "columns", see `rules.py`.
+    fused: str | None = None
+    fused_tensors: tuple[str, str] = ("gate_up_proj", "down_proj")
     # Canonical names of vectors that files hold as a matrix of one row.
     one_row: frozenset[str] = frozenset()
     # How other files begin a name (transformers 5 in memory) -> how published ones do.

@@ -219,6 +219,6 @@ GPT_OSS = Family(
     max_positions=131_072,
     norm_eps=1e-5,
     tensors={"router.weight": "mlp.router.weight"},
-    fused=True,
+    fused="columns",
     exported=False,
 )

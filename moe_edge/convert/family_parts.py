@@ -1,8 +1,10 @@
 """Config fields that families share: sizes, experts, attention, windows, layers."""
 
+import dataclasses
 from typing import Any
 
 from moe_edge.convert.hf_config import REQUIRED, Fields
+from moe_edge.convert.neutral_fields import same
 from moe_edge.convert.rope_config import (
     mla_softmax_scale,
     rope_config,
@@ -106,7 +108,7 @@ def read_moe_v3(
         shared=shared,
         norm=norm,
         scoring="sigmoid",
-        routed_scaling=fields.float("routed_scaling_factor", scaling),
+        routed_scaling=fields.float("routed_scaling_factor", scaling, null=1.0),
         num_groups=fields.int("n_group", groups[0], null=1),
         topk_groups=fields.int("topk_group", groups[1], null=1),
         group_score="top2",
@@ -179,6 +181,18 @@ def read_gqa(
     )
 
 
+def end_positions(parts: dict, end: int, why: str) -> dict:
+    """Those of `parts` that end the context at a number of positions.
+
+    Args:
+      parts: arguments of `ModelConfig`.
+      why: what would come behind it.
+    """
+    if parts["max_positions"] <= end:
+        return {}
+    return {"max_positions": end, "positions_end": why}
+
+
 def read_mla(
     fields: Fields,
     common: dict,
@@ -221,6 +235,35 @@ def read_mla(
         # transformers builds both latent norms with RMSNorm's own default.
         lora_norm_eps=1e-6,
     )
+
+
+def layer_kinds(attention_L: list[AttentionConfig], windows: tuple) -> dict:
+    """Arguments of `ModelConfig` for layers whose attention may differ.
+
+    Args:
+      attention_L: of every layer; windows: of `read_windows`.
+    """
+    kinds = list(dict.fromkeys(attention_L))
+    numbers = tuple(map(kinds.index, attention_L))
+    return {
+        "attention": dataclasses.replace(kinds[0], windows=windows),
+        "other_attention": tuple(kinds[1:]),
+        "attention_kinds": numbers if len(kinds) > 1 else (),
+    }
+
+
+def listed_layers(fields: Fields, name: str, layers: int, known: tuple) -> list | None:
+    """A field that holds one of the known values for every layer; None if absent."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    is_list = isinstance(value, list) and len(value) == layers
+    if not is_list or not all(any(same(each, k) for k in known) for each in value):
+        raise ConfigError(
+            f"{name} is {value!r:.80}, expected a list of {layers} of {known} (one for "
+            "each of num_hidden_layers)"
+        )
+    return value
 
 
 def read_layer_types(fields: Fields, layers: int) -> list[str] | None:

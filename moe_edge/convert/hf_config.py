@@ -93,9 +93,12 @@ class Fields:
             raise self._bad(name, value, f"an integer in {low}..{_MAX_INT}")
         return value
 
-    def float(self, name, default=REQUIRED, *, positive=True) -> float:
-        """A finite number, positive unless told otherwise."""
-        return self.number(name, self.get(name, default), positive=positive)
+    def float(self, name, default=REQUIRED, *, positive=True, null=None) -> float:
+        """A finite number, positive unless told otherwise; a JSON null stands for
+        `null` where that is given."""
+        value = self.get(name, default)
+        value = null if value is None and null is not None else value
+        return self.number(name, value, positive=positive)
 
     def bool(self, name, default=REQUIRED) -> bool:
         value = self.get(name, default)

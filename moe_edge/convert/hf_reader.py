@@ -1,6 +1,7 @@
 """A Hugging Face folder as a checkpoint: config, dense tensors, expert records."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
@@ -95,11 +96,16 @@ class HfReader(DenseReader):
 
     def dense(self, item: Item) -> dict[str, np.ndarray]:
         """Canonical name -> array of one item; views of the file where possible."""
-        shapes = item_shapes(self.config, item)
-        return {
-            name: self._source.read(hf_name, name in KEEP_FLOAT32).reshape(shapes[name])
-            for name, hf_name in rules.dense_names(self.config, item).items()
-        }
+        shapes, found, rows = item_shapes(self.config, item), {}, {}
+        for name, hf_name in rules.dense_names(self.config, item).items():
+            shape = shapes[name]
+            array = self._source.read(hf_name, name in KEEP_FLOAT32)
+            if array.size > math.prod(shape):  # several are one tensor
+                begin = rows.get(hf_name, 0)
+                rows[hf_name] = begin + shape[0]
+                array = array[begin : rows[hf_name]]
+            found[name] = array.reshape(shape)
+        return found
 
     def dense_dtypes(self, item: Item) -> dict[str, np.dtype]:
         """Canonical name -> dtype of what `dense` returns."""

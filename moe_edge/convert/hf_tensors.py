@@ -80,6 +80,8 @@ def _is_unused(name: str, found: dict[str, Stored], config: ModelConfig) -> bool
         stored = found[name]
         check_frequencies(stored.file.path, stored.name, stored.tensor(), config)
         return True
+    if name.startswith(rules.family(config).mtp_prefixes):
+        return True
     match = _LAYER_ID.match(name)
     if match is None:
         return False
@@ -119,11 +121,10 @@ def check_frequencies(
     Args:
       path: the file, for the message.
     """
-    rope = config.attention.rope
     if values.dtype in (*WEIGHT_DTYPES.values(), np.dtype(np.float64)):
         limits = ml_dtypes.finfo(values.dtype)
-        for kind in (rope.kind, "default"):
-            wanted = inverse_frequencies(dataclasses.replace(rope, kind=kind))
+        plain = [dataclasses.replace(rope, kind="default") for rope in config.ropes]
+        for wanted in map(inverse_frequencies, (*config.ropes, *plain)):
             if values.shape == wanted.shape and np.allclose(
                 values.astype(np.float64),
                 wanted,
@@ -131,8 +132,9 @@ def check_frequencies(
                 atol=float(limits.smallest_subnormal),
             ):
                 return
+    stated = [f"rope {rope.kind}, theta {rope.theta}" for rope in config.ropes]
+    stated = " or ".join(stated) or "no rope"
     raise CheckpointError(
-        f"{path}: {name} differs from the frequencies that its config states (rope "
-        f"{rope.kind}, theta {rope.theta}); correct the config, or remove the tensor "
-        "if the config is right"
+        f"{path}: {name} differs from the frequencies that its config states ({stated}"
+        "); correct the config, or remove the tensor if the config is right"
     )

@@ -52,7 +52,7 @@ def _attention(config: ModelConfig) -> dict[str, tuple]:
         "use_bias": (any_bias,),
         "clip_qkv": (attention.clip_qkv,),
         "head_dim": (attention.head_dim,),
-        "rope_interleave": (attention.rope.interleaved,),
+        "rope_interleave": tuple({rope.interleaved for rope in config.ropes}),
         "use_qk_norm": (attention.qk_norm != "none",),
         "use_sliding_window": (sliding,),
         "sliding_window": (window,) if never and not sliding else (),

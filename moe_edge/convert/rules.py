@@ -3,11 +3,12 @@
 Here stands what most families share; where one differs, its `Family` says so.
 
 The table is used in both directions, so a round trip cannot lose a tensor. Dense
-names map one to one. Routed experts stand in one tensor per expert and matrix, or
-fused per layer. gpt-oss is published fused: `gate_up_proj [E, D, 2F]` with gate and up
-interleaved, `down_proj [E, F, D]`, and their biases. Other families are fused where
-transformers 5 saves its own layout: `gate_up_proj [E, 2F, D]` (gate, then up) and
-`down_proj [E, D, F]`. The shapes can be equal, so the family alone tells which it is.
+names map one to one, but for a gate and an up projection in one tensor. Routed experts
+stand in one tensor per expert and matrix, or fused per layer. gpt-oss is published
+fused: `gate_up_proj [E, D, 2F]` with gate and up interleaved, `down_proj [E, F, D]`,
+and their biases. Granite is, and all others are where transformers 5 saves its own
+layout, in halves: `gate_up_proj [E, 2F, D]` (gate, then up) and `down_proj [E, D, F]`.
+The shapes can be equal, so the family alone tells which it is.
 Source: transformers 5.24, conversion_mapping.py and the families' modeling files.
 """
 
@@ -26,11 +27,15 @@ from moe_edge.model.record import RecordLayout
 TOP = {
     "embed": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
+    "final_norm_bias": "model.norm.bias",
     "head": "lm_head.weight",
+    "head_bias": "lm_head.bias",
 }
 _LAYER = {
     "attn_norm": "input_layernorm.weight",
+    "attn_norm_bias": "input_layernorm.bias",
     "mlp_norm": "post_attention_layernorm.weight",
+    "mlp_norm_bias": "post_attention_layernorm.bias",
     "attn.q": "self_attn.q_proj.weight",
     "attn.k": "self_attn.k_proj.weight",
     "attn.v": "self_attn.v_proj.weight",
@@ -130,24 +135,28 @@ def expert_names(config: ModelConfig, layer: int, expert: int) -> dict[str, str]
 
 def is_fused(config: ModelConfig) -> bool:
     """Whether the family is published with fused experts."""
-    return family(config).fused
+    return family(config).fused is not None
+
+
+def has_columns(config: ModelConfig) -> bool:
+    """Whether its fused experts are gpt-oss's."""
+    return family(config).fused == "columns"
 
 
 def fused_shapes(config: ModelConfig, layer: int) -> Shapes:
     """HF name -> shape of the fused routed-expert tensors of a MoE layer."""
     moe, D = config.moe, config.d_model
     E, F = moe.num_experts, moe.expert_dim
-    prefix = layer_prefix(layer) + family(config).expert_module
-    if not is_fused(config):
-        return {
-            prefix + "gate_up_proj": (E, 2 * F, D),
-            prefix + "down_proj": (E, D, F),
-        }
+    own = family(config)
+    prefix = layer_prefix(layer) + own.expert_module
+    gate_up, down = (prefix + name for name in own.fused_tensors)
+    if not has_columns(config):
+        return {gate_up: (E, 2 * F, D), down: (E, D, F)}
     return {
-        prefix + "gate_up_proj": (E, D, 2 * F),
-        prefix + "gate_up_proj_bias": (E, 2 * F),
-        prefix + "down_proj": (E, F, D),
-        prefix + "down_proj_bias": (E, D),
+        gate_up: (E, D, 2 * F),
+        gate_up + "_bias": (E, 2 * F),
+        down: (E, F, D),
+        down + "_bias": (E, D),
     }
 
 
@@ -180,8 +189,11 @@ def hf_shapes(config: ModelConfig, found: Container[str] = ()) -> Shapes:
     for item in dense_items(config):
         names = dense_names(config, item)
         for name, shape in item_shapes(config, item).items():
-            one_row = name in family(config).one_row
-            shapes[names[name]] = (1, *shape) if one_row else shape
+            shape = (1, *shape) if name in family(config).one_row else shape
+            above = shapes.get(names[name])
+            if above is not None:
+                shape = (above[0] + shape[0], *shape[1:])
+            shapes[names[name]] = shape
         if item in config.moe_layers:
             shapes |= expert_shapes(config, item, found)
     return shapes
@@ -204,6 +216,13 @@ def records_to_hf(
                 yield Piece(name, 0, layout.part(record_R, part))
         return
     names = list(fused_shapes(config, layer))
+    if not has_columns(config):
+        for i, record_R in enumerate(records_NR, first):
+            gate, up, down = (layout.part(record_R, part) for part in layout.shapes)
+            yield Piece(names[0], 2 * i * gate.size, gate)
+            yield Piece(names[0], (2 * i + 1) * gate.size, up)
+            yield Piece(names[1], i * down.size, down)
+        return
     for i, record_R in enumerate(records_NR):
         part = {name: layout.part(record_R, name) for name in layout.shapes}
         # Rows of gate and up, [F, D] each, alternate as columns of one [D, 2F].
@@ -228,7 +247,7 @@ def split_fused(
     Args:
       arrays: in the order of `fused_shapes`.
     """
-    if not is_fused(config):
+    if not has_columns(config):
         gate_up, down = arrays
         gate, up = np.split(gate_up, 2)
         return {"gate": gate, "up": up, "down": down}

@@ -32,7 +32,7 @@ class TensorSource:
 
     def __init__(self, folder: Path, config: ModelConfig, dtype: np.dtype | None):
         self.method, self._block = quantize.quantization(config.hf_config)
-        if self.method == "mxfp4" and not rules.is_fused(config):
+        if self.method == "mxfp4" and not rules.has_columns(config):
             raise ConfigError(
                 "quantization_config has quant_method 'mxfp4', whose layout is known "
                 f"only of gpt_oss, got {config.model_type}; convert from an "

@@ -166,9 +166,10 @@ class Engine:
 
     # Steps.
 
-    def new_cache(self, batch: int, capacity: int) -> kv_cache.Cache:
-        """An empty cache of one layer, of a session's capacity."""
-        return self.put(kv_cache.empty_cache(self.config, batch, capacity))
+    def new_cache(self, layer: int, batch: int, capacity: int) -> kv_cache.Cache:
+        """An empty cache of a layer, of a session's capacity."""
+        attention = self.config.attention_of(layer)
+        return self.put(kv_cache.empty_cache(attention, batch, capacity))
 
     def new_session(
         self, batch: int, capacity: int, with_caches: bool = True
@@ -183,7 +184,7 @@ class Engine:
         if capacity > self.config.max_positions:
             raise CapacityError(
                 f"{capacity} tokens (prompt and new) exceed the model's context of "
-                f"{self.config.max_positions}; shorten the prompt or ask for fewer"
+                f"{self.config.context_words}; shorten the prompt or ask for fewer"
             )
         needed_bytes = cache_bytes(self.config, batch, capacity)
         if self.kv_limit_bytes is not None and needed_bytes > self.kv_limit_bytes:
@@ -197,8 +198,7 @@ class Engine:
         capacity = capacity_for(capacity)
         caches = []
         if with_caches:
-            shape = batch, capacity, self.config.num_layers
-            caches = self.put(kv_cache.empty_caches(self.config, *shape))
+            caches = self.put(kv_cache.empty_caches(self.config, batch, capacity))
         numbers = [next(_sequence_numbers) for _ in range(batch)]
         positions_B = jnp.zeros(batch, jnp.int32)
         return Session(caches, positions_B, capacity, [0] * batch, numbers)

@@ -91,7 +91,9 @@ class FusedEngine(Engine):
         self._decode = jit_step(
             self._decode_step, donate_argnames=("state", "positions_B", "caches")
         )
-        self._layer = jit_step(self._layer_step, donate_argnames=("state", "kv"))
+        self._layer = jit_step(
+            self._layer_step, static_argnums=0, donate_argnames=("state", "kv")
+        )
         self._count = jit_step(lambda step: step + 1)
         # What a layer's program takes of the model: weights, records, window.
         self._layers = [*zip(self.weights.layers, hosts, self._windows, strict=True)]
@@ -186,15 +188,15 @@ class FusedEngine(Engine):
 
     # Programs.
 
-    def _layer_step(self, state, x, chunk, layer, weights, host_ER, window, kv):
+    def _layer_step(self, kind, state, x, chunk, layer, weights, host_ER, window, kv):
         """One layer; `layer` is an int or, so that one program serves all, an array."""
-        block = self.programs.bind(host_ER is not None, weights)
+        block = self.programs.bind(kind, weights)
         if host_ER is None:
             x, kv, _ = block(x, chunk, window, None, None, kv)
             return state, x, kv, None
         (x, normed), kv = block.attend(x, chunk, window, kv)
         hidden_TD, routing = seam(block.route(normed, chunk))
-        shared_TD = seam(block.run_shared(hidden_TD))
+        shared = seam(block.run_shared(hidden_TD))
         if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
             state, routing = self._reroute(state, layer, routing)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)
@@ -205,7 +207,8 @@ class FusedEngine(Engine):
         else:
             waves = self.programs.waves_of(hidden_TD.shape[0], host_ER.dtype)
             state, y_TD = run_through_slots(self._cache_of, waves, *given)
-        return state, add_experts(x, seam(y_TD), shared_TD), kv, routing
+        x = add_experts(self.config, x, seam(y_TD), shared)
+        return state, x, kv, routing
 
     def _reroute(self, state: Cache, layer, routing):
         resident_E = self._cache_of.slots_of(state, layer) >= 0
@@ -247,7 +250,7 @@ class FusedEngine(Engine):
         for layer, (arguments, kv) in enumerate(zip(layers, caches, strict=True)):
             x, chunk = seam((x, chunk))  # here the resident engine changes programs
             state, x, kv, routing = self._layer_step(
-                state, x, chunk, layer, *arguments, kv
+                self.programs.kinds[layer], state, x, chunk, layer, *arguments, kv
             )
             new_caches.append(kv)
             routings.append(routing)
@@ -292,8 +295,9 @@ class FusedEngine(Engine):
         self._counting.begin_prefill(self._state.counts_L3)
         for layer, arguments in enumerate(self._layers):
             number, cache = self._layer_ids[layer], session.caches[layer]
+            kind = self.programs.kinds[layer]
             self._state, x, session.caches[layer], routing = self._layer(
-                self._state, x, chunk, number, *arguments, cache
+                kind, self._state, x, chunk, number, *arguments, cache
             )
             if on_routing is not None and routing is not None:
                 on_routing(layer, routing)

@@ -52,7 +52,7 @@ class LayerPrograms(Programs):
         self.start = jit_step(self._start)
         self.wave = jit_step(self._wave, donate_argnames="carry")
         self.finish = jit_step(self._finish)
-        self.peek = jit_step(self._peek, static_argnames="top_a")
+        self.peek = jit_step(self._peek, static_argnums=0, static_argnames="top_a")
 
     def check_records(self, dtype) -> None:
         """Raises ConfigError unless they are for expert records of this dtype."""
@@ -77,14 +77,14 @@ class LayerPrograms(Programs):
     def _waves(self, routed: Routed) -> ExpertWaves:
         return self.waves_of(routed.hidden_TD.shape[0], self._dtype)
 
-    def attend_step(self, is_moe, x_BSD, layer, gates, chunk, window, cache):
+    def attend_step(self, kind, x_BSD, layer, gates, chunk, window, cache):
         """A dense layer as a whole, or a MoE layer up to its routing.
 
         Returns:
           (x_BSD or Routed, cache).
         """
-        block = self.bind(is_moe, layer)
-        if not is_moe:
+        block = self.bind(kind, layer)
+        if not block.is_moe:
             x_BSD, cache, _ = block(x_BSD, chunk, window, None, None, cache)
             return x_BSD, cache
         (x_BSD, normed_BSD), cache = block.attend(x_BSD, chunk, window, cache)
@@ -111,10 +111,10 @@ class LayerPrograms(Programs):
         carry, _ = self._wave(carry, routed, weights_TK, slots_SR, slot_of)
         return self._finish(routed, carry, weights_TK, other_TD)
 
-    def _advance(self, is_moe, chosen, layer, gates, chunk, window, cache):
+    def _advance(self, kind, chosen, layer, gates, chunk, window, cache):
         """`experts` of a layer (its arguments: `chosen`) and `attend` of the next."""
         x_BSD = seam(self.experts_step(*chosen))
-        return self.attend_step(is_moe, x_BSD, layer, gates, chunk, window, cache)
+        return self.attend_step(kind, x_BSD, layer, gates, chunk, window, cache)
 
     # The same in waves: start, wave, wave, ..., finish
 
@@ -133,14 +133,14 @@ class LayerPrograms(Programs):
         y_TD = seam(finish(carry, routed.routing.ids_TK, weights_TK))
         if other_TD is not None:
             y_TD = y_TD + other_TD
-        return add_experts(routed.x_BSD, y_TD, routed.shared)
+        return add_experts(self.config, routed.x_BSD, y_TD, routed.shared)
 
-    def _peek(self, chosen, layer, gates, chunk, window, cache, top_a):
+    def _peek(self, kind, chosen, layer, gates, chunk, window, cache, top_a):
         """What the next layer would choose after the experts that are here (SMoE)."""
         x_BSD = self.experts_step(*chosen)
-        return self.peek_step(x_BSD, layer, chunk, window, cache, top_a)
+        return self.peek_step(kind, x_BSD, layer, chunk, window, cache, top_a)
 
-    def peek_step(self, x_BSD, layer, chunk, window, cache, top_a):
+    def peek_step(self, kind, x_BSD, layer, chunk, window, cache, top_a):
         """`peek` from the state after those experts."""
-        block = self.bind(True, layer)
+        block = self.bind(kind, layer)
         return partial_gate(block, x_BSD, chunk, window, cache, top_a)

@@ -284,9 +284,9 @@ class LayeredEngine(Engine):
 
     def _attend(self, session, layer: int, x, chunk):
         arguments = self._layer_arguments(session, layer, chunk)
-        is_moe = self._is_moe[layer]
+        kind = self.programs.kinds[layer]
         self._reader.note_dispatch()
-        state, session.caches[layer] = self._steps.attend(is_moe, x, *arguments)
+        state, session.caches[layer] = self._steps.attend(kind, x, *arguments)
         return state
 
     def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
@@ -384,7 +384,7 @@ class LayeredEngine(Engine):
             arguments = self._layer_arguments(session, following, chunk)
             self._reader.note_dispatch()
             state, session.caches[following] = self._steps.advance(
-                self._is_moe[following], chosen, *arguments
+                self.programs.kinds[following], chosen, *arguments
             )
         self._turn.reader = state
         return state
@@ -399,6 +399,7 @@ class LayeredEngine(Engine):
         chosen = self._exchange.chosen(layer + self.config.num_layers, *given)
         arguments = self._layer_arguments(session, layer + 1, chunk)
         self._peeked.add(len(reading.ids_TK))
-        wanted_E = self._steps.peek(chosen, *arguments, top_a=self._predictor.top_a)
+        given = self.programs.kinds[layer + 1], chosen, *arguments
+        wanted_E = self._steps.peek(*given, top_a=self._predictor.top_a)
         manager.predictor_run.store(layer, np.asarray(wanted_E)[None])
         visit.prefetch()

@@ -33,7 +33,7 @@ class PackedPrograms:
         self.attend = jit_step(self._attend, **options)
         self.advance = jit_step(self._advance, **options)
         self.experts = jit_step(self._experts)
-        self.peek = jit_step(self._peek, static_argnames="top_a")
+        self.peek = jit_step(self._peek, static_argnums=0, static_argnames="top_a")
 
     @classmethod
     def of(cls, programs: LayerPrograms, reads: Reads) -> "PackedPrograms":
@@ -42,11 +42,12 @@ class PackedPrograms:
             programs.packed[reads] = cls(programs, reads)
         return programs.packed[reads]
 
-    def _attend(self, is_moe, x_BSD, layer, gates, chunk, window, cache):
+    def _attend(self, kind, x_BSD, layer, gates, chunk, window, cache):
         """As `LayerPrograms.attend`; what is read of a MoE layer leaves as words."""
         given = x_BSD, layer, gates, chunk, window, cache
-        state, cache = self._programs.attend_step(is_moe, *given)
-        return self._in_words(state) if is_moe else state, cache
+        state, cache = self._programs.attend_step(kind, *given)
+        is_routed = isinstance(state, Routed)
+        return self._in_words(state) if is_routed else state, cache
 
     def _in_words(self, routed: Routed) -> Routed:
         """The words are the ids and what else is read, in pinned memory."""
@@ -81,13 +82,13 @@ class PackedPrograms:
         given = routed, slot_TK, weights_TK, slots_SR, *more
         return self._programs.experts_step(*given)
 
-    def _advance(self, is_moe, chosen, layer, gates, chunk, window, cache):
+    def _advance(self, kind, chosen, layer, gates, chunk, window, cache):
         """`experts` of a layer (its arguments: `chosen`) and `attend` of the next."""
         x_BSD = seam(self._experts(*chosen))
-        return self._attend(is_moe, x_BSD, layer, gates, chunk, window, cache)
+        return self._attend(kind, x_BSD, layer, gates, chunk, window, cache)
 
-    def _peek(self, chosen, layer, gates, chunk, window, cache, top_a):
+    def _peek(self, kind, chosen, layer, gates, chunk, window, cache, top_a):
         """As `LayerPrograms.peek`; its scores are in the host's memory."""
         x_BSD = self._experts(*chosen)
         following = layer, chunk, window, cache, top_a
-        return jax.device_put(self._programs.peek_step(x_BSD, *following), _HOST)
+        return jax.device_put(self._programs.peek_step(kind, x_BSD, *following), _HOST)

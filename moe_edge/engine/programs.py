@@ -49,7 +49,7 @@ class TopPrograms:
 
     def embed_step(self, embed_VD, tokens_BS, start_B, valid_BS, k_B=None):
         chunk = make_chunk(self._config, start_B, valid_BS, k_B)
-        return embed_tokens(embed_VD, tokens_BS), chunk
+        return embed_tokens(self._config, embed_VD, tokens_BS), chunk
 
     def next_embed_step(self, embed_VD, tokens_B, positions_B, active_B, k_B=None):
         """A token of each row; the positions of idle rows stay."""
@@ -60,9 +60,7 @@ class TopPrograms:
 
     def head_step(self, top, x):
         """x `[..., D]` -> logits `[..., V]`."""
-        config = self._config
-        head = top["embed"] if config.tie_embeddings else top["head"]
-        return logits_of(x, top["final_norm"], head, config.norm_eps)
+        return logits_of(self._config, top, x)
 
     def last_head_step(self, top, x_BSD, index_B):
         """Logits `[B, V]` of position index_B[b] of row b."""
@@ -75,15 +73,28 @@ class Programs:
     Args:
       config: the model.
       top: of another k, to share; None: new ones.
+      block: class of the layers' modules.
+
+    Attributes:
+      kinds: of every layer, the first one of its kind (`ModelConfig.like`): what tells
+        a program which kind of layer it runs.
     """
 
-    def __init__(self, config: ModelConfig, top: TopPrograms | None = None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        top: TopPrograms | None = None,
+        block: Callable[..., Block] = Block,
+    ):
         self.config, self.top = config, top or TopPrograms(config)
-        self._graphs = {kind: block_graph(config, kind) for kind in (False, True)}
+        self.kinds = tuple(map(config.like, range(config.num_layers)))
+        self._graphs = {
+            kind: block_graph(config, kind, block) for kind in dict.fromkeys(self.kinds)
+        }
 
-    def bind(self, is_moe: bool, flat) -> Block:
-        """A layer's module with its weights, while tracing."""
-        return bind_block(self._graphs[is_moe], flat)
+    def bind(self, kind: int, flat) -> Block:
+        """The module of a layer of a kind with its weights, while tracing."""
+        return bind_block(self._graphs[kind], flat)
 
     def waves_of(self, tokens: int, dtype) -> ExpertWaves:
         """How so many tokens meet experts whose records have a dtype."""

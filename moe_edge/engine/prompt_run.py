@@ -48,7 +48,8 @@ class PromptRun:
                 pairs = zip(session.caches, kept.caches, strict=True)
                 moves = [(place, 0, row.cached)]
                 session.caches = [
-                    programs.copy_rows(*pair, moves, shapes.part) for pair in pairs
+                    programs.copy_rows(layer, *pair, moves, shapes.part)
+                    for layer, pair in enumerate(pairs)
                 ]
         self.rows += [None] * (R - len(rows))
         session.k_B = engine.put(

@@ -25,21 +25,23 @@ class ResidentPrograms(Programs):
     `layers`: a group of them. `decode`: a decode step of a model of one group.
     """
 
-    def __init__(self, config: ModelConfig, top: TopPrograms | None = None):
-        super().__init__(config, top)
+    def __init__(self, config: ModelConfig, top: TopPrograms | None = None, **options):
+        super().__init__(config, top, **options)
         self.run_experts = functools.partial(
             run_experts,
             layout=RecordLayout.of(config),
             activation=config.moe.activation,
             swiglu_limit=config.moe.swiglu_limit,
         )
-        self.layers = jit_step(self._layers_step, donate_argnames="caches")
+        self.layers = jit_step(
+            self._layers_step, static_argnums=0, donate_argnames="caches"
+        )
         self.decode = jit_step(self._decode_step, donate_argnames="caches")
 
-    def _layers_step(self, layers, experts, windows, x_BSD, chunk, caches):
+    def _layers_step(self, kinds, layers, experts, windows, x_BSD, chunk, caches):
         new_caches, routings = [], []
         for i, experts_ER in enumerate(experts):
-            block = self.bind(experts_ER is not None, layers[i])
+            block = self.bind(kinds[i], layers[i])
             x_BSD, cache, routing = block(
                 x_BSD, chunk, windows[i], experts_ER, self.run_experts, caches[i]
             )
@@ -53,7 +55,7 @@ class ResidentPrograms(Programs):
         x, chunk, positions_B = programs.next_embed_step(embed_VD, *tokens, k_B)
         x, chunk = seam((x, chunk))
         parts = layers, experts, windows, x, chunk, caches
-        x, caches, routings = self._layers_step(*parts)
+        x, caches, routings = self._layers_step(self.kinds, *parts)
         return programs.head_step(top, seam(x)[:, 0]), positions_B, caches, routings
 
 
@@ -117,6 +119,7 @@ class ResidentEngine(Engine):
         """Runs a program's layers from `first` on, with their experts."""
         here = slice(first, first + len(experts))
         x, session.caches[here], routings = self.programs.layers(
+            self.programs.kinds[here],
             self.weights.layers[here],
             experts,
             self._windows[here],

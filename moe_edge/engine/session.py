@@ -1,7 +1,6 @@
 """Sequences in progress, and how prompts are cut into chunks of few shapes."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import jax
@@ -56,8 +55,8 @@ class Session:
 def cache_bytes(config: ModelConfig, batch: int, tokens: int) -> int:
     """Bytes of the caches of a session for `batch` rows of up to `tokens`."""
     capacity = capacity_for(tokens)
-    shapes = kv_cache.cache_shapes(config, batch, capacity).values()
-    return config.num_layers * sum(map(math.prod, shapes)) * kv_cache.VALUE_BYTES
+    layers = map(config.attention_of, range(config.num_layers))
+    return sum(kv_cache.cache_bytes(each, batch, capacity) for each in layers)
 
 
 def plan_chunks(longest: int, capacity: int) -> list[tuple[int, int]]:

@@ -19,10 +19,9 @@ from moe_edge.core.float32 import to_float32
 from moe_edge.engine.programs import TopPrograms, jit_step
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
 from moe_edge.engine.session import Session
-from moe_edge.engine.weights import Flat, Weights, block_graph, num_bytes
+from moe_edge.engine.weights import Flat, Weights, num_bytes
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.layers import rms_norm
 from moe_edge.model.packed import FORMATS, pack, round_to
 from moe_edge.model.packed_experts import pack_experts, run_packed_experts
 from moe_edge.model.record import RecordLayout
@@ -34,14 +33,14 @@ from moe_edge.predict.shadow import PRECISIONS
 class RoundedBlock(Block):
     """A block whose residual stream holds values of `fp16` or `bf16`."""
 
-    def __init__(self, config: ModelConfig, is_moe: bool, rngs, rounding: str):
-        super().__init__(config, is_moe, rngs)
+    def __init__(self, config: ModelConfig, layer: int, rngs, rounding: str):
+        super().__init__(config, layer, rngs)
         self.rounding = rounding
 
     def attend(self, x_BSD, chunk, window, cache=None):
         attended, cache = super().attend(x_BSD, chunk, window, cache)
         x_BSD = round_to(attended.x_BSD, self.rounding)
-        return Attended(x_BSD, rms_norm(x_BSD, self.mlp_norm[...], self.eps)), cache
+        return Attended(x_BSD, self.norm_before("mlp", x_BSD)), cache
 
     def __call__(self, *args):
         x_BSD, *rest = super().__call__(*args)
@@ -54,19 +53,15 @@ class ShadowPrograms(ResidentPrograms):
     def __init__(
         self, config: ModelConfig, precision: str, top: TopPrograms | None = None
     ):
-        super().__init__(config, top)
+        block, is_packed = Block, precision in FORMATS
+        if is_packed and (rounding := FORMATS[precision].rounding) is not None:
+            block = functools.partial(RoundedBlock, rounding=rounding)
+        super().__init__(config, top, block=block)
         self.precision = precision
-        if precision in FORMATS:
+        if is_packed:
             self.run_experts = functools.partial(
                 run_packed_experts, **self.run_experts.keywords
             )
-            rounding = FORMATS[precision].rounding
-            if rounding is not None:
-                kind = functools.partial(RoundedBlock, rounding=rounding)
-                self._graphs = {
-                    is_moe: block_graph(config, is_moe, kind)
-                    for is_moe in (False, True)
-                }
         self.next_tokens = jit_step(self._next_tokens)
         self.read_kv = jit_step(read_kv, static_argnames="count")
         self.write_kv = jit_step(_write_kv, donate_argnames="caches")
@@ -192,21 +187,37 @@ def _pack_all(flat: Flat, name: str):
     return {key: pack(to_float32(array), name) for key, array in flat.items()}
 
 
-# Keys and values of some positions in one array: also what a message carries.
+# Keys and values of some positions, an array of each shape that caches have: also
+# what a message carries.
 
 
-def read_kv(caches, start_B, count: int):
-    """`[layers * names, rows, count, width]` from positions start_B[b] on."""
+def _shapes(caches) -> list[tuple[int, ...]]:
+    arrays = (array for cache in caches for array in cache.values())
+    return list(dict.fromkeys(array.shape for array in arrays))
+
+
+def read_kv(caches, start_B, count: int) -> tuple[jax.Array, ...]:
+    """Of each shape `[caches, rows, count, width]` from positions start_B[b] on."""
     arrays = [cache[name] for cache in caches for name in cache]
-    return jnp.stack([kv_cache.read(array, start_B, count) for array in arrays])
+    return tuple(
+        jnp.stack(
+            [
+                kv_cache.read(array, start_B, count)
+                for array in arrays
+                if array.shape == shape
+            ]
+        )
+        for shape in _shapes(caches)
+    )
 
 
 def _write_kv(caches, kv, start_B):
-    new = iter(kv)
-    return [
-        {name: kv_cache.write(cache[name], next(new), start_B)[0] for name in cache}
-        for cache in caches
-    ]
+    new = dict(zip(_shapes(caches), map(iter, kv), strict=True))
+
+    def put(array):
+        return kv_cache.write(array, next(new[array.shape]), start_B)[0]
+
+    return [{name: put(cache[name]) for name in cache} for cache in caches]
 
 
 def _copy_kv(caches, source, start_B, count: int):

@@ -62,9 +62,9 @@ class SlotBatch:
             (self._seat(row, self.places.index(None)), place, row.length)
             for row, place in zip(rows, places, strict=True)
         ]
+        pairs = zip(self.session.caches, session.caches, strict=True)
         self.session.caches = [
-            self._copy(cache, other, moves)
-            for cache, other in zip(self.session.caches, session.caches, strict=True)
+            self._copy(layer, *pair, moves) for layer, pair in enumerate(pairs)
         ]
 
     def remove(self, row: LiveRow) -> None:
@@ -168,14 +168,14 @@ class SlotBatch:
         for place, row in enumerate(rows):
             self._seat(row, place)
         for layer in range(self._engine.config.num_layers):
-            cache = self._engine.new_cache(B, new.capacity)
+            cache = self._engine.new_cache(layer, B, new.capacity)
             if old is not None:
-                cache = self._copy(cache, old.caches[layer], moves)
+                cache = self._copy(layer, cache, old.caches[layer], moves)
                 old.caches[layer] = None
             new.caches.append(jax.block_until_ready(cache))
 
-    def _copy(self, cache, other, moves):
-        return self._programs.copy_rows(cache, other, moves, self._shapes.part)
+    def _copy(self, layer: int, cache, other, moves):
+        return self._programs.copy_rows(layer, cache, other, moves, self._shapes.part)
 
     def _seat(self, row: LiveRow, place: int) -> int:
         """Gives a row a place, before its cache is copied there."""

@@ -34,10 +34,9 @@ class SlotPrograms:
     """
 
     def __init__(self, config: ModelConfig, top: TopPrograms):
-        attention = config.attention
-        heads = 1 if attention.kind == "mla" else attention.num_kv_heads
-        read = functools.partial(kv_cache.read_row, heads=heads)
-        self.read_row = jax.jit(read, static_argnames="size")
+        self._config = config
+        read = functools.partial(kv_cache.read_row)  # counts its own programs
+        self.read_row = jax.jit(read, static_argnames=("size", "heads"))
         self.write_row = jax.jit(kv_cache.write_row, donate_argnums=0)
         self._numbers: dict[int, jax.Array] = {}  # int32 scalars on the device
         self.greedy = jit_step(likeliest)
@@ -65,6 +64,7 @@ class SlotPrograms:
 
     def copy_rows(
         self,
+        layer: int,
         cache: kv_cache.Cache,
         other: kv_cache.Cache,
         moves: Iterable[tuple[int, int, int]],
@@ -76,10 +76,12 @@ class SlotPrograms:
           moves: (row here, row there, how many of its tokens) of each.
           part: positions that are copied at a time; it divides both capacities.
         """
+        heads = self._config.attention_of(layer).cache_heads
         for to_row, row, tokens in moves:
             for start in range(0, tokens, part):
                 at = self._number(start)
-                copied = self.read_row(other, self._number(row), at, size=part)
+                where = self._number(row), at
+                copied = self.read_row(other, *where, size=part, heads=heads)
                 cache = self.write_row(cache, self._number(to_row), at, copied)
         return cache
 
@@ -101,7 +103,7 @@ class SlotShapes(SlotSizes):
 
     def __init__(self, config: ModelConfig, **sizes):
         super().__init__(**sizes)
-        check_context(self.max_context, config.max_positions)
+        check_context(self.max_context, config)
         self.config = config
         # Positions that are copied at a time, from cache to cache.
         self.part = math.gcd(self.chunk, *self.capacities, *self.prompt_capacities)
@@ -124,12 +126,22 @@ class SlotShapes(SlotSizes):
         there are two of one layer, and a part of a row between them.
         """
         longest = self.row_bytes(self.max_context)
-        return session_bytes + (session_bytes + longest) // self.config.num_layers
+        largest, whole = self._largest_share
+        return session_bytes + (session_bytes + longest) * largest // whole
 
     def bytes_within(self, peak_bytes: int) -> int:
         """`peak_bytes` the other way round: the most that a session may take."""
-        L, longest = self.config.num_layers, self.row_bytes(self.max_context)
-        return ((peak_bytes + 1) * L - longest - 1) // (L + 1)
+        longest = self.row_bytes(self.max_context)
+        largest, whole = self._largest_share
+        return ((peak_bytes + 1) * whole - longest * largest - 1) // (whole + largest)
+
+    @functools.cached_property
+    def _largest_share(self) -> tuple[int, int]:
+        """Bytes of a position in the largest layer's cache, and in all of them."""
+        config = self.config
+        layers = map(config.attention_of, range(config.num_layers))
+        sizes = [kv_cache.cache_bytes(each, 1, 1) for each in layers]
+        return max(sizes), sum(sizes)
 
     def prompt_bytes(self) -> int:
         """Most bytes of the caches of prompts on their way."""

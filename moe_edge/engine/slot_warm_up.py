@@ -36,9 +36,10 @@ def warm_up(
         kept = [(1, capacity_for(shapes.kept_capacity(count))) for count in tokens]
     copied_shapes = dict.fromkeys([*running, *((R, M) for R, _, M in prompts), *kept])
     for shape in progress(copied_shapes, "compiling copies of caches"):
-        here, there = engine.new_cache(*shape), engine.new_cache(*shape)
-        copied = programs.copy_rows(here, there, [(0, 0, 1)], shapes.part)
-        jax.block_until_ready(copied)
+        for layer in dict.fromkeys(engine.programs.kinds):
+            here, there = (engine.new_cache(layer, *shape) for _ in range(2))
+            copied = programs.copy_rows(layer, here, there, [(0, 0, 1)], shapes.part)
+            jax.block_until_ready(copied)
     return time.perf_counter() - started_s
 
 

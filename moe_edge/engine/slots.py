@@ -269,9 +269,9 @@ class RowSlots:
         moves, part = [(0, row.place, len(tokens))], self.shapes.part
         caches = [
             self._programs.copy_rows(
-                self.engine.new_cache(1, capacity), cache, moves, part
+                layer, self.engine.new_cache(layer, 1, capacity), cache, moves, part
             )
-            for cache in self._batch.session.caches
+            for layer, cache in enumerate(self._batch.session.caches)
         ]
         self.cache.add(row.prompt_k, Kept(tokens, caches, num_bytes))
 

@@ -83,9 +83,9 @@ def weight_shapes(reader) -> Weights:
     return Weights(config, top, layers, (None,) * config.num_layers)
 
 
-def block_graph(config: ModelConfig, is_moe: bool, kind=Block) -> nnx.GraphDef:
-    """Structure of a block, without memory for its weights."""
-    return nnx.split(nnx.eval_shape(lambda: kind(config, is_moe, nnx.Rngs(0))))[0]
+def block_graph(config: ModelConfig, layer: int, kind=Block) -> nnx.GraphDef:
+    """Structure of a layer's block, without memory for its weights."""
+    return nnx.split(nnx.eval_shape(lambda: kind(config, layer, nnx.Rngs(0))))[0]
 
 
 def bind_block(graph, flat: Mapping[str, jax.Array]) -> Block:

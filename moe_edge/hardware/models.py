@@ -85,11 +85,18 @@ class ModelShape:
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """Weights of a layer, routed experts apart, that a token multiplies with.
+    """Weights of a layer, routed experts apart, that a token multiplies with: the mean
+    of the layers where they differ.
 
     Projections of attention and the shared expert; the router and norms are small.
     """
-    D, attention = config.d_model, config.attention
+    layers = map(config.attention_of, range(config.num_layers))
+    all_weights = sum(_attention_weights(each, config.d_model) for each in layers)
+    shared = 3 * config.d_model * config.moe.shared_dim
+    return all_weights // config.num_layers + shared
+
+
+def _attention_weights(attention: AttentionConfig, D: int) -> int:
     H, P = attention.num_heads, attention.head_dim
     if attention.kind == "mla":
         latent, rank = attention.kv_lora_rank, attention.q_lora_rank
@@ -98,9 +105,9 @@ def layer_weights(config: ModelConfig) -> int:
         keys_values += latent * H * (attention.nope_dim + attention.v_head_dim)
         out = H * attention.v_head_dim * D
     else:
-        queries = out = D * H * P
-        keys_values = 2 * D * attention.num_kv_heads * P
-    return queries + keys_values + out + 3 * D * config.moe.shared_dim
+        queries, out = D * H * P, D * H * attention.value_dim
+        keys_values = D * attention.num_kv_heads * (P + attention.value_dim)
+    return queries + keys_values + out
 
 
 def _grouped(heads: int, kv_heads: int, head_dim: int) -> AttentionConfig:

@@ -43,6 +43,12 @@ def suits(rows_of_step: int, tokens: int) -> bool:
     return is_asked() and fits and rows.are_wanted()
 
 
+def knows(attention) -> bool:
+    """Whether the kernel computes such attention, an `AttentionConfig`."""
+    plain_v = attention.value_dim == attention.head_dim and attention.value_scale == 1
+    return plain_v and attention.rope is not None and not attention.chunked
+
+
 def is_asked() -> bool:
     """Whether MOE_EDGE_DECODE_ATTENTION is 1.
 

@@ -24,7 +24,7 @@ INSTRUCTIONS = ("avx512", "avx2", "portable")  # the best first
 MAX_ROWS = 16  # vectors above which blocks of tokens are faster: `blocks.py`
 CHOICES = ("native", "xla")
 TARGETS = (
-    *("linear", "norm", "top_k", "attend", "experts"),
+    *("linear", "norm", "top_k", "attend", "attend_chunked", "experts"),
     *("product", "blocks", "fill", "sum"),
     *("product_back", "train", "train_back", "train_attend", "train_attend_back"),
 )
@@ -242,24 +242,27 @@ def top_k(x_TE: jax.Array, k: int) -> jax.Array:
     return jax.ffi.ffi_call("moe_edge_top_k", shape)(x_TE)
 
 
-def attend(q_BSHP, k, v, start_B, window, scale: float, sinks_H=None):
+def attend(
+    q_BSHP, k, v, start_B, window, scale: float, sinks_H=None, chunked: bool = False
+):
     """Causal attention over a cache that holds the tokens' own keys and values.
 
     A row's bits depend on neither the other rows nor the capacity M.
 
     Args:
       q_BSHP: float32; query h belongs to head h // (H / G) of the cache.
-      k, v: float32 caches `[B * G, M, P]`, or `[M, P]` if that is one row.
+      k, v: float32 caches `[B * G, M, P]`, or `[M, P]` if that is one row; v may have
+        another width W.
       start_B: int32, position of the first token of each row.
-      window: int32 scalar, how many latest positions a token sees.
+      window: int32 scalar, see `model.kv_cache.visible`; `chunked` too.
       sinks_H: float32 logits that join the denominator, or None.
     Returns:
-      float32 `[B, S, H, P]`.
+      float32 `[B, S, H, W]`.
     """
     sinks_H = jnp.zeros(0, jnp.float32) if sinks_H is None else sinks_H
-    call = jax.ffi.ffi_call(
-        "moe_edge_attend", jax.ShapeDtypeStruct(q_BSHP.shape, jnp.float32)
-    )
+    name = "moe_edge_attend_chunked" if chunked else "moe_edge_attend"
+    shape = *q_BSHP.shape[:-1], v.shape[-1]
+    call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(shape, jnp.float32))
     scale = np.float32(scale)
     return call(q_BSHP, k, v, start_B, window, sinks_H, scale=scale)
 

@@ -63,10 +63,9 @@ _plain_softmax.defvjp(_plain_softmax_forward, _plain_softmax_backward)
 class Attention(nnx.Module):
     """Multi-head or grouped-query attention over a cache or over its own chunk."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        attention = config.attention
-        self.config, self.eps = attention, config.norm_eps
-        add_params(self, attention_shapes(config), rngs)
+    def __init__(self, config: ModelConfig, layer: int, rngs: nnx.Rngs):
+        self.config, self.eps = config.attention_of(layer), config.norm_eps
+        add_params(self, attention_shapes(self.config, config.d_model), rngs)
 
     def _heads(self, y, name: str, heads: int, tables) -> jax.Array:
         """A product as q, k or v: normed, clipped, rotated `[B, S, heads, P]`."""
@@ -79,11 +78,13 @@ class Attention(nnx.Module):
             y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
         if attention.clip_qkv is not None:
             y = jnp.clip(y, -attention.clip_qkv, attention.clip_qkv)
-        y = y.reshape(B, S, heads, attention.head_dim)
+        y = y.reshape(B, S, heads, -1)
         by_head = normed and attention.qk_norm == "head"
         if by_head and not attention.qk_norm_after_rope:
             y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
-        if name != "v":
+        if name == "v" and attention.value_scale != 1.0:
+            y = y * attention.value_scale
+        if name != "v" and attention.rope is not None:
             y = rotate(y, tables, attention.rope.interleaved)
         if by_head and attention.qk_norm_after_rope:
             y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
@@ -94,7 +95,8 @@ class Attention(nnx.Module):
 
         Args:
           x_BSD: float32, normed input.
-          tables: cosines and sines of the chunk's positions (`rope_tables`).
+          tables: cosines and sines of the chunk's positions (`rope_tables`), None
+            without rope.
           start_B: int32, position of the first token of each row.
           window: int32 scalar, see `kv_cache.visible`.
           cache: the layer's cache, or None to attend within the chunk only.
@@ -106,14 +108,15 @@ class Attention(nnx.Module):
         G = attention.num_kv_heads
         P = attention.head_dim
         q, k, v = linear_each(x_BSD, self.q[...], self.k[...], self.v[...])
-        if cache is not None and decode_attention.suits(B, S):
+        fused = cache is not None and decode_attention.suits(B, S)
+        if fused and decode_attention.knows(attention):
             products = {"q": q, "k": k, "v": v}
             given = products, self._vectors(), cache, tables, start_B, window
             y, cache = decode_attention.attend(*given, attention, self.eps)
             return self._output(y.reshape(B, S, -1)), cache
         q = self._heads(q, "q", attention.num_heads, tables)
         k, v = self._heads(k, "k", G, tables), self._heads(v, "v", G, tables)
-        k, v = (y.transpose(0, 2, 1, 3).reshape(B * G, S, P) for y in (k, v))
+        k, v = (y.transpose(0, 2, 1, 3).reshape(B * G, S, -1) for y in (k, v))
         first_query = start_B
         if cache is not None:
             k_cache, k = kv_cache.write(cache["k"], k, start_B)
@@ -121,16 +124,17 @@ class Attention(nnx.Module):
             cache = {"k": k_cache, "v": v_cache}
         else:
             first_query = jnp.zeros_like(start_B)
+        chunked = attention.chunked
         if cache is not None and native.suits(0, k):
             # The caches themselves: XLA would copy those of one row to reshape them.
             sinks = self.sinks[...].astype(jnp.float32) if attention.sinks else None
             given = q, k_cache, v_cache, start_B, window, attention.scale
-            y = native.attend(*given, sinks)
+            y = native.attend(*given, sinks, chunked)
             return self._output(y.reshape(B, S, -1)), cache
         M = k.shape[1]
         q = q.reshape(B, S, G, -1, P).transpose(0, 2, 3, 1, 4)
-        suits = gradients.suits(P, dtype=q.dtype)
-        if suits and cache is None and not attention.sinks:
+        plain = not (attention.sinks or chunked) and attention.value_dim == P
+        if cache is None and plain and gradients.suits(P, dtype=q.dtype):
             given = q.reshape(-1, S, P), k, v, jnp.asarray(window), attention.scale
             y = gradients.attend(*given).reshape(q.shape)
             return self._output(y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)), cache
@@ -139,12 +143,13 @@ class Attention(nnx.Module):
         apart = jax.lax.optimization_barrier if cache and S > 1 else lambda y: y
         scores = einsum("RQP,RMP->RQM", (q * attention.scale).reshape(B * G, -1, P), k)
         scores = apart(scores).reshape(B, G, -1, S, M)
-        mask = kv_cache.visible(first_query, S, M, window)[:, None, None]
+        mask = kv_cache.visible(first_query, S, M, window, chunked)[:, None, None]
         sinks = None
         if attention.sinks:
             sinks = self.sinks[...].astype(jnp.float32).reshape(1, G, -1, 1, 1)
         weights = masked_softmax(scores, mask, sinks).reshape(B * G, -1, M)
-        y = apart(einsum("RQM,RMP->RQP", weights, v)).reshape(B, G, -1, S, P)
+        y = apart(einsum("RQM,RMP->RQP", weights, v))
+        y = y.reshape(B, G, -1, S, attention.value_dim)
         y = y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)
         return self._output(y), cache
 

@@ -13,10 +13,11 @@ from moe_edge.core.checks import ConfigError, check_count, check_known
 
 ATTENTION_KINDS = ("gqa", "mla")
 QK_NORMS = ("none", "head", "full")
-ROPE_KINDS = ("default", "linear", "yarn", "llama3")
-SCORINGS = ("softmax", "sigmoid", "softmax_topk")
+ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope")
+SCORINGS = ("softmax", "sigmoid", "softmax_topk", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
+NORMS = ("rms", "layer")
 # How sub-experts are chosen: a router row each, or their parents' router and then
 # their gate neurons (model/proxy_gate.py) or rows (model/calibrated_gate.py).
 PROXY_GATES = ("proxy_pattern", "proxy_global")
@@ -32,8 +33,9 @@ class RopeConfig:
     kind: str = "default"
     interleaved: bool = False  # pairs (0,1),(2,3).. (DeepSeek, ERNIE), not halves
     factor: float = 1.0
-    original_positions: int = 0  # yarn, llama3
-    attention_factor: float = 1.0  # multiplies cos and sin (yarn)
+    factors: tuple[float, ...] = ()  # longrope: divide the frequencies, one by one
+    original_positions: int = 0  # yarn, llama3, longrope
+    attention_factor: float = 1.0  # multiplies cos and sin (yarn, longrope)
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True  # yarn: round the correction range to whole indices
@@ -43,12 +45,12 @@ class RopeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    """Grouped-query or multi-head latent attention."""
+    """Grouped-query or multi-head latent attention, of a layer or of all."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int  # width of q and k per head (MLA: nope_dim + rope.dim)
-    rope: RopeConfig
+    rope: RopeConfig | None  # None: queries and keys do not know their positions
     kind: str = "gqa"
     softmax_scale: float | None = None  # None: head_dim ** -0.5
     qkv_bias: bool = False
@@ -57,19 +59,32 @@ class AttentionConfig:
     qk_norm_after_rope: bool = False  # per head only (HunYuan)
     clip_qkv: float | None = None
     sinks: bool = False  # one learned logit per head in the softmax's denominator
-    # Per layer, how many latest positions a query sees (None: all of them).
+    # Of every layer of the model, how many latest positions a query sees (None: all of
+    # them). Kinds besides the first have none: see `ModelConfig.other_attention`.
     windows: tuple[int | None, ...] = ()
+    chunked: bool = False  # a query sees its own chunk of `window` positions (Llama 4)
+    v_head_dim: int = 0  # 0: head_dim (MLA states it always)
+    value_scale: float = 1.0  # multiplies v
     # MLA only
     kv_lora_rank: int = 0
     q_lora_rank: int | None = None
     nope_dim: int = 0
-    v_head_dim: int = 0
     # RMSNorm epsilon inside MLA when it differs from the model's.
     lora_norm_eps: float | None = None
 
     @property
     def scale(self) -> float:
         return self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head of v."""
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def cache_heads(self) -> int:
+        """Rows of a layer's cache that belong to one row of the batch."""
+        return 1 if self.kind == "mla" else self.num_kv_heads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +101,9 @@ class MoeConfig:
     expert_dim: int
     scoring: str = "softmax"
     norm_topk: bool = False
+    # sparsemixer: half of how much lower, relative to its size, the logit of an expert
+    # may be that shares the weight with a chosen one.
+    nearness: float = 0.0
     routed_scaling: float = 1.0
     num_groups: int = 1
     topk_groups: int = 1
@@ -132,7 +150,11 @@ class MoeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A whole model. `dense_layers` have a plain MLP instead of experts."""
+    """A whole model. `dense_layers` have a plain MLP instead of experts.
+
+    Where layers differ in more than their windows, `other_attention` holds the further
+    kinds, and `attention_kinds` of every layer which it has (0: `attention`).
+    """
 
     model_type: str
     vocab_size: int
@@ -141,13 +163,26 @@ class ModelConfig:
     attention: AttentionConfig
     moe: MoeConfig
     max_positions: int
+    # Why that is less than config.json says, for messages.
+    positions_end: str = ""
     norm_eps: float = 1e-6
+    # Of layers and of the final state: root mean square, or LayerNorm with a bias.
+    norm: str = "rms"
+    # Where attention and MLP are normed: what they take, what they give, or both.
+    norm_before: bool = True
+    norm_after: bool = False
+    embed_scale: float = 1.0  # multiplies embeddings
+    residual_scale: float = 1.0  # multiplies what attention and MLP add
+    logit_divisor: float = 1.0
+    head_bias: bool = False
     dense_layers: tuple[int, ...] = ()
     dense_dim: int = 0
     activation: str = "silu"  # of dense and shared MLPs
     tie_embeddings: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    other_attention: tuple[AttentionConfig, ...] = ()
+    attention_kinds: tuple[int, ...] = ()
     hf_config: dict[str, Any] = dataclasses.field(
         default_factory=dict, compare=False, hash=False, repr=False
     )
@@ -155,50 +190,33 @@ class ModelConfig:
     def __post_init__(self):
         attention, moe = self.attention, self.moe
         for kind, value, known in (
-            ("attention kind", attention.kind, ATTENTION_KINDS),
-            ("qk norm", attention.qk_norm, QK_NORMS),
-            ("rope kind", attention.rope.kind, ROPE_KINDS),
             ("router scoring", moe.scoring, SCORINGS),
             ("group score", moe.group_score, GROUP_SCORES),
             ("expert activation", moe.activation, ACTIVATIONS),
             ("activation", self.activation, ACTIVATIONS),
             ("gate", moe.gate, GATES),
+            ("norm", self.norm, NORMS),
         ):
             check_known(kind, value, known)
         sizes = {
             "vocab_size": self.vocab_size,
             "d_model": self.d_model,
             "num_layers": self.num_layers,
-            "num_heads": attention.num_heads,
-            "num_kv_heads": attention.num_kv_heads,
-            "head_dim": attention.head_dim,
             "num_experts": moe.num_experts,
             "expert_dim": moe.expert_dim,
             "max_positions": self.max_positions,
         }
         for name, value in sizes.items():
             check_count(name, value)
+        for each in self.attentions:
+            _check_attention(each)
+        self._check_kinds()
         if not 1 <= moe.top_k <= moe.max_top_k:
             limit = "parent_top_k x sub_experts" if moe.keeps_router else "num_experts"
             raise ConfigError(
                 f"top_k must be in 1..{limit}={moe.max_top_k}, got {moe.top_k}"
             )
         _check_split(moe)
-        if attention.num_heads % attention.num_kv_heads:
-            raise ConfigError(
-                f"num_heads {attention.num_heads} must be a multiple of num_kv_heads "
-                f"{attention.num_kv_heads}"
-            )
-        if attention.qk_norm_after_rope and attention.qk_norm != "head":
-            raise ConfigError(
-                "a norm of q and k after rotation is one per head, got qk_norm "
-                f"{attention.qk_norm!r}"
-            )
-        if attention.rope.dim % 2 or attention.rope.dim > attention.head_dim:
-            raise ConfigError(
-                f"rotary width {attention.rope.dim} must be even and at most "
-                f"head_dim {attention.head_dim}"
-            )
         if (
             moe.num_parents % moe.num_groups
             or not 1 <= moe.topk_groups <= moe.num_groups
@@ -218,6 +236,10 @@ class ModelConfig:
                 f"attention windows name {len(attention.windows)} layers, the model "
                 f"has {self.num_layers}"
             )
+        if not (self.norm_before or self.norm_after):
+            raise ConfigError(
+                "a layer needs norms before or after attention and MLP, got neither"
+            )
         if self.dense_layers and not self.dense_dim:
             raise ConfigError("dense layers need dense_dim > 0")
         if any(not 0 <= layer < self.num_layers for layer in self.dense_layers):
@@ -225,14 +247,99 @@ class ModelConfig:
                 f"dense layers {self.dense_layers} must lie in 0..{self.num_layers - 1}"
             )
 
+    def _check_kinds(self) -> None:
+        """Raises ConfigError unless every layer has one of the kinds of attention."""
+        kinds, others = self.attention_kinds, self.other_attention
+        if bool(kinds) != bool(others) or any(each.windows for each in others):
+            raise ConfigError(
+                "attention_kinds name the kind of every layer where there are "
+                "other_attention, whose windows stand in attention"
+            )
+        found = sorted(set(kinds))
+        if kinds and (
+            len(kinds) != self.num_layers or found != list(range(len(others) + 1))
+        ):
+            raise ConfigError(
+                f"attention_kinds name {len(kinds)} layers and kinds {found}, expected "
+                f"{self.num_layers} layers and kinds 0..{len(others)}"
+            )
+
+    @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """All kinds of attention that layers have."""
+        return (self.attention, *self.other_attention)
+
+    def attention_of(self, layer: int) -> AttentionConfig:
+        """The attention of a layer; its window: `window`."""
+        kind = self.attention_kinds[layer] if self.attention_kinds else 0
+        return self.attentions[kind]
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The different rotary embeddings of the layers."""
+        ropes = (each.rope for each in self.attentions)
+        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+
+    def like(self, layer: int) -> int:
+        """The first layer of the same kind: one program serves both."""
+        is_dense = layer in self.dense_layers
+        alike = (
+            other
+            for other in range(layer)
+            if (other in self.dense_layers) == is_dense
+            and self.attention_of(other) is self.attention_of(layer)
+        )
+        return next(alike, layer)
+
     @property
     def moe_layers(self) -> tuple[int, ...]:
         """Ids of the layers that have routed experts."""
         return tuple(i for i in range(self.num_layers) if i not in self.dense_layers)
 
+    @property
+    def context_words(self) -> str:
+        """How many positions there are, and why there are no more."""
+        why = f" ({self.positions_end})" if self.positions_end else ""
+        return f"{self.max_positions}{why}"
+
     def window(self, layer: int) -> int | None:
         """How many latest positions a query of `layer` sees (None: all)."""
         return self.attention.windows[layer] if self.attention.windows else None
+
+
+def _check_attention(attention: AttentionConfig) -> None:
+    """Raises ConfigError unless the fields of a kind of attention fit together."""
+    check_known("attention kind", attention.kind, ATTENTION_KINDS)
+    check_known("qk norm", attention.qk_norm, QK_NORMS)
+    for name in ("num_heads", "num_kv_heads", "head_dim", "value_dim"):
+        check_count(name, getattr(attention, name))
+    if attention.num_heads % attention.num_kv_heads:
+        raise ConfigError(
+            f"num_heads {attention.num_heads} must be a multiple of num_kv_heads "
+            f"{attention.num_kv_heads}"
+        )
+    if attention.qk_norm_after_rope and attention.qk_norm != "head":
+        raise ConfigError(
+            "a norm of q and k after rotation is one per head, got qk_norm "
+            f"{attention.qk_norm!r}"
+        )
+    rope = attention.rope
+    if rope is None:
+        if attention.kind == "mla":
+            raise ConfigError("attention kind mla needs a rope, got None")
+        return
+    check_known("rope kind", rope.kind, ROPE_KINDS)
+    if rope.dim % 2 or rope.dim > attention.head_dim:
+        raise ConfigError(
+            f"rotary width {rope.dim} must be even and at most "
+            f"head_dim {attention.head_dim}"
+        )
+    if len(rope.factors) != (rope.dim // 2 if rope.kind == "longrope" else 0):
+        raise ConfigError(
+            f"a rope of kind {rope.kind!r} that rotates {rope.dim} dimensions has "
+            f"{len(rope.factors)} factors; longrope needs one for two dimensions, "
+            "others none"
+        )
 
 
 def _check_split(moe: MoeConfig) -> None:

@@ -1,10 +1,11 @@
 """The key/value cache of one layer: preallocated, written in place by donation.
 
 A cache is a plain dict of arrays with a fixed capacity M, so that a step keeps
-one shape while the sequence grows. Grouped-query attention holds `k` and `v`
-`[B * G, M, P]`; latent attention holds `latent` `[B, M, R_kv + rope]`; a first axis
-of 1 is left out. Row b's tokens stand at positions 0, 1, ...; what lies beyond a
-row's length is garbage that the causal mask hides until it is overwritten.
+one shape while the sequence grows; layers may differ in heads and widths. Grouped-query
+attention holds `k` and `v` `[B * G, M, P]` (v perhaps of another width); latent
+attention holds `latent` `[B, M, R_kv + rope]`; a first axis of 1 is left out. Row b's
+tokens stand at positions 0, 1, ...; what lies beyond a row's length is garbage that the
+causal mask hides until it is overwritten.
 
 These are the shapes of the products over a cache. Where XLA:CPU has to reshape the
 cache of one sequence it makes four copies of it a step (12 heads of 64, 512 tokens:
@@ -12,47 +13,56 @@ cache of one sequence it makes four copies of it a step (12 heads of 64, 512 tok
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 
-from moe_edge.model.config import ModelConfig
+from moe_edge.model.config import AttentionConfig, ModelConfig
 
 Cache = dict[str, jax.Array]
 VALUE_BYTES = 4  # float32
 
 
-def cache_shapes(config: ModelConfig, batch: int, capacity: int) -> dict[str, tuple]:
-    """Array name -> shape of one layer's cache."""
-    attention = config.attention
+def cache_shapes(
+    attention: AttentionConfig, batch: int, capacity: int
+) -> dict[str, tuple]:
+    """Array name -> shape of the cache of a layer with such attention."""
+    rows = batch * attention.cache_heads
     if attention.kind == "mla":
-        names, rows = ("latent",), batch
-        width = attention.kv_lora_rank + attention.rope.dim
+        widths = {"latent": attention.kv_lora_rank + attention.rope.dim}
     else:
-        names, rows = ("k", "v"), batch * attention.num_kv_heads
-        width = attention.head_dim
-    shape = (capacity, width) if rows == 1 else (rows, capacity, width)
-    return {name: shape for name in names}
+        widths = {"k": attention.head_dim, "v": attention.value_dim}
+    first = () if rows == 1 else (rows,)
+    return {name: (*first, capacity, width) for name, width in widths.items()}
 
 
-def empty_cache(config: ModelConfig, batch: int, capacity: int) -> Cache:
+def cache_bytes(attention: AttentionConfig, batch: int, capacity: int) -> int:
+    """Bytes of the cache of a layer with such attention."""
+    shapes = cache_shapes(attention, batch, capacity).values()
+    return sum(map(math.prod, shapes)) * VALUE_BYTES
+
+
+def empty_cache(attention: AttentionConfig, batch: int, capacity: int) -> Cache:
     """A zeroed float32 cache of one layer."""
-    return empty_caches(config, batch, capacity, 1)[0]
+    return _zeros((_sorted_shapes(attention, batch, capacity),))[0]
 
 
-def empty_caches(
-    config: ModelConfig, batch: int, capacity: int, layers: int
-) -> list[Cache]:
-    """Those of so many layers, by one program: a call an array takes longer."""
-    shapes = cache_shapes(config, batch, capacity)
-    return _zeros(tuple(sorted(shapes.items())), layers)
+def empty_caches(config: ModelConfig, batch: int, capacity: int) -> list[Cache]:
+    """Those of all layers, by one program: a call an array takes longer."""
+    layers = map(config.attention_of, range(config.num_layers))
+    return _zeros(tuple(_sorted_shapes(each, batch, capacity) for each in layers))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _zeros(shapes: tuple[tuple[str, tuple], ...], layers: int) -> list[Cache]:
+def _sorted_shapes(*given) -> tuple[tuple[str, tuple], ...]:
+    return tuple(sorted(cache_shapes(*given).items()))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _zeros(layers: tuple[tuple[tuple[str, tuple], ...], ...]) -> list[Cache]:
     return [
         {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes}
-        for _ in range(layers)
+        for shapes in layers
     ]
 
 
@@ -100,15 +110,20 @@ def read(cache: jax.Array, start_B: jax.Array, count: int) -> jax.Array:
     return jax.vmap(take)(rows_RMP, jnp.repeat(start_B, R // start_B.shape[0]))
 
 
-def visible(start_B, num_queries: int, num_keys: int, window) -> jax.Array:
+def visible(
+    start_B, num_queries: int, num_keys: int, window, chunked: bool = False
+) -> jax.Array:
     """Which keys each query sees, bool `[B, S, M]`.
 
     Args:
       start_B: position of the first query of each row.
       window: int32 scalar, how many latest positions a query sees.
+      chunked: it sees those of its own chunk instead: chunks are of `window` positions.
     """
     queries = start_B[:, None, None] + jnp.arange(num_queries).reshape(1, -1, 1)
     keys = jnp.arange(num_keys).reshape(1, 1, -1)
+    if chunked:
+        return (keys <= queries) & (keys >= queries // window * window)
     return (keys <= queries) & (keys > queries - window)
 
 
@@ -119,7 +134,7 @@ def read_row(cache: Cache, row, start, size: int, heads: int) -> Cache:
       cache: of one layer.
       row, start: int32 scalars: row of the batch, first position.
       size: positions (static).
-      heads: what a row of the batch is in `cache_shapes`: kv heads, 1 if latent.
+      heads: `AttentionConfig.cache_heads` of the layer (static).
     """
 
     def take(array):

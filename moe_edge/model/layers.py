@@ -27,7 +27,8 @@ def add_params(module: nnx.Module, shapes: Shapes, rngs: nnx.Rngs) -> None:
         if len(shape) > 1:
             value = new_matrix(rngs, *shape)
         else:
-            value = nnx.Param(jnp.full(shape, float("norm" in name), jnp.float32))
+            is_scale = name.endswith("norm")
+            value = nnx.Param(jnp.full(shape, float(is_scale), jnp.float32))
         setattr(module, name, value)
 
 
@@ -44,6 +45,14 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
         )
         return y_TD.reshape(x.shape)
     return _norm(x, scale_D.reshape((1,) * (x.ndim - 1) + (-1,)), eps, D)
+
+
+def norm(x: jax.Array, weight: jax.Array, bias, eps: float) -> jax.Array:
+    """`rms_norm`; with a bias LayerNorm, which is that of x less its mean."""
+    if bias is None:
+        return rms_norm(x, weight, eps)
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    return add_bias(rms_norm(centred, weight, eps), bias)
 
 
 def _norm(x, scale, eps: float, width: int):

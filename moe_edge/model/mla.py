@@ -21,10 +21,11 @@ from moe_edge.model.shapes import attention_shapes
 class LatentAttention(nnx.Module):
     """MLA over a cache of latents, or over its own chunk."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.config, eps = config.attention, config.attention.lora_norm_eps
+    def __init__(self, config: ModelConfig, layer: int, rngs: nnx.Rngs):
+        attention = self.config = config.attention_of(layer)
+        eps = attention.lora_norm_eps
         self.eps = config.norm_eps if eps is None else eps
-        add_params(self, attention_shapes(config), rngs)
+        add_params(self, attention_shapes(attention, config.d_model), rngs)
 
     def _queries(self, x_BSD, tables):
         """Content part `[B, S, H, nope]` and rotated part `[B, S, H, rope]`."""

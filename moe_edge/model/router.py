@@ -2,7 +2,8 @@
 
 Rules by family: softmax then top-k (OLMoE, Mixtral, Qwen, DeepSeek-V2, optionally
 limited to the best groups), sigmoid with a choice-only bias (DeepSeek-V3, arXiv
-2412.19437, section 2.1.2), softmax over the chosen logits (gpt-oss).
+2412.19437, section 2.1.2), softmax over the chosen logits (gpt-oss), SparseMixer
+(Phi-3.5-MoE, arXiv 2409.12136).
 """
 
 import dataclasses
@@ -55,7 +56,7 @@ def choose(
     logits_TE: jax.Array, moe: MoeConfig, correction_E=None, k_T=None
 ) -> Routing:
     """Applies the family's rule to router logits; on a GPU in one kernel, unless
-    groups of experts are chosen first.
+    groups of experts are chosen first or the rule is SparseMixer's.
 
     Args:
       logits_TE: float32.
@@ -64,7 +65,8 @@ def choose(
       k_T: int32, how many experts each token takes, 0..top_k; ranks beyond get id E
         and weight 0. None: all take top_k.
     """
-    if not rows.are_wanted() or moe.num_groups > 1:
+    in_kernel = moe.num_groups == 1 and moe.scoring != "sparsemixer"
+    if not (rows.are_wanted() and in_kernel):
         k_T1 = None if k_T is None else k_T[:, None]
         return _choose(logits_TE, moe, correction_E, k_T1, pick=_pick)
     E, K = moe.num_experts, moe.top_k
@@ -94,6 +96,11 @@ def _choose(
         weights = jax.nn.softmax(_cut(top, k_T1, -jnp.inf), axis=-1)
         weights = _cut(weights, k_T1, 0.0)  # a k of 0 leaves none to divide by
         return Routing(_cut(ids, k_T1, moe.num_experts), weights, logits_TE)
+    if moe.scoring == "sparsemixer":
+        ids, top = pick(logits_TE, logits_TE, moe.top_k)
+        weights = _cut(_sparsemixer_weights(logits_TE, ids, top, moe), k_T1, 0.0)
+        scores = jax.nn.softmax(logits_TE, axis=-1)
+        return Routing(_cut(ids, k_T1, moe.num_experts), weights, scores)
     if moe.scoring == "sigmoid":
         scores = jax.nn.sigmoid(logits_TE)
     else:
@@ -109,6 +116,28 @@ def _choose(
         weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
     ids = _cut(ids, k_T1, moe.num_experts)
     return Routing(ids, weights * moe.routed_scaling, scores)
+
+
+def _sparsemixer_weights(logits_TE, ids_TK, top_TK, moe: MoeConfig) -> jax.Array:
+    """Each chosen expert's part of a softmax over itself and those nearly as good, but
+    for those chosen before it; the sub-experts of a parent are one choice.
+
+    Args:
+      top_TK: the logits of the chosen, best first.
+    """
+    experts_1E, weights_TK = jnp.arange(logits_TE.shape[1]).reshape(1, -1), []
+    is_free_TE = jnp.ones(logits_TE.shape, bool)
+    for rank in range(moe.top_k):
+        top_T1 = top_TK[:, rank : rank + 1]
+        distance_TE = (top_T1 - logits_TE) / jnp.maximum(jnp.abs(logits_TE), top_T1)
+        # Not `<=`: 0 / 0 of two zeros is near.
+        is_near_TE = is_free_TE & ~(distance_TE > 2 * moe.nearness)
+        parts_TE = jnp.where(is_near_TE, jnp.exp(logits_TE - top_T1), 0.0)
+        weights_TK.append(1.0 / jnp.sum(parts_TE, axis=-1, keepdims=True))
+        if (rank + 1) % moe.sub_experts == 0:
+            before_T1K = ids_TK[:, None, : rank + 1]
+            is_free_TE = (experts_1E[..., None] != before_T1K).all(axis=-1)
+    return jnp.concatenate(weights_TK, axis=1)
 
 
 def _pick(choice_TE, values_TE, k: int) -> tuple[jax.Array, jax.Array]:

@@ -3,7 +3,7 @@
 Routed experts are apart: see `record.py`.
 """
 
-from moe_edge.model.config import ModelConfig
+from moe_edge.model.config import AttentionConfig, ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -11,8 +11,8 @@ Shapes = dict[str, tuple[int, ...]]
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     """Everything of a layer but its routed experts, by canonical name."""
     D, moe = config.d_model, config.moe
-    shapes: Shapes = {"attn_norm": (D,), "mlp_norm": (D,)}
-    parts = {"attn": attention_shapes(config)}
+    shapes = block_norm_shapes(config)
+    parts = {"attn": attention_shapes(config.attention_of(layer), D)}
     if layer in config.dense_layers:
         parts["mlp"] = mlp_shapes(D, config.dense_dim)
     else:
@@ -24,6 +24,19 @@ def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     if "router" in parts and moe.shared_gate:
         shapes["shared_gate"] = (1, D)
     return shapes
+
+
+def block_norm_shapes(config: ModelConfig) -> Shapes:
+    """The norms of a layer: of what attention and MLP take, and of what they give."""
+    names = ["attn_norm", "mlp_norm"] if config.norm_before else []
+    names += ["attn_after_norm", "mlp_after_norm"] if config.norm_after else []
+    return norm_shapes(config, *names)
+
+
+def norm_shapes(config: ModelConfig, *names: str) -> Shapes:
+    """Weights of norms, and the biases that LayerNorm has."""
+    endings = ("", "_bias") if config.norm == "layer" else ("",)
+    return {name + ending: (config.d_model,) for ending in endings for name in names}
 
 
 def mlp_shapes(d_model: int, dim: int) -> Shapes:
@@ -53,16 +66,17 @@ def router_shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
-def attention_shapes(config: ModelConfig) -> Shapes:
+def attention_shapes(attention: AttentionConfig, d_model: int) -> Shapes:
     """Attention of either kind."""
-    attention, D = config.attention, config.d_model
-    H, P = attention.num_heads, attention.head_dim
+    D, H, P = d_model, attention.num_heads, attention.head_dim
     if attention.kind == "mla":
-        return _mla_shapes(config)
+        return _mla_shapes(attention, D)
     q, kv = H * P, attention.num_kv_heads * P
-    shapes: Shapes = {"q": (q, D), "k": (kv, D), "v": (kv, D), "o": (D, q)}
+    values = attention.num_kv_heads * attention.value_dim
+    shapes: Shapes = {"q": (q, D), "k": (kv, D), "v": (values, D)}
+    shapes["o"] = (D, H * attention.value_dim)
     if attention.qkv_bias:
-        shapes |= {"q_bias": (q,), "k_bias": (kv,), "v_bias": (kv,)}
+        shapes |= {"q_bias": (q,), "k_bias": (kv,), "v_bias": (values,)}
     if attention.out_bias:
         shapes["o_bias"] = (D,)
     if attention.qk_norm == "head":
@@ -74,8 +88,8 @@ def attention_shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
-def _mla_shapes(config: ModelConfig) -> Shapes:
-    attention, D, H = config.attention, config.d_model, config.attention.num_heads
+def _mla_shapes(attention: AttentionConfig, D: int) -> Shapes:
+    H = attention.num_heads
     rank, q_rank = attention.kv_lora_rank, attention.q_lora_rank
     q, values = H * attention.head_dim, H * attention.v_head_dim
     shapes: Shapes = {"q": (q, D)}

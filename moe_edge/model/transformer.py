@@ -6,22 +6,30 @@ arguments: a block receives its layer's records `experts_ER` and the function th
 runs them, so that an engine may keep them anywhere, or not at all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from moe_edge.core.float32 import to_float32
+from moe_edge.core.float32 import rounded, to_float32
 from moe_edge.model.attention import NO_WINDOW, Attention
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.layers import GatedMlp, add_norm, add_params, new_matrix, rms_norm
+from moe_edge.model.layers import (
+    GatedMlp,
+    add_bias,
+    add_norm,
+    add_params,
+    new_matrix,
+    norm,
+)
 from moe_edge.model.matvec import linear
 from moe_edge.model.mla import LatentAttention
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.rope import rope_tables
 from moe_edge.model.router import Router, Routing
+from moe_edge.model.shapes import block_norm_shapes, norm_shapes
 
 # (x_TD, ids_TK, weights_TK, experts_ER) -> y_TD, all float32.
 ExpertFn = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -30,7 +38,8 @@ ExpertFn = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 class Chunk(NamedTuple):
     """Where the tokens of a call stand in their sequences."""
 
-    tables: tuple[jax.Array, jax.Array]  # rope cosines and sines `[B, S, dim / 2]`
+    # Of every rope of the model (`config.ropes`): cosines, sines `[B, S, dim / 2]`.
+    tables: tuple[tuple[jax.Array, jax.Array], ...]
     start_B: jax.Array  # int32, position of each row's first token
     valid_BS: jax.Array  # bool, False for padding: no expert computes it
     k_B: jax.Array | None = None  # int32, experts of a row's tokens; None: the model's
@@ -48,17 +57,25 @@ class Attended(NamedTuple):
     normed_BSD: jax.Array  # what the router and the experts take
 
 
-class Shared(NamedTuple):
-    """Output of the shared expert before its gate; None where there is none."""
+class Norm(NamedTuple):
+    """Weights of a norm."""
 
-    mlp_TD: jax.Array | None
+    scale_D: jax.Array
+    bias_D: jax.Array | None  # None: by root mean square
+
+
+class Shared(NamedTuple):
+    """What a layer adds to the routed experts' output; None where there is none."""
+
+    mlp_TD: jax.Array | None  # the shared expert's, before its gate
     logit_T1: jax.Array | None
+    after: Norm | None = None  # of the sum
 
 
 def make_chunk(config: ModelConfig, start_B, valid_BS, k_B=None) -> Chunk:
     """Chunk of tokens at positions start_B[b], start_B[b] + 1, ..."""
     positions_BS = start_B[:, None] + jnp.arange(valid_BS.shape[1]).reshape(1, -1)
-    tables = rope_tables(config.attention.rope, positions_BS)
+    tables = tuple(rope_tables(rope, positions_BS) for rope in config.ropes)
     return Chunk(tables, start_B, valid_BS, k_B)
 
 
@@ -69,12 +86,16 @@ class Block(nnx.Module):
     transfers between `route` and `add_experts`; `__call__` runs them all.
     """
 
-    def __init__(self, config: ModelConfig, is_moe: bool, rngs: nnx.Rngs):
-        D, self.eps, self.is_moe = config.d_model, config.norm_eps, is_moe
-        add_params(self, {"attn_norm": (D,), "mlp_norm": (D,)}, rngs)
-        kind = LatentAttention if config.attention.kind == "mla" else Attention
-        self.attn = kind(config, rngs)
-        if not is_moe:
+    def __init__(self, config: ModelConfig, layer: int, rngs: nnx.Rngs):
+        D, self.config = config.d_model, config
+        self.is_moe = layer not in config.dense_layers
+        attention = config.attention_of(layer)
+        rope = attention.rope
+        self.rope = None if rope is None else config.ropes.index(rope)
+        add_params(self, block_norm_shapes(config), rngs)
+        kind = LatentAttention if attention.kind == "mla" else Attention
+        self.attn = kind(config, layer, rngs)
+        if not self.is_moe:
             self.mlp = GatedMlp(D, config.dense_dim, config.activation, rngs)
             return
         self.router = Router(config, rngs)
@@ -87,9 +108,31 @@ class Block(nnx.Module):
 
     def attend(self, x_BSD, chunk: Chunk, window, cache=None):
         """Adds attention to the residual stream; returns (Attended, cache)."""
-        normed = rms_norm(x_BSD, self.attn_norm[...], self.eps)
-        y, cache = self.attn(normed, chunk.tables, chunk.start_B, window, cache)
-        return Attended(*add_norm(x_BSD, y, self.mlp_norm[...], self.eps)), cache
+        config, normed_BSD = self.config, self.norm_before("attn", x_BSD)
+        tables = None if self.rope is None else chunk.tables[self.rope]
+        y, cache = self.attn(normed_BSD, tables, chunk.start_B, window, cache)
+        y = leave_branch(config, y, self.norm_after("attn"))
+        if config.norm_before and config.norm == "rms":
+            found = add_norm(x_BSD, y, self.mlp_norm[...], config.norm_eps)
+            return Attended(*found), cache
+        x_BSD = x_BSD + y
+        return Attended(x_BSD, self.norm_before("mlp", x_BSD)), cache
+
+    def norm_before(self, branch: str, x_BSD) -> jax.Array:
+        """What a branch, attn or mlp, takes."""
+        if not self.config.norm_before:
+            return x_BSD
+        scale_D, bias_D = self._norm_of(f"{branch}_norm")
+        return norm(x_BSD, scale_D, bias_D, self.config.norm_eps)
+
+    def norm_after(self, branch: str) -> Norm | None:
+        """The norm of what a branch gives, if it has one."""
+        name = f"{branch}_after_norm"
+        return self._norm_of(name) if self.config.norm_after else None
+
+    def _norm_of(self, name: str) -> Norm:
+        bias = getattr(self, name + "_bias", None)
+        return Norm(getattr(self, name)[...], None if bias is None else bias[...])
 
     def route(self, normed_BSD, chunk: Chunk) -> tuple[jax.Array, Routing]:
         """Normed hidden states `[T, D]` and their routing.
@@ -100,13 +143,19 @@ class Block(nnx.Module):
         return hidden_TD, self.router(hidden_TD, chunk.k_T(self.router.moe.top_k))
 
     def run_shared(self, hidden_TD) -> Shared:
-        """The shared expert before its gate."""
+        """The shared expert before its gate, and what its sum with others meets."""
+        after = self.norm_after("mlp")
         if not self.has_shared:
-            return Shared(None, None)
+            return Shared(None, None, after)
         logit_T1 = None
         if self.has_shared_gate:
             logit_T1 = linear(hidden_TD, self.shared_gate[...])
-        return Shared(self.shared(hidden_TD), logit_T1)
+        return Shared(self.shared(hidden_TD), logit_T1, after)
+
+    def add_mlp(self, x_BSD, normed_BSD) -> jax.Array:
+        """The residual stream after a dense layer's MLP."""
+        y = self.mlp(normed_BSD)
+        return x_BSD + leave_branch(self.config, y, self.norm_after("mlp"))
 
     def __call__(self, x_BSD, chunk, window, experts_ER, expert_fn, cache=None):
         """Runs the layer.
@@ -123,19 +172,27 @@ class Block(nnx.Module):
         """
         (x_BSD, normed_BSD), cache = self.attend(x_BSD, chunk, window, cache)
         if not self.is_moe:
-            return x_BSD + self.mlp(normed_BSD), cache, None
+            return self.add_mlp(x_BSD, normed_BSD), cache, None
         # The seams at which an offloading engine cuts the layer into programs.
         hidden, routing = seam(self.route(normed_BSD, chunk))
         shared = seam(self.run_shared(hidden))
         y_TD = expert_fn(hidden, routing.ids_TK, routing.weights_TK, experts_ER)
-        return add_experts(x_BSD, seam(y_TD), shared), cache, routing
+        x_BSD = add_experts(self.config, x_BSD, seam(y_TD), shared)
+        return x_BSD, cache, routing
 
 
 # Keeps what lies before it out of the fusions of what follows.
 seam = jax.lax.optimization_barrier
 
 
-def add_experts(x_BSD, y_TD, shared: Shared) -> jax.Array:
+def leave_branch(config: ModelConfig, y, after: Norm | None) -> jax.Array:
+    """A branch's output as it is added to the residual stream: normed, scaled."""
+    if after is not None:
+        y = norm(y, after.scale_D, after.bias_D, config.norm_eps)
+    return y if config.residual_scale == 1 else y * jnp.float32(config.residual_scale)
+
+
+def add_experts(config: ModelConfig, x_BSD, y_TD, shared: Shared) -> jax.Array:
     """The residual stream with the routed and the shared experts' outputs.
 
     The gate is applied together with the sums, because XLA joins a product and a sum
@@ -146,23 +203,38 @@ def add_experts(x_BSD, y_TD, shared: Shared) -> jax.Array:
         if shared.logit_T1 is not None:
             shared_TD = shared_TD * jax.nn.sigmoid(shared.logit_T1)
         y_TD = y_TD + shared_TD
+    y_TD = leave_branch(config, y_TD, shared.after)
     return x_BSD + y_TD.reshape(x_BSD.shape)
 
 
-def embed_tokens(embed_VD, tokens_BS) -> jax.Array:
-    """Rows of the embedding table, float32 `[B, S, D]`."""
-    return to_float32(embed_VD[tokens_BS])
+def embed_tokens(config: ModelConfig, embed_VD, tokens_BS) -> jax.Array:
+    """Rows of the embedding table, scaled, float32 `[B, S, D]`."""
+    x_BSD = to_float32(embed_VD[tokens_BS])
+    if config.embed_scale == 1:
+        return x_BSD
+    return rounded(x_BSD * jnp.float32(config.embed_scale), tokens_BS[..., None])
 
 
-def logits_of(x, final_norm_D, head_VD, eps: float) -> jax.Array:
-    """Final norm and language-model head: `[..., D]` -> float32 `[..., V]`."""
-    return linear(rms_norm(x, final_norm_D, eps), head_VD)
+def logits_of(config: ModelConfig, top: Mapping[str, jax.Array], x) -> jax.Array:
+    """Final norm and language-model head: `[..., D]` -> float32 `[..., V]`.
+
+    Args:
+      top: by canonical name, the final norm and the head or a tied embedding.
+    """
+    bias_D = top["final_norm_bias"] if config.norm == "layer" else None
+    x = norm(x, top["final_norm"], bias_D, config.norm_eps)
+    logits = linear(x, top["embed" if config.tie_embeddings else "head"])
+    logits = add_bias(logits, top["head_bias"] if config.head_bias else None)
+    return logits if config.logit_divisor == 1 else logits / config.logit_divisor
 
 
 def layer_window(config: ModelConfig, layer: int) -> int:
     """The window of a layer as the integer that `Block` takes."""
     window = config.window(layer)
     return NO_WINDOW if window is None else window
+
+
+TOP_NAMES = ("embed", "head", "head_bias", "final_norm", "final_norm_bias")
 
 
 class Transformer(nnx.Module):
@@ -172,10 +244,11 @@ class Transformer(nnx.Module):
         self.config = config
         self.embed = new_matrix(rngs, config.vocab_size, config.d_model)
         self.blocks = nnx.List(
-            Block(config, layer in config.moe_layers, rngs)
-            for layer in range(config.num_layers)
+            Block(config, layer, rngs) for layer in range(config.num_layers)
         )
-        add_params(self, {"final_norm": (config.d_model,)}, rngs)
+        add_params(self, norm_shapes(config, "final_norm"), rngs)
+        if config.head_bias:
+            add_params(self, {"head_bias": (config.vocab_size,)}, rngs)
         if not config.tie_embeddings:
             self.head = new_matrix(rngs, config.vocab_size, config.d_model)
 
@@ -199,15 +272,15 @@ class Transformer(nnx.Module):
             valid_BS = jnp.ones(tokens_BS.shape, bool)
         start_B = jnp.zeros(tokens_BS.shape[0], jnp.int32)
         chunk = make_chunk(config, start_B, valid_BS)
-        x_BSD = embed_tokens(self.embed[...], tokens_BS)
+        x_BSD = embed_tokens(config, self.embed[...], tokens_BS)
         routings = []
         for layer, block in enumerate(self.blocks):
             window = jnp.int32(layer_window(config, layer))
             x_BSD, _, routing = block(x_BSD, chunk, window, experts[layer], expert_fn)
             routings.append(routing)
-        head = self.embed if config.tie_embeddings else self.head
-        logits = logits_of(x_BSD, self.final_norm[...], head[...], config.norm_eps)
-        return logits, routings
+        names = TOP_NAMES
+        top = {name: getattr(self, name)[...] for name in names if hasattr(self, name)}
+        return logits_of(config, top, x_BSD), routings
 
 
 def init_experts(config: ModelConfig, key: jax.Array) -> list[jax.Array | None]:

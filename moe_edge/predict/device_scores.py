@@ -84,7 +84,10 @@ def scores_ahead(
             if name.startswith("router.")
         ]
         router = nnx.merge(graph, nnx.from_flat_state(params))
-        routing = router(hidden_TD * gate["scale"][None], k_T)
+        state_TD = hidden_TD * gate["scale"][None]
+        if "shift" in gate:
+            state_TD += gate["shift"][None]
+        routing = router(state_TD, k_T)
         return wanted_scores(routing.ids_TK, routing.scores_TE, config.moe)
 
     return jnp.stack([run(gate) for gate in gates])

@@ -113,20 +113,28 @@ class GatePredictor(LooksAhead):
 
         gates: dict[int, tuple[Flat, ...]] = {i: () for i in self.config.moe_layers}
         for layer in self.config.moe_layers:
-            own_D = np.asarray(self.layers[layer]["mlp_norm"], np.float32)
             for target in self.targets(layer):
                 flat = self.layers[target]
                 gate = {k: v for k, v in flat.items() if k.startswith("router.")}
-                scale_D = np.ones_like(own_D)
-                if self.norm == "target":
-                    # Exchanges one norm's weights for the other's. Where a weight is
-                    # zero the state is lost, and nothing can be restored.
-                    target_D = np.asarray(flat["mlp_norm"], np.float32)
-                    safe_D = np.where(own_D == 0, 1.0, own_D)
-                    scale_D = np.where(own_D == 0, 0.0, target_D / safe_D)
-                scale = jax.numpy.array(scale_D.astype(np.float32))
-                gates[layer] += (gate | {"scale": scale},)
+                change = self._change_of_norm(self.layers[layer], flat)
+                gates[layer] += (gate | jax.tree.map(jax.numpy.array, change),)
         return gates
+
+    def _change_of_norm(self, own: Flat, target: Flat) -> dict[str, np.ndarray]:
+        """`scale` and, of LayerNorm, `shift`: exchange one norm's weights for the
+        other's. Where a weight is zero the state is lost, and nothing can be restored.
+        """
+        scale_D = np.ones(self.config.d_model, np.float32)
+        if self.norm == "own" or not self.config.norm_before:
+            return {"scale": scale_D}
+        own_D, target_D = (np.asarray(x["mlp_norm"], np.float32) for x in (own, target))
+        safe_D = np.where(own_D == 0, 1.0, own_D)
+        scale_D = np.where(own_D == 0, 0.0, target_D / safe_D).astype(np.float32)
+        if self.config.norm == "rms":
+            return {"scale": scale_D}
+        biases = (np.asarray(x["mlp_norm_bias"], np.float32) for x in (own, target))
+        own_bias_D, target_bias_D = biases
+        return {"scale": scale_D, "shift": target_bias_D - own_bias_D * scale_D}
 
     def gates_after(self, layer: int) -> tuple[Flat, ...]:
         """Arguments of `scores_ahead` after `layer`: one gate for each target."""

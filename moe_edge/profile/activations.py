@@ -39,9 +39,12 @@ class LayerPrograms:
     def __init__(self, reader):
         self.config: ModelConfig = reader.config
         self._reader, self._layout = reader, RecordLayout.of(reader.config)
-        self._graphs = {kind: block_graph(self.config, kind) for kind in (False, True)}
-        self._dense = jit_step(self._dense_step, donate_argnames="x_BSD")
-        self._moe = jit_step(self._moe_step, donate_argnames="x_BSD")
+        config = self.config
+        self._kinds = [config.like(layer) for layer in range(config.num_layers)]
+        self._graphs = {kind: block_graph(config, kind) for kind in {*self._kinds}}
+        options = {"static_argnums": 0, "donate_argnames": "x_BSD"}
+        self._dense = jit_step(self._dense_step, **options)
+        self._moe = jit_step(self._moe_step, **options)
         self._neurons = jit_step(self._neurons_step)
 
     def embed(self, tokens_NW: np.ndarray) -> np.ndarray:
@@ -53,7 +56,8 @@ class LayerPrograms:
         x_NWD = np.asarray(self._reader.top()["embed"])[tokens_NW].astype(np.float32)
         if not np.isfinite(x_NWD).all():
             raise _not_finite("embeddings")
-        return x_NWD
+        scale = self.config.embed_scale
+        return x_NWD if scale == 1 else x_NWD * np.float32(scale)
 
     def load(self, layer: int) -> None:
         """Makes a layer the current one."""
@@ -69,9 +73,10 @@ class LayerPrograms:
     def run(self, x_BSD: np.ndarray, valid_BS: np.ndarray):
         """(states after the current layer, `Seen` or None in a dense layer)."""
         x, valid = jnp.array(x_BSD), jnp.array(valid_BS)
+        kind = self._kinds[self._number]
         if self._experts is None:
-            return self._dense(self._layer, x, valid, self._window), None
-        return self._moe(self._layer, self._experts, x, valid, self._window)
+            return self._dense(kind, self._layer, x, valid, self._window), None
+        return self._moe(kind, self._layer, self._experts, x, valid, self._window)
 
     def neurons(self, expert: int, hidden_TD: np.ndarray) -> tuple[np.ndarray, int]:
         """(an expert's activations, float16 `[T, F]`; how many had to be clipped).
@@ -118,14 +123,14 @@ class LayerPrograms:
         chunk = make_chunk(self.config, start_B, valid_BS)
         return *block.attend(x_BSD, chunk, window)[0], chunk
 
-    def _dense_step(self, layer, x_BSD, valid_BS, window):
-        block = bind_block(self._graphs[False], layer)
+    def _dense_step(self, kind, layer, x_BSD, valid_BS, window):
+        block = bind_block(self._graphs[kind], layer)
         x_BSD, normed_BSD, _ = self._attend(block, x_BSD, valid_BS, window)
-        return x_BSD + block.mlp(normed_BSD)
+        return block.add_mlp(x_BSD, normed_BSD)
 
-    def _moe_step(self, layer, experts_ER, x_BSD, valid_BS, window):
+    def _moe_step(self, kind, layer, experts_ER, x_BSD, valid_BS, window):
         # `Block.__call__` with the experts' input handed out.
-        block = bind_block(self._graphs[True], layer)
+        block = bind_block(self._graphs[kind], layer)
         x_BSD, normed_BSD, chunk = self._attend(block, x_BSD, valid_BS, window)
         hidden, routing = seam(block.route(normed_BSD, chunk))
         shared = seam(block.run_shared(hidden))
@@ -138,7 +143,7 @@ class LayerPrograms:
             activation=self.config.moe.activation,
             swiglu_limit=self.config.moe.swiglu_limit,
         )
-        x_BSD = add_experts(x_BSD, seam(y_TD), shared)
+        x_BSD = add_experts(self.config, x_BSD, seam(y_TD), shared)
         return x_BSD, Seen(hidden, routing.ids_TK, routing.weights_TK)
 
     def _neurons_step(self, experts_ER, expert, x_TD):

@@ -44,18 +44,23 @@ def config_to_json(config: ModelConfig) -> dict:
 def config_from_json(fields: dict) -> ModelConfig:
     """The inverse of `config_to_json`."""
     fields = dict(fields)
-    attention = dict(fields.pop("attention"))
-    rope = RopeConfig(**attention.pop("rope"))
-    attention["windows"] = tuple(attention["windows"])
-    for name in ("dense_layers", "eos_ids"):
-        fields[name] = tuple(fields[name])
+    others = map(_attention_from_json, fields.pop("other_attention", ()))
+    for name in ("dense_layers", "eos_ids", "attention_kinds"):
+        fields[name] = tuple(fields.get(name, ()))
     moe = dict(fields.pop("moe"))
     moe["rank_shares"] = tuple(tuple(row) for row in moe.get("rank_shares", ()))
     return ModelConfig(
-        attention=AttentionConfig(rope=rope, **attention),
+        attention=_attention_from_json(fields.pop("attention")),
+        other_attention=tuple(others),
         moe=MoeConfig(**moe),
         **fields,
     )
+
+
+def _attention_from_json(fields: dict) -> AttentionConfig:
+    rope = None if fields["rope"] is None else RopeConfig(**fields["rope"])
+    windows = tuple(fields["windows"])
+    return AttentionConfig(**{**fields, "rope": rope, "windows": windows})
 
 
 def open_checkpoints(folder: Path):

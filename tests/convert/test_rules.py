@@ -82,6 +82,33 @@ def test_names_of_gpt_oss_are_the_published_ones():
     }
 
 
+def test_names_of_granite_are_the_published_ones():
+    found, prefix = config("granitemoeshared"), "model.layers.1."
+    shapes = {
+        name.removeprefix(prefix): shape
+        for name, shape in rules.hf_shapes(found).items()
+        if name.startswith(prefix) and "self_attn" not in name
+    }
+    assert shapes == {
+        "input_layernorm.weight": (48,),
+        "post_attention_layernorm.weight": (48,),
+        "block_sparse_moe.router.layer.weight": (6, 48),
+        "block_sparse_moe.input_linear.weight": (6, 40, 48),
+        "block_sparse_moe.output_linear.weight": (6, 48, 20),
+        "shared_mlp.input_linear.weight": (72, 48),
+        "shared_mlp.output_linear.weight": (48, 36),
+    }
+
+
+def test_norms_behind_branches_are_named_as_published():
+    names = rules.dense_names(config("flex_olmo"), 1)
+    assert {c: n for c, n in names.items() if c.endswith("after_norm")} == {
+        "attn_after_norm": "model.layers.1.post_attention_layernorm.weight",
+        "mlp_after_norm": "model.layers.1.post_feedforward_layernorm.weight",
+    }
+    assert "model.layers.1.input_layernorm.weight" not in names.values()
+
+
 def test_names_outside_and_of_dense_layers():
     names = list(rules.hf_shapes(config("deepseek_v3")))
     assert {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"} <= set(

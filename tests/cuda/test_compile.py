@@ -221,12 +221,23 @@ def test_launches_of_a_layer(one_kernel, monkeypatch):
     experts = shape((config.moe.num_experts, size), jnp.bfloat16)
     start_B, valid_BS = shape((1,), jnp.int32), shape((1, 1), bool)
     chunk = jax.eval_shape(lambda *given: make_chunk(config, *given), start_B, valid_BS)
-    caches = jax.eval_shape(lambda: empty_caches(config, 1, 512, layers))
+    caches = jax.eval_shape(lambda: empty_caches(config, 1, 512)[:layers])
     windows = layers * (shape((), jnp.int32),)
     x_BSD = shape((1, 1, config.d_model), jnp.float32)
-    args = (layers * (dense,), layers * (experts,), windows, x_BSD, chunk, caches)
+    kinds = layers * (0,)
+    args = (
+        kinds,
+        layers * (dense,),
+        layers * (experts,),
+        windows,
+        x_BSD,
+        chunk,
+        caches,
+    )
     step = native.within(ResidentPrograms(config)._layers_step)
-    (text,) = compile_all([Call(step, {"donate_argnums": 5}, args, {})])
+    (text,) = compile_all(
+        [Call(step, {"static_argnums": 0, "donate_argnums": 6}, args, {})]
+    )
     found = launches(text)
     # Four norms, the choice, two products; padding is masked once for all layers. The
     # norms of q and k are the work of attention where that is a kernel.

@@ -75,7 +75,11 @@ def shared_engine(name, dtype, slots, policy):
 
 @pytest.mark.parametrize(
     "name, dtype, lengths, slots, policy",
-    [(*BITS, 4, RECORDS), ("mla", np.float32, NINE, 5, "smoe_score")],
+    [
+        (*BITS, 4, RECORDS),
+        ("mla", np.float32, NINE, 5, "smoe_score"),
+        ("parts", np.float32, NINE, 5, "lru"),
+    ],
 )
 def test_logits_equal_resident_and_counters_a_replay(
     name, dtype, lengths, slots, policy

@@ -57,6 +57,7 @@ def decode_misses_L(engine) -> np.ndarray:
         ("mla", np.float32, NINE, 2, "one_pool"),
         ("gpt_oss", BF16, NINE, 8, "equal"),
         ("gpt_oss", BF16, NINE, 4, "equal"),
+        ("parts", np.float32, NINE, 6, "equal"),
     ],
 )
 def test_logits_equal_resident_while_every_layer_evicts(

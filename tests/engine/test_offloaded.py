@@ -125,7 +125,7 @@ def test_share_counts_expert_bytes_only():
 
 def test_amount_holds_slots_weights_and_cache():
     reader, capacity = StoreReader(GQA), 256
-    cache = kv_cache.empty_cache(GQA, 2, capacity)
+    cache = kv_cache.empty_cache(GQA.attention, 2, capacity)
     other = 3 * sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
     share = make_offloaded(reader, OffloadOptions(device_memory="25%"))
     other += share.weights.num_bytes

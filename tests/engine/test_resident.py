@@ -53,7 +53,13 @@ def assert_close(ours, reference, tolerance=1e-5):
 
 
 @pytest.mark.parametrize(
-    "name, dtype", [("gqa", BF16), ("mla", np.float32), ("gpt_oss", np.float32)]
+    "name, dtype",
+    [
+        ("gqa", BF16),
+        ("mla", np.float32),
+        ("gpt_oss", np.float32),
+        ("parts", np.float32),
+    ],
 )
 def test_decode_matches_teacher_forced_prefill(name, dtype):
     engine = engine_of(name, dtype)

@@ -145,8 +145,8 @@ def test_keys_by_message_equal_keys_by_copy():
             zero_B = jnp.zeros(1, jnp.int32)
             kv = shadow.programs.read_kv(session.caches, zero_B, count=NINE[0])
             layers = engine.config.num_layers
-            assert kv.shape == (layers, 1, NINE[0], 16)
-            follower.align_kv(np.asarray(kv), zero_B)  # as it would travel
+            assert [each.shape for each in kv] == [(layers, 1, NINE[0], 16)]
+            follower.align_kv(jax.device_get(kv), zero_B)  # as it would travel
         else:
             follower.copy_all_kv(session.caches)
         chosen.append(read_choices(follower.step(active_B, tokens_B), 1, 3))
@@ -155,7 +155,13 @@ def test_keys_by_message_equal_keys_by_copy():
 
 @pytest.mark.parametrize(
     "model, precision",
-    [(ONE, "fp16"), (ONE, "nf4"), (MLA_ONE, "int8"), (GPT_OSS_ONE, "bf16")],
+    [
+        (ONE, "fp16"),
+        (ONE, "nf4"),
+        (MLA_ONE, "int8"),
+        (GPT_OSS_ONE, "bf16"),
+        (("parts", np.float32, NINE), "fp16"),
+    ],
 )
 def test_lower_precisions_name_most_of_the_experts(model, precision):
     actual, predicted = run_beside(*model, precision, Shadow(precision))

@@ -336,7 +336,7 @@ def test_attention_of_a_model_has_xlas_values_and_gradients(window):
     )
     attention = dataclasses.replace(attention, rope=RopeConfig(dim=16))
     config = dataclasses.replace(GQA, d_model=48, attention=attention)
-    module = Attention(config, nnx.Rngs(0))
+    module = Attention(config, 0, nnx.Rngs(0))
     graph, state = nnx.split(module)
     rng = np.random.default_rng(4)
     x_BSD, dy_BSD = rng.normal(size=(2, 2, 53, 48)).astype(np.float32)

@@ -21,15 +21,17 @@ def case(B, S, G, Q, P, M, seed=0):
     return *(each.astype(np.float32) for each in (q, k, v)), start_B
 
 
-def exact(q, k, v, start_B, window, scale, sinks_H=None):
+def exact(q, k, v, start_B, window, scale, sinks_H=None, chunked=False):
     """One token after another, in float64."""
     B, S, H, P = q.shape
     G = k.shape[0] // B
-    k, v = (each.reshape(B, G, -1, P).astype(np.float64) for each in (k, v))
-    y = np.zeros(q.shape)
+    shape = B, G, k.shape[1], -1
+    k, v = (each.reshape(shape).astype(np.float64) for each in (k, v))
+    y = np.zeros((B, S, H, v.shape[-1]))
     for b, s, h in np.ndindex(B, S, H):
         end = start_B[b] + s + 1
-        seen = slice(max(0, end - window), end)
+        first = (end - 1) // window * window if chunked else max(0, end - window)
+        seen = slice(first, end)
         scores = k[b, h * G // H, seen] @ (q[b, s, h] * scale).astype(np.float64)
         extra = [] if sinks_H is None else [sinks_H[h]]
         weights = np.exp(scores - max([*scores, *extra]))
@@ -39,13 +41,13 @@ def exact(q, k, v, start_B, window, scale, sinks_H=None):
 
 
 @functools.cache
-def compiled(scale: float):
-    return jax.jit(functools.partial(native.attend, scale=scale))
+def compiled(scale: float, chunked: bool):
+    return jax.jit(functools.partial(native.attend, scale=scale, chunked=chunked))
 
 
-def run(q, k, v, start_B, window, scale, sinks_H=None):
+def run(q, k, v, start_B, window, scale, sinks_H=None, chunked=False):
     args = (q, k, v, start_B, np.int32(window))
-    return np.asarray(compiled(scale)(*args, sinks_H=sinks_H))
+    return np.asarray(compiled(scale, chunked)(*args, sinks_H=sinks_H))
 
 
 SHAPES = [
@@ -73,6 +75,26 @@ def test_attention_is_what_the_formula_says(shape, has_sinks, window):
         if native.use(name):
             got = run(*given, window, 0.3, sinks_H)
             np.testing.assert_allclose(got, want, rtol=0, atol=3e-6)
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(3, 6, 2, 3, 32, 70), (2, 3, 2, 4, 12, 40)])
+@pytest.mark.parametrize("width", [8, 20, 48])
+def test_values_of_another_width_and_chunks(shape, width):
+    """Queries on both sides of a border of chunks, and the bits of single steps."""
+    q, k, v, start_B = case(*shape)
+    v = np.random.default_rng(1).normal(size=(*v.shape[:2], width)).astype(np.float32)
+    start_B[0] = 3
+    for chunked in (False, True):
+        want = exact(q, k, v, start_B, 5, 0.3, chunked=chunked)
+        for name in native.INSTRUCTIONS:
+            if not native.use(name):
+                continue
+            got = run(q, k, v, start_B, 5, 0.3, chunked=chunked)
+            np.testing.assert_allclose(got, want, rtol=0, atol=3e-6)
+            for s in range(shape[1]):
+                one = q[:, s : s + 1], k, v, start_B + np.int32(s), 5, 0.3
+                assert (run(*one, chunked=chunked) == got[:, s : s + 1]).all()
 
 
 @needs_kernels
@@ -193,7 +215,7 @@ def test_keys_that_count_for_nothing_count_for_exactly_nothing():
     [
         (lambda q, k, v, s: (q[:, :, :, :4], k, v, s), "do not fit"),
         (lambda q, k, v, s: (q[:, :, :3], k, v, s), "do not fit"),
-        (lambda q, k, v, s: (q, k, v[:2], s), "expected q, y"),
+        (lambda q, k, v, s: (q, k, v[:2], s), "expected q .B"),
         (lambda q, k, v, s: (q, k, v, s[:1]), "do not fit"),
         (lambda q, k, v, s: (q, k, v, s - 1), "below position 0"),
         (lambda q, k, v, s: (q, k[0], v[0], s), "do not fit"),

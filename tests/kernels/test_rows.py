@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moe_edge.kernels import rows
-from moe_edge.model.layers import add_norm, rms_norm
+from moe_edge.model.layers import add_norm, norm, rms_norm
 
 
 @pytest.mark.parametrize("width", [1, 5, 64])
@@ -54,6 +54,19 @@ def test_norm_is_that_of_xla(monkeypatch):
     np.testing.assert_array_equal(
         rms_norm(jnp.asarray(x[:1, :1]), jnp.asarray(weight_D), 1e-5), found[:1, :1]
     )
+
+
+@pytest.mark.parametrize("way", ["native", "XLA", "one kernel"])
+def test_layer_norm_is_that_of_numpy(way, monkeypatch):
+    random = np.random.default_rng(0)
+    x = (3 + 2 * random.normal(size=(2, 3, 40))).astype(np.float32)
+    scale_D, bias_D = random.normal(size=(2, 40)).astype(np.float32)
+    monkeypatch.setattr(rows, "are_wanted", lambda: way == "one kernel")
+    monkeypatch.setenv("MOE_EDGE_KERNELS", "native" if way == "native" else "xla")
+    given = *map(jnp.asarray, (x, scale_D, bias_D)), 1e-3
+    centred = x - x.mean(-1, keepdims=True)
+    want = centred / np.sqrt(x.var(-1, keepdims=True) + 1e-3) * scale_D + bias_D
+    np.testing.assert_allclose(norm(*given), want, rtol=2e-5, atol=2e-6)
 
 
 def test_sum_and_norm_by_one_kernel_are_those_of_two(monkeypatch):

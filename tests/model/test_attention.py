@@ -37,7 +37,7 @@ def inputs(config, batch=2):
 @functools.cache
 def make(kind, config):
     """A module with random weights of a size that makes attention uneven."""
-    module = nnx.eval_shape(lambda: kind(config, nnx.Rngs(0)))
+    module = nnx.eval_shape(lambda: kind(config, 0, nnx.Rngs(0)))
     rng = np.random.default_rng(1)
     state = nnx.state(module, nnx.Param)
     flat = [
@@ -82,18 +82,28 @@ PARTS = {
     "norm_after_rope": parts(
         rope=RopeConfig(dim=4, interleaved=True), qk_norm_after_rope=True
     ),
+    "no_rope": parts(rope=None),
+    "value_width": parts(v_head_dim=10, sinks=True, value_scale=0.7),
+    "chunked": parts(chunked=True),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "window"), [*((name, NO_WINDOW) for name in PARTS), ("gqa", 4)]
+    ("name", "window"),
+    [
+        *((name, NO_WINDOW) for name in PARTS),
+        ("gqa", 4),
+        ("value_width", 4),
+        ("chunked", 4),
+    ],
 )
 def test_attention_matches_numpy_loop(name, window):
     config = PARTS[name]
     module, a = make(Attention, config), config.attention
     x, chunk = inputs(config)
     attend = attend_of(Attention, config)
-    got, _ = attend(x, chunk.tables, chunk.start_B, jnp.int32(window))
+    tables = chunk.tables[0] if chunk.tables else None
+    got, _ = attend(x, tables, chunk.start_B, jnp.int32(window))
     w = {
         k[0]: np.asarray(v[...], np.float64)
         for k, v in nnx.to_flat_state(nnx.state(module))
@@ -102,7 +112,8 @@ def test_attention_matches_numpy_loop(name, window):
     heads, groups, P = a.num_heads, a.num_kv_heads, a.head_dim
     q = (rows @ w["q"].T + w["q_bias"]).reshape(S, heads, P)
     k = (rows @ w["k"].T + w["k_bias"]).reshape(S, groups, P)
-    v = (rows @ w["v"].T + w["v_bias"]).reshape(S, groups, P)
+    v = (rows @ w["v"].T + w["v_bias"]).reshape(S, groups, -1)
+    v = v * a.value_scale
 
     def turned(x, position, weight):
         rope, normed = a.rope, weight in w
@@ -111,12 +122,13 @@ def test_attention_matches_numpy_loop(name, window):
             return y / np.sqrt((y**2).mean() + config.norm_eps) * w[weight]
 
         x = norm(x) if normed and not a.qk_norm_after_rope else x
-        x = rotate_numpy(x, position, interleaved=rope.interleaved, dim=rope.dim)
+        if rope is not None:
+            x = rotate_numpy(x, position, interleaved=rope.interleaved, dim=rope.dim)
         return norm(x) if normed and a.qk_norm_after_rope else x
 
-    out = np.zeros((S, heads, P))
+    out = np.zeros((S, heads, a.value_dim))
     for s in range(S):
-        first = max(0, s - window + 1)
+        first = s // window * window if a.chunked else max(0, s - window + 1)
         for h in range(heads):
             g = h // (heads // groups)
             query = turned(q[s, h], s, "q_norm")
@@ -136,7 +148,7 @@ def test_latent_attention_matches_expanded_numpy():
     module, a = make(LatentAttention, MLA), MLA.attention
     x, chunk = inputs(MLA)
     attend = attend_of(LatentAttention, MLA)
-    got, _ = attend(x, chunk.tables, chunk.start_B, jnp.int32(NO_WINDOW))
+    got, _ = attend(x, chunk.tables[0], chunk.start_B, jnp.int32(NO_WINDOW))
     w = {
         k[0]: np.asarray(v[...], np.float64)
         for k, v in nnx.to_flat_state(nnx.state(module))
@@ -178,15 +190,15 @@ def test_latent_attention_matches_expanded_numpy():
 def test_cache_of_unequal_starts_matches_no_cache(kind, config, batch):
     window, attend = jnp.int32(NO_WINDOW), attend_of(kind, config)
     x, chunk = inputs(config)
-    whole, _ = attend(x, chunk.tables, chunk.start_B, window)
+    whole, _ = attend(x, chunk.tables[0], chunk.start_B, window)
     x, chunk = inputs(config, batch)  # the first rows of the same
-    cache = kv_cache.empty_cache(config, batch, 16)
-    _, cache = attend(x, chunk.tables, chunk.start_B, window, cache)
+    cache = kv_cache.empty_cache(config.attention, batch, 16)
+    _, cache = attend(x, chunk.tables[0], chunk.start_B, window, cache)
     # Row 0 repeats its token 4, row 1 its token 9: each at its own position.
     start = np.array([4, 9][:batch], np.int32)
     one = chunk_of(config, start, np.ones((batch, 1), bool))
     picked = np.stack([x[row, at : at + 1] for row, at in enumerate(start)])
-    got, _ = attend(picked, one.tables, start, window, cache)
+    got, _ = attend(picked, one.tables[0], start, window, cache)
     for row, at in enumerate(start):
         np.testing.assert_allclose(got[row, 0], whole[row, at], rtol=1e-5, atol=1e-5)
 
@@ -210,11 +222,11 @@ def large_results(step, x, start, cache, least: int) -> list[str]:
 @pytest.mark.parametrize(("kind", "config"), KINDS)
 def test_decoding_copies_no_cache(kind, config):
     module, capacity = make(kind, config), 512
-    cache = kv_cache.empty_cache(config, 1, capacity)
+    cache = kv_cache.empty_cache(config.attention, 1, capacity)
 
     def step(x, start, cache):
         chunk = make_chunk(config, start, jnp.ones((1, 1), bool))
-        return module(x, chunk.tables, start, jnp.int32(NO_WINDOW), cache)
+        return module(x, chunk.tables[0], start, jnp.int32(NO_WINDOW), cache)
 
     def reshaping(x, start, cache):
         flat = {name: array[0] for name, array in cache.items()}

@@ -3,8 +3,11 @@ import dataclasses
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.model.config import RopeConfig
 from moe_edge.model.record import RecordLayout
-from tests.support.tiny_models import GPT_OSS, GQA
+from tests.support.tiny_models import GPT_OSS, GQA, MIXED
+
+PLAIN = dataclasses.replace(GQA.attention, windows=())
 
 
 def change(part=None, **fields):
@@ -30,6 +33,13 @@ def change(part=None, **fields):
         ),
         (None, {"dense_layers": (7,)}, "dense layers .7,. must lie in 0..2"),
         (None, {"dense_dim": 0}, "need dense_dim"),
+        (
+            "attention",
+            {"rope": RopeConfig(dim=8, kind="longrope", factors=(1.0,) * 3)},
+            "'longrope' that rotates 8 dimensions has 3 factors; longrope needs one",
+        ),
+        (None, {"norm": "batch"}, "unknown norm 'batch'.*known: layer, rms"),
+        (None, {"norm_before": False}, "needs norms before or after .*, got neither"),
         ("moe", {"top_k": 13}, "top_k must be in 1..num_experts=12, got 13"),
         ("moe", {"num_groups": 5}, "num_groups 5 must divide num_experts 12"),
         ("moe", {"num_groups": 6}, "top_k 3 exceeds the 1 chosen groups of 2"),
@@ -38,11 +48,24 @@ def change(part=None, **fields):
         ("attention", {"qk_norm_after_rope": True}, "one per head, got qk_norm 'none'"),
         ("attention", {"windows": (1, 2)}, "name 2 layers, the model has 3"),
         ("attention", {"head_dim": 6}, "rotary width 8 must be even and at most"),
+        (None, {"attention_kinds": (0, 0, 0)}, "where there are other_attention"),
+        (
+            None,
+            {"other_attention": (PLAIN,), "attention_kinds": (0, 2)},
+            r"2 layers and kinds .0, 2., expected 3 layers and kinds 0..1",
+        ),
     ],
 )
 def test_config_rejects_bad_fields(part, fields, message):
     with pytest.raises(ConfigError, match=message):
         change(part, **fields)
+
+
+def test_layers_of_one_kind_share_what_the_first_has():
+    assert [GQA.like(layer) for layer in range(3)] == [0, 1, 1]
+    assert [MIXED.like(layer) for layer in range(4)] == [0, 1, 2, 1]
+    assert MIXED.ropes == (GQA.attention.rope,)  # the other kind has none
+    assert MIXED.attention_of(2).value_dim == 12 and MIXED.attention.value_dim == 10
 
 
 def test_moe_layers_are_those_not_dense():

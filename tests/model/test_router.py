@@ -50,6 +50,48 @@ def test_softmax_topk_rule_normalises_over_the_chosen(choose):
     np.testing.assert_allclose(got.weights_TK, softmax(chosen), rtol=1e-5)
 
 
+def _sparsemixer(scores_E, nearness: float, k: int):
+    """Round by round, as Phi-3.5-MoE is published."""
+    ids, weights, left_E = [], [], scores_E.astype(np.float64)
+    for _ in range(k):
+        best = left_E.max()
+        is_far_E = (best - scores_E) / np.maximum(abs(scores_E), best) > 2 * nearness
+        parts_E = np.where(is_far_E, 0.0, np.exp(left_E - best))
+        ids.append(int(left_E.argmax()))
+        weights.append(parts_E[ids[-1]] / parts_E.sum())
+        left_E[ids[-1]] = -np.inf
+    return ids, weights
+
+
+@pytest.mark.parametrize("nearness", [0.01, 0.3])
+def test_sparsemixer_rule_matches_its_rounds(choose, nearness):
+    got = choose(LOGITS, rule(scoring="sparsemixer", nearness=nearness))
+    found = [_sparsemixer(row, nearness, 3) for row in LOGITS]
+    np.testing.assert_array_equal(got.ids_TK, [ids for ids, _ in found])
+    weights_TK = np.array([weights for _, weights in found])
+    np.testing.assert_allclose(got.weights_TK, weights_TK, rtol=1e-5)
+    np.testing.assert_allclose(got.scores_TE, softmax(LOGITS), rtol=1e-5)
+    # One expert is chosen surely, another shares its weight.
+    assert (weights_TK == 1).any() and (weights_TK < 0.9).any()
+
+
+def test_sparsemixer_counts_equal_sub_experts_as_their_parent(choose):
+    parents = choose(LOGITS, rule(scoring="sparsemixer", nearness=0.3))
+    split = MoeConfig(
+        num_experts=24,
+        top_k=6,
+        expert_dim=4,
+        sub_experts=2,
+        parent_top_k=3,
+        scoring="sparsemixer",
+        nearness=0.3,
+    )
+    got = choose(np.repeat(LOGITS, 2, axis=1), split)
+    np.testing.assert_array_equal(np.asarray(got.ids_TK)[:, ::2] // 2, parents.ids_TK)
+    halves_TK = np.repeat(np.asarray(parents.weights_TK) / 2, 2, axis=1)
+    np.testing.assert_allclose(got.weights_TK, halves_TK, rtol=1e-6)
+
+
 def _numpy(routing):
     return map(np.asarray, (routing.scores_TE, routing.weights_TK, routing.ids_TK))
 
@@ -60,6 +102,7 @@ def _numpy(routing):
         {"norm_topk": True, "routed_scaling": 2.5},
         {"scoring": "sigmoid"},
         {"scoring": "softmax_topk"},
+        {"scoring": "sparsemixer", "nearness": 0.3},
     ],
 )
 def test_k_of_a_token_is_data(choose, options):

@@ -55,6 +55,26 @@ VARIANTS = {
         "deepseek_v3",
         {"rope_interleave": False, "norm_topk_prob": False, "q_lora_rank": None},
     ),
+    "flex_olmo-norm": (
+        "flex_olmo",
+        {"norm_topk_prob": True, "attention_bias": False},
+    ),
+    "phimoe-longrope": (
+        "phimoe",
+        {
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5],
+                "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+                "short_mscale": 1.2,
+                "long_mscale": 1.3,
+            },
+            "original_max_position_embeddings": 80,
+            "lm_head_bias": False,
+            "sliding_window": 11,
+            "router_jitter_noise": 0.01,
+        },
+    ),
     "glm4_moe-groups": (
         "glm4_moe",
         {

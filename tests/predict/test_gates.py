@@ -15,7 +15,6 @@ from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.engine.weights import bind_block, block_graph
 from moe_edge.model import kv_cache
 from moe_edge.model.experts import run_experts
-from moe_edge.model.layers import rms_norm
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.transformer import embed_tokens, layer_window, make_chunk
@@ -61,11 +60,11 @@ class Seen(NamedTuple):
 @functools.partial(jax.jit, static_argnums=0)
 def begin(config, embed_VD, tokens_BS, start_B, valid_BS):
     chunk = make_chunk(config, start_B, valid_BS)
-    return embed_tokens(embed_VD, tokens_BS), chunk
+    return embed_tokens(config, embed_VD, tokens_BS), chunk
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def run_layer(config, is_moe, flat, experts_ER, x_BSD, chunk, window, cache):
+def run_layer(config, kind, flat, experts_ER, x_BSD, chunk, window, cache):
     """A layer: (output, cache, routing), and what a router of this step sees."""
     expert_fn = functools.partial(
         run_experts,
@@ -74,9 +73,9 @@ def run_layer(config, is_moe, flat, experts_ER, x_BSD, chunk, window, cache):
         swiglu_limit=config.moe.swiglu_limit,
         method="dense",
     )
-    block = bind_block(block_graph(config, is_moe), flat)
+    block = bind_block(block_graph(config, kind), flat)
     attended_BSD = hidden_TD = None
-    if is_moe:
+    if block.is_moe:
         (attended_BSD, normed_BSD), _ = block.attend(x_BSD, chunk, window, cache)
         hidden_TD, _ = block.route(normed_BSD, chunk)
     out = block(x_BSD, chunk, window, experts_ER, expert_fn, cache)
@@ -86,9 +85,8 @@ def run_layer(config, is_moe, flat, experts_ER, x_BSD, chunk, window, cache):
 @functools.partial(jax.jit, static_argnums=0)
 def route_of(config, flat, attended_BSD, chunk):
     """A layer's choice for any state, with its own norm."""
-    block = bind_block(block_graph(config, True), flat)
-    normed_BSD = rms_norm(attended_BSD, block.mlp_norm[...], block.eps)
-    return block.route(normed_BSD, chunk)[1]
+    block = bind_block(block_graph(config, config.moe_layers[0]), flat)
+    return block.route(block.norm_before("mlp", attended_BSD), chunk)[1]
 
 
 @functools.cache
@@ -102,7 +100,9 @@ def decode_step(name="gqa", dtype=np.float32):
     rng = np.random.default_rng(3)
     shape = (BATCH, PROMPT + 1)
     tokens_BS = rng.integers(0, config.vocab_size, shape).astype(np.int32)
-    caches = [kv_cache.empty_cache(config, BATCH, CAPACITY) for _ in weights.layers]
+    caches = [
+        kv_cache.empty_cache(config.attention, BATCH, CAPACITY) for _ in weights.layers
+    ]
     for step in range(PROMPT + 1):
         is_last, seen = step == PROMPT, []
         valid_B1, start_B = np.ones((BATCH, 1), bool), np.full(BATCH, step, np.int32)
@@ -114,7 +114,7 @@ def decode_step(name="gqa", dtype=np.float32):
         for layer, flat in enumerate(weights.layers):
             cache, x_in_BSD = caches[layer], x_BSD
             (x_BSD, caches[layer], routing), attended_BSD, hidden_TD = run_layer(
-                *(config, layer in config.moe_layers, flat, weights.experts[layer]),
+                *(config, config.like(layer), flat, weights.experts[layer]),
                 *(x_BSD, chunk, np.int32(layer_window(config, layer)), cache),
             )
             later = {
@@ -350,7 +350,7 @@ def test_wanted_scores_top_score_rule_by_hand():
 
 @functools.partial(jax.jit, static_argnums=0)
 def run_partial_gate(config, flat, x_BSD, chunk, window, cache):
-    block = bind_block(block_graph(config, True), flat)
+    block = bind_block(block_graph(config, config.moe_layers[0]), flat)
     return partial_gate(block, x_BSD, chunk, window, cache, None)
 
 

@@ -102,7 +102,7 @@ def layer_output(reader, config, layer: int, x_TD: np.ndarray):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _route(config, dense, x_TD):
-    return bind_block(block_graph(config, True), dense).router(x_TD)
+    return bind_block(block_graph(config, config.moe_layers[0]), dense).router(x_TD)
 
 
 def _activate(gate, up, limit):

@@ -13,7 +13,7 @@ from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from moe_edge.engine.weights import load_weights
 from tests.support.layered import StoreReader
-from tests.support.tiny_models import GPT_OSS, GQA, MLA, random_prompts
+from tests.support.tiny_models import GPT_OSS, GQA, MIXED, MLA, random_prompts
 
 _ONE_HEAD = dataclasses.replace(GQA.attention, num_kv_heads=1)
 MODELS = {
@@ -21,6 +21,7 @@ MODELS = {
     "mla": MLA,
     "one_head": dataclasses.replace(GQA, attention=_ONE_HEAD),
     "gpt_oss": GPT_OSS,
+    "mixed": MIXED,
 }
 OPTIONS = {
     # A record for each row, where rows join and leave.

@@ -209,8 +209,68 @@ CONFIGS = {
         "rope_scaling": {"type": "dynamic", "alpha": 3.0, "factor": 1.0},
     },
 }
+CONFIGS["flex_olmo"] = {
+    **_PLAIN,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "attention_bias": True,
+    "pad_token_id": 0,  # that of the class is beyond this vocabulary
+}
+CONFIGS["granitemoe"] = {
+    **_PLAIN,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 1.7,
+    "tie_word_embeddings": True,
+}
+CONFIGS["granitemoeshared"] = {
+    **CONFIGS["granitemoe"],
+    "shared_intermediate_size": 36,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+}
+CONFIGS["phimoe"] = {
+    **_PLAIN,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "router_jitter_noise": 0.2,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "rope_theta": 1e4,
+}
+CONFIGS["mimo_v2_flash"] = {
+    **_PLAIN,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 14,
+    "v_head_dim": 10,
+    "attention_value_scale": 0.6,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": 11,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": theta}
+        | {"partial_rotary_factor": 0.44}
+        for kind, theta in (("full_attention", 9e3), ("sliding_attention", 7e2))
+    },
+}
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
+# One family of each kind of experts and their choice: what is refactored and profiled.
+_SAME_EXPERTS = {"glm4_moe", "glm4_moe_lite", "solar_open", "dots1", "hunyuan_v1_moe"}
+KINDS_OF_EXPERTS = tuple(family for family in FAMILIES if family not in _SAME_EXPERTS)
 _TORCH_NAMES = {"float32": np.float32, "float16": np.float16}
 
 

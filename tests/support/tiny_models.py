@@ -69,7 +69,35 @@ MOE_ONLY = dataclasses.replace(
 )
 # The two ways in which layers differ most from GQA's, in one model.
 MLA_BIAS = dataclasses.replace(MLA, moe=GPT_OSS.moe)
+# Two kinds of attention, which share neither widths, heads, rope nor sinks; both kinds
+# have a layer with experts.
+MIXED = dataclasses.replace(
+    GQA,
+    num_layers=4,
+    attention=dataclasses.replace(
+        GQA.attention, v_head_dim=10, sinks=True, windows=(9, 9, None, 9)
+    ),
+    other_attention=(
+        AttentionConfig(
+            num_heads=4, num_kv_heads=2, head_dim=12, rope=None, softmax_scale=0.4
+        ),
+    ),
+    attention_kinds=(0, 0, 1, 0),
+)
+# LayerNorm on both sides of every branch, multipliers, SparseMixer, a head with a bias.
+PARTS = dataclasses.replace(
+    GQA,
+    norm="layer",
+    norm_after=True,
+    embed_scale=1.3,
+    residual_scale=0.7,
+    logit_divisor=1.7,
+    head_bias=True,
+    moe=dataclasses.replace(GQA.moe, scoring="sparsemixer", nearness=0.3),
+)
 ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS, "mla_bias": MLA_BIAS}
+ALL["parts"] = PARTS
+ALL["mixed"] = MIXED
 
 
 def _quantised(config: ModelConfig, kind: str) -> ModelConfig:

@@ -1,11 +1,15 @@
 """Saving and restoring the training state."""
 
+import json
+
 import jax
 import numpy as np
+import pytest
 
 from moe_edge.training import checkpoints, step
 from moe_edge.training.default_config import default_config
 from moe_edge.training.start import init_params
+from tests.support.tiny_models import MIXED
 
 CONFIG = default_config(
     50, d_model=32, num_layers=1, num_experts=4, top_k=2, expert_dim=8, shared_dim=16
@@ -32,5 +36,7 @@ def test_restore_of_new_folder_is_none(tmp_path):
         assert checkpoints.restore(manager, step.Hyper()) is None
 
 
-def test_config_to_json_and_back_is_the_same():
-    assert checkpoints.config_from_json(checkpoints.config_to_json(CONFIG)) == CONFIG
+@pytest.mark.parametrize("config", [CONFIG, MIXED], ids=["one_kind", "two_kinds"])
+def test_config_to_json_and_back_is_the_same(config):
+    fields = json.loads(json.dumps(checkpoints.config_to_json(config)))
+    assert checkpoints.config_from_json(fields) == config

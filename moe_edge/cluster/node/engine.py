@@ -75,8 +75,8 @@ class PlacedEngine(Engine):
 
     def _attend(self, session, layer: int, x, chunk):
         arguments = self._layer_arguments(session, layer, chunk)
-        is_moe = self._is_moe[layer]
-        state, session.caches[layer] = self.programs.attend(is_moe, x, *arguments)
+        kind = self.programs.kinds[layer]
+        state, session.caches[layer] = self.programs.attend(kind, x, *arguments)
         return state
 
     def _moe_layer(self, session, layer: int, routed: Routed, chunk):
@@ -113,8 +113,8 @@ class PlacedEngine(Engine):
             programs.advance if experts == programs.experts else programs.join_advance
         )
         arguments = self._layer_arguments(session, following, chunk)
-        is_moe = self._is_moe[following]
-        state, session.caches[following] = both(is_moe, chosen, *arguments)
+        kind = programs.kinds[following]
+        state, session.caches[following] = both(kind, chosen, *arguments)
         return state
 
     def _gather(self, view, layer, routed, ids_TK, weights_TK, slot_of, parts):

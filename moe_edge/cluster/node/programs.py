@@ -55,12 +55,12 @@ class PlacedPrograms(LayerPrograms):
         else:
             rows_PD = here if away is None else _merge(here, away, away_P)
             y_TD = self._waves(routed).sum_rows(rows_PD, ids_TK, weights_TK)
-        return add_experts(routed.x_BSD, seam(y_TD), routed.shared)
+        return add_experts(self.config, routed.x_BSD, seam(y_TD), routed.shared)
 
-    def _join_advance(self, is_moe, chosen, layer, gates, chunk, window, cache):
+    def _join_advance(self, kind, chosen, layer, gates, chunk, window, cache):
         """`join` of a layer (its arguments: `chosen`) and `attend` of the next."""
         x_BSD = seam(self._join(*chosen))
-        return self.attend_step(is_moe, x_BSD, layer, gates, chunk, window, cache)
+        return self.attend_step(kind, x_BSD, layer, gates, chunk, window, cache)
 
 
 def _merge(here, away, away_P):

@@ -192,7 +192,10 @@ class ShadowLink:
     def _rows(self, session: Session, start: int, count: int, kept: int) -> None:
         start_B = jax.device_put(np.array([start], np.int32))
         kv = self.read_kv(session.caches, start_B, count=count)
-        self._post("rows", {"start": start}, {"kv": np.asarray(kv)[:, :, :kept]})
+        sent = {
+            f"kv{i}": each[:, :, :kept] for i, each in enumerate(jax.device_get(kv))
+        }
+        self._post("rows", {"start": start}, sent)
 
     def passed(self, count: int, asked: set[int]) -> None:
         """Workers of a layer's group that it does not ask may go on."""

@@ -87,7 +87,7 @@ class ShadowNode(Node):
                     kv = self._shadow.programs.read_kv(
                         follower.session.caches, _at(0), count=count
                     )
-                    follower.align_kv(np.asarray(kv), _at(0))
+                    follower.align_kv(jax.device_get(kv), _at(0))
             for token in (None, 0) if self._periods.needs_prompt else (0, None):
                 given = None if token is None else _at(token)
                 choices = follower.step(self._active_B, given)
@@ -144,11 +144,13 @@ class ShadowNode(Node):
         """Keys and values of steps that the main node is through with."""
         if self._follower is None:
             return
-        start, kv = fields["start"], arrays["kv"]
-        missing = self._follower.session.capacity - kv.shape[2]
+        start = fields["start"]
+        kv = [arrays[f"kv{i}"] for i in range(len(arrays))]
+        missing = self._follower.session.capacity - kv[0].shape[2]
         if start == 0 and missing:  # a prompt's: one shape for all
-            kv = np.pad(kv, ((0, 0), (0, 0), (0, missing), (0, 0)))
-        self._follower.align_kv(kv, _at(start))
+            wider = (0, 0), (0, 0), (0, missing), (0, 0)
+            kv = [np.pad(each, wider) for each in kv]
+        self._follower.align_kv(tuple(kv), _at(start))
 
     def _go_on(self, index: int) -> None:
         """Runs ahead of the main node by a step, where nothing need be waited for."""

@@ -89,7 +89,7 @@ void RunAttend(const AttendArgs& a) {
     positions += std::min(std::min(a.start[b], a.M) + a.S, a.window);
   }
   const long passes = (long(a.S) * a.Q + kTile - 1) / kTile, items = a.B * a.G * passes;
-  const int most = team.Chunks(positions * passes * a.G * a.P * 2 * sizeof(float));
+  const int most = team.Chunks(positions * passes * a.G * (a.P + a.W) * sizeof(float));
   const int chunks[] = {int(std::min<long>(most, items))};
   team.Run(chunks, [&](int, int chunk, int count) { kernels.attend(a, chunk, count); });
 }
@@ -270,17 +270,20 @@ ffi::Error TopKCall(ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> ids) {
   return ffi::Error::Success();
 }
 
+template <bool kChunked>
 ffi::Error AttendCall(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k,
                       ffi::Buffer<ffi::F32> v, ffi::Buffer<ffi::S32> start,
                       ffi::Buffer<ffi::S32> window, ffi::Buffer<ffi::F32> sinks,
                       ffi::ResultBuffer<ffi::F32> y, float scale) {
-  const auto qs = q.dimensions(), ks = k.dimensions();
+  const auto qs = q.dimensions(), ks = k.dimensions(), vs = v.dimensions();
+  const auto ys = y->dimensions();
   const size_t rank = ks.size();
-  if (qs.size() != 4 || (rank != 2 && rank != 3) || v.dimensions() != ks ||
-      y->dimensions() != qs || window.element_count() != 1 ||
-      q.element_count() == 0 || k.element_count() == 0) {
-    return Refuse("attend: expected q, y [B, S, H, P], k, v [B * G, M, P] or [M, P], "
-                  "one window");
+  if (qs.size() != 4 || (rank != 2 && rank != 3) || vs.size() != rank ||
+      !std::equal(vs.begin(), vs.end() - 1, ks.begin()) || ys.size() != 4 ||
+      !std::equal(ys.begin(), ys.end() - 1, qs.begin()) || ys[3] != vs[rank - 1] ||
+      window.element_count() != 1 || q.element_count() == 0 || v.element_count() == 0) {
+    return Refuse("attend: expected q [B, S, H, P], y [B, S, H, W], k [B * G, M, P] or "
+                  "[M, P], v [B * G, M, W] or [M, W], one window");
   }
   const int64_t B = qs[0], H = qs[2], P = qs[3], R = rank == 3 ? ks[0] : 1, G = R / B;
   const int64_t has_sinks = sinks.element_count();
@@ -292,6 +295,7 @@ ffi::Error AttendCall(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k,
                has_sinks ? sinks.typed_data() : nullptr, y->typed_data()};
   a.B = int(B), a.S = int(qs[1]), a.G = int(G), a.Q = int(H / G), a.P = int(P);
   a.M = int(ks[rank - 2]), a.window = window.typed_data()[0], a.scale = scale;
+  a.W = int(vs[rank - 1]), a.chunked = kChunked;
   for (int b = 0; b < a.B; ++b) {
     if (a.start[b] < 0) return Refuse("attend: a row starts below position 0");
   }
@@ -350,16 +354,23 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_top_k, moe_edge::TopKCall,
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .Ret<xla::ffi::Buffer<xla::ffi::S32>>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_attend, moe_edge::AttendCall,
-                              xla::ffi::Ffi::Bind()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Attr<float>("scale"));
+constexpr auto kAttendBinding = [] {
+  return xla::ffi::Ffi::Bind()
+      .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+      .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+      .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+      .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+      .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
+      .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+      .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
+      .Attr<float>("scale");
+};
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_attend, moe_edge::AttendCall<false>,
+                              kAttendBinding());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_attend_chunked, moe_edge::AttendCall<true>,
+                              kAttendBinding());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_experts, moe_edge::ExpertsCall,
                               xla::ffi::Ffi::Bind()

@@ -88,13 +88,15 @@ struct TopKArgs {
 // each of G heads of the cache, h = g * Q + query.
 struct AttendArgs {
   const float* q;        // [B, S, G * Q, P]
-  const float *k, *v;    // [B * G, M, P], the tokens' own among them
+  const float* k;        // [B * G, M, P], the tokens' own among them
+  const float* v;        // [B * G, M, W]
   const int32_t* start;  // [B], position of each row's first token
   const float* sinks;    // [G * Q] logits that join the denominator, or null
-  float* y;              // [B, S, G * Q, P]
-  int B, S, G, Q, P, M;
-  int window;            // the latest positions that a token sees
+  float* y;              // [B, S, G * Q, W]
+  int B, S, G, Q, P, W, M;
+  int window;            // the latest positions that a token sees, or a chunk's size
   float scale;
+  bool chunked;          // a token sees those of its own chunk
 };
 
 // Pairs (token * K + rank) by expert, which all tokens of a step read once.

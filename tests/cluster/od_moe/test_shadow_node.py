@@ -46,7 +46,7 @@ class Posts:
     def post(self, peer, name, fields=None, arrays=None):
         if peer == SHADOW:
             if name == "rows":
-                self.kv.append((fields["start"], arrays["kv"].shape[2]))
+                self.kv.append((fields["start"], arrays["kv0"].shape[2]))
             self.shadow.control(MAIN, name, fields, arrays)
             self.shadow._attend()
         elif peer == MAIN:
