@@ -20,6 +20,7 @@ from moe_edge.convert import check as checks
 from moe_edge.convert import rules
 from moe_edge.convert.content_hash import content_sha256, stream
 from moe_edge.convert.families import config_from_hf
+from moe_edge.convert.gguf_reader import GgufReader
 from moe_edge.convert.hf_files import converted_config, read_generation
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.refactored_config import refactored_hf_config
@@ -30,6 +31,7 @@ from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError, check_known
 from moe_edge.core.files import check_room
 from moe_edge.core.process import peak_rss_bytes
+from moe_edge.core.progress import say_once
 from moe_edge.core.run_folder import RunFolder
 from moe_edge.model.quantised import KINDS
 from moe_edge.model.record import RecordLayout
@@ -115,6 +117,9 @@ def convert_checkpoint(
     cast = wanted is not None or reader.quantized is not None
     dequantised = isinstance(reader, Dequantised)
     held = reader if dequantised else source
+    was = reader.kind if dequantised else None
+    if isinstance(source, GgufReader) and expert_dtype is None:
+        was = was or source.decoded_experts
     stated = wanted or held.layout.value_dtype(held.dtype)
     raw = converted_config(raw, stated.name, cast or dequantised)
     config = with_kind(
@@ -156,7 +161,7 @@ def convert_checkpoint(
         "tensors": len(dtypes),
         "dropped": reader.dropped,
         **({"expert_dtype": expert_dtype} if expert_dtype else {}),
-        **({"dequantised": reader.kind} if dequantised else {}),
+        **({"dequantised": was} if was else {}),
     }
 
 
@@ -207,6 +212,12 @@ def _with_experts(reader, to: str, expert_dtype: str | None, wanted: np.dtype | 
         raise CheckpointError(
             f"{reader.path} has {kind} experts and is in our format already; convert "
             "the checkpoint it was made from"
+        )
+    was = reader.decoded_experts if isinstance(reader, GgufReader) else None
+    if expert_dtype is not None and (was or kind or expert_dtype) != expert_dtype:
+        say_once(
+            f"{reader.path}: {was or kind} experts are quantised again as "
+            f"{expert_dtype}, which rounds them a second time"
         )
     if kind is not None and (to == "hf" or expert_dtype not in (None, kind)):
         reader = Dequantised(reader, wanted)

@@ -211,19 +211,26 @@ class GgufFile:
         return decode(tensor.kind, self.read_raw(name, first, count)).reshape(shape)
 
     def read_raw(
-        self, name: str, first: int = 0, count: int | None = None
+        self, name: str, first: int = 0, count: int | None = None, pieces: int = 1
     ) -> np.ndarray:
-        """The bytes of the same, uint8."""
+        """The bytes of the same, uint8.
+
+        Args:
+          pieces: into how many each index of the first axis is cut; `first` and
+            `count` count these.
+        """
         tensor = self.tensors[name]
-        row = tensor.size // tensor.shape[0]
-        raw = np.empty(tensor.size if count is None else count * row, np.uint8)
-        self.read_into(name, first, raw)
+        size = tensor.size // (tensor.shape[0] * pieces)
+        raw = np.empty(tensor.size if count is None else count * size, np.uint8)
+        self.read_into(name, first, raw, pieces)
         return raw
 
-    def read_into(self, name: str, first: int, out: np.ndarray) -> None:
-        """Fills a contiguous array with bytes of a tensor, from index `first` on."""
+    def read_into(
+        self, name: str, first: int, out: np.ndarray, pieces: int = 1
+    ) -> None:
+        """The same, into a contiguous array; its size says how much."""
         tensor = self.tensors[name]
-        start = tensor.start + first * (tensor.size // tensor.shape[0])
+        start = tensor.start + first * (tensor.size // (tensor.shape[0] * pieces))
         if start + out.nbytes > tensor.start + tensor.size:
             raise ValueError(f"{name} has {tensor.size} bytes, not {out.nbytes}")
         read_bytes(self._descriptor, start, out, self.path)
@@ -261,7 +268,7 @@ def _tensor_info(cursor: _Cursor, name: str) -> Tensor:
     if label not in KINDS:
         raise CheckpointError(
             f"{cursor.path}: tensor {name} has type {label}; known: "
-            f"{', '.join(KINDS)}; make such a file by llama-quantize --pure"
+            f"{', '.join(KINDS)}; make such a file by llama-quantize"
         )
     kind = KINDS[label]
     if shape[-1] % kind.values:

@@ -1,9 +1,11 @@
 """Names: canonical parameter name <-> GGUF tensor name, and what llama.cpp changed.
 
-llama.cpp's converter stacks the experts of a layer, `[E, out, in]`; permutes the rows
-of q and k of llama files for its own rope; cuts DeepSeek's kv_b into k_b (transposed)
-and v_b (in files from 2025 on); and drops axes of length one in front.
-Source: convert_hf_to_gguf.py and gguf-py/gguf/constants.py of github.com/ggml-org.
+llama.cpp's converter stacks the experts of a layer, `[E, out, in]`, on demand with gate
+and up in one tensor; permutes the rows of q and k of llama files for its own rope, or
+joins q, k and v on demand; cuts DeepSeek's kv_b into k_b (transposed) and v_b (in files
+from 2025 on); and drops axes of length one in front. Names that differ by architecture
+stand in `gguf_families.py`.
+Source: the folder `conversion` and gguf-py/gguf/constants.py of github.com/ggml-org.
 """
 
 from typing import NamedTuple
@@ -11,26 +13,22 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_edge.checkpoint.schema import Item, Shapes, dense_items, item_shapes
+from moe_edge.convert.gguf_families import Architecture
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 
-# llama.cpp's name of an architecture -> model_type; deepseek2 is V2 or V3.
-FAMILIES = {
-    "olmoe": "olmoe",
-    "llama": "mixtral",
-    "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
-    "deepseek2": "deepseek_v2",
-    "gpt-oss": "gpt_oss",
-}
 TOP = {
     "embed": "token_embd.weight",
     "final_norm": "output_norm.weight",
     "head": "output.weight",
+    "final_norm_bias": "output_norm.bias",
+    "head_bias": "output.bias",
 }
 _LAYER = {
     "attn_norm": "attn_norm.weight",
     "mlp_norm": "ffn_norm.weight",
+    "attn_norm_bias": "attn_norm.bias",
+    "mlp_norm_bias": "ffn_norm.bias",
     "attn.q": "attn_q.weight",
     "attn.k": "attn_k.weight",
     "attn.v": "attn_v.weight",
@@ -59,7 +57,6 @@ _LAYER = {
     "mlp.up": "ffn_up.weight",
     "mlp.down": "ffn_down.weight",
 }
-_LAYER_OF_FAMILY = {"gpt_oss": {"mlp_norm": "post_attention_norm.weight"}}
 _EXPERTS = {
     "gate": "ffn_gate_exps.weight",
     "up": "ffn_up_exps.weight",
@@ -68,64 +65,102 @@ _EXPERTS = {
     "up_bias": "ffn_up_exps.bias",
     "down_bias": "ffn_down_exps.bias",
 }
+_GATE_UP = "ffn_gate_up_exps.weight"
+_QKV = {
+    "attn_qkv.weight": ("attn.q", "attn.k", "attn.v"),
+    "attn_qkv.bias": ("attn.q_bias", "attn.k_bias", "attn.v_bias"),
+}
 _SPLIT = ("attn_k_b.weight", "attn_v_b.weight")
 _PERMUTED = ("attn.q", "attn.k", "attn.q_bias", "attn.k_bias")
 ROPE_FACTORS = "rope_freqs.weight"
 FREQUENCIES = ".attn_rot_embd.weight"
 
 
-class Names(NamedTuple):
-    """The tensors that make one dense parameter, and how."""
+class Source(NamedTuple):
+    """Rows of a tensor that make a dense parameter, or a part of one."""
 
-    parts: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    name: str
+    whole: tuple[int, ...]  # the tensor's shape
+    first: int  # row
+    shape: tuple[int, ...]
+
+
+class Stacked(NamedTuple):
+    """A tensor [E, ...] of a layer's experts, of which each has `pieces` in it."""
+
+    name: str
+    pieces: int = 1
+    piece: int = 0
 
 
 def layer_prefix(layer: int) -> str:
     return f"blk.{layer}."
 
 
-def dense_names(config: ModelConfig, item: Item, found) -> dict[str, Names]:
-    """Canonical name -> tensors of one item.
+def dense_sources(
+    config: ModelConfig, entry: Architecture, item: Item, found
+) -> dict[str, list[Source]]:
+    """Canonical name -> what it is made of, of one item.
 
     Args:
-      found: names in the file; they tell whether kv_b was cut.
+      found: names in the file; they tell what was cut or joined.
     """
-    table = _LAYER | _LAYER_OF_FAMILY.get(config.model_type, {})
-    names = {}
-    for name, shape in item_shapes(config, item).items():
-        if isinstance(item, str):
-            names[name] = Names((TOP[name],), (shape,))
+    shapes = item_shapes(config, item)
+    if isinstance(item, str):
+        return {n: [Source(TOP[n], shape, 0, shape)] for n, shape in shapes.items()}
+    table, prefix = _LAYER | entry.tensors, layer_prefix(item)
+    sources = {
+        name: [Source(prefix + table[name], shape, 0, shape)]
+        for name, shape in shapes.items()
+    }
+    for joined, names in _QKV.items():
+        if prefix + joined not in found or names[0] not in shapes:
             continue
-        prefix = layer_prefix(item)
-        parts, shapes = (prefix + table[name],), (shape,)
-        if name == "attn.kv_b" and parts[0] not in found:
-            a = config.attention
-            parts = tuple(prefix + part for part in _SPLIT)
-            shapes = (
-                (a.num_heads, a.kv_lora_rank, a.nope_dim),
-                (a.num_heads, a.v_head_dim, a.kv_lora_rank),
-            )
-        names[name] = Names(parts, shapes)
+        own = [shapes[name] for name in names]
+        whole = (sum(shape[0] for shape in own), *own[0][1:])
+        first = 0
+        for name, shape in zip(names, own, strict=True):
+            sources[name] = [Source(prefix + joined, whole, first, shape)]
+            first += shape[0]
+    if "attn.kv_b" in shapes and sources["attn.kv_b"][0].name not in found:
+        a = config.attention
+        cut = (
+            (a.num_heads, a.kv_lora_rank, a.nope_dim),
+            (a.num_heads, a.v_head_dim, a.kv_lora_rank),
+        )
+        sources["attn.kv_b"] = [
+            Source(prefix + part, shape, 0, shape)
+            for part, shape in zip(_SPLIT, cut, strict=True)
+        ]
+    return sources
+
+
+def expert_names(config: ModelConfig, layer: int, found) -> dict[str, Stacked]:
+    """Record part -> where it stands.
+
+    Args:
+      found: names in the file; they tell whether gate and up are one tensor.
+    """
+    prefix = layer_prefix(layer)
+    names = {p: Stacked(prefix + _EXPERTS[p]) for p in RecordLayout.of(config).shapes}
+    if prefix + _GATE_UP in found:
+        for piece, part in enumerate(("gate", "up")):
+            names[part] = Stacked(prefix + _GATE_UP, 2, piece)
     return names
 
 
-def expert_names(config: ModelConfig, layer: int) -> dict[str, str]:
-    """Record part -> name of the stacked tensor [E, ...]."""
-    parts = RecordLayout.of(config).shapes
-    return {part: layer_prefix(layer) + _EXPERTS[part] for part in parts}
-
-
-def all_shapes(config: ModelConfig, found) -> Shapes:
+def all_shapes(config: ModelConfig, entry: Architecture, found) -> Shapes:
     """Name -> shape of every tensor that the model needs."""
     shapes: Shapes = {}
     parts = RecordLayout.of(config).shapes
     for item in dense_items(config):
-        for names in dense_names(config, item, found).values():
-            shapes |= dict(zip(names.parts, names.shapes, strict=True))
+        for sources in dense_sources(config, entry, item, found).values():
+            shapes |= {source.name: source.whole for source in sources}
         if item in config.moe_layers:
-            for part, name in expert_names(config, item).items():
-                shapes[name] = (config.moe.num_experts, *parts[part])
+            for part, stacked in expert_names(config, item, found).items():
+                rows, *rest = parts[part]
+                shape = (config.moe.num_experts, stacked.pieces * rows, *rest)
+                shapes[stacked.name] = shape
     return shapes
 
 
@@ -136,14 +171,16 @@ def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def restore(config: ModelConfig, name: str, arrays: list[np.ndarray]) -> np.ndarray:
-    """A dense parameter as Hugging Face stores it, from its tensors in the file."""
+def restore(
+    config: ModelConfig, entry: Architecture, name: str, arrays: list[np.ndarray]
+) -> np.ndarray:
+    """A dense parameter as Hugging Face stores it, from its parts in the file."""
     if len(arrays) == 2:
         k_HRN, v_HVR = arrays
         kv_b = np.concatenate([k_HRN.transpose(0, 2, 1), v_HVR], axis=1)
         return kv_b.reshape(-1, kv_b.shape[-1])
     (array,) = arrays
-    if config.model_type == "mixtral" and name in _PERMUTED:
+    if entry.permuted and name in _PERMUTED:
         a = config.attention
         heads = a.num_heads if name.startswith("attn.q") else a.num_kv_heads
         # Rows of a head: pairs (i, i + half) became neighbours.

@@ -2,7 +2,8 @@
 
 A file names only the rule. The rules are those of the models' own tokenizer.json, whose
 expressions llama.cpp quotes (src/llama-vocab.cpp), and their normaliser, which it
-leaves out: Qwen's and OLMo's compose accents (NFC).
+leaves out: Qwen's, OLMo's and Hunyuan's compose accents (NFC). Of MiniMax-M2, K-EXAONE
+and Solar Open no normaliser is known to us, so text stays as it is, as in llama.cpp.
 """
 
 from typing import Any, NamedTuple
@@ -48,6 +49,14 @@ _DEEPSEEK_V3 = (
 )
 
 
+# Words of K-EXAONE go on behind a space; lines end one at a time.
+_EXAONE_MOE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+    r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+
+
 class Pre(NamedTuple):
     """One way to cut text.
 
@@ -68,6 +77,8 @@ class Pre(NamedTuple):
 
 _QWEN2 = Pre((_WORDS + r"\p{N}" + _REST,), nfc=True)
 _LLAMA3 = Pre((_WORDS + r"\p{N}{1,3}" + _REST,), ignore_merges=True, adds_bos=True)
+_GLM4 = Pre((_WORDS + r"\p{N}{1,3}" + _REST,), ignore_merges=True)
+_GPT_4O = Pre((_O200K,))
 _STARCODER = Pre((r"\p{N}",), gpt2=True)
 KNOWN = {
     "gpt-2": Pre(gpt2=True),
@@ -80,7 +91,15 @@ KNOWN = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
-    "gpt-4o": Pre((_O200K,)),
+    "gpt-4o": _GPT_4O,
+    "llama4": _GPT_4O,
+    "minimax-m2": _GPT_4O,
+    "glm4": _GLM4,
+    "glm5": _GLM4,
+    # A tiktoken vocabulary: a whole word that is a token needs no merges.
+    "hunyuan": _QWEN2._replace(ignore_merges=True),
+    "solar-open": _QWEN2._replace(nfc=False),
+    "exaone-moe": Pre((_EXAONE_MOE,)),
     "deepseek-llm": Pre(
         (
             r"[\r\n]",

@@ -2,13 +2,14 @@
 
 Float types stay as they are. Where the matrices of all experts are of one quantised
 type, their blocks become quantised records, byte for byte. Other quantised weights are
-decoded exactly: Q8_0 and Q4_0 to float32, MXFP4 to bfloat16.
+decoded exactly: MXFP4 to bfloat16, all others to float32.
 """
 
 import atexit
 import functools
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ from moe_edge.checkpoint.reader import DenseReader
 from moe_edge.checkpoint.schema import Item, check_tensors
 from moe_edge.convert import gguf_names
 from moe_edge.convert.families import config_from_hf
-from moe_edge.convert.gguf_blocks import KINDS, is_quantised
-from moe_edge.convert.gguf_config import hf_config
+from moe_edge.convert.gguf_blocks import KINDS, decode, is_quantised
+from moe_edge.convert.gguf_config import architecture, hf_config
 from moe_edge.convert.gguf_file import GgufFile
 from moe_edge.convert.gguf_tokenizer import check_tokenizer, tokenizer_files
 from moe_edge.convert.hf_files import dump_json
@@ -46,6 +47,7 @@ class GgufReader(DenseReader):
         self.path = Path(path).resolve()
         self._file, self._cast = GgufFile(self.path), dtype
         check_tokenizer(self._file)
+        _, self._entry = architecture(self._file)
         raw = hf_config(self._file)
         try:
             self.config = config_from_hf(raw)
@@ -53,17 +55,22 @@ class GgufReader(DenseReader):
             raise ConfigError(f"metadata of {path} as a {error}") from error
         found = {name: t.shape for name, t in self._file.tensors.items()}
         layers = self.config.num_layers
-        self.dropped = [n for n in found if gguf_names.is_unused(n, layers, found)]
+        self.dropped = [
+            name
+            for name in found
+            if gguf_names.is_unused(name, layers, found)
+            and name not in self._entry.read
+        ]
         for name in self.dropped:
             if name.endswith(gguf_names.FREQUENCIES):
                 check_frequencies(path, name, self._file.read(name), self.config)
-        expected = gguf_names.all_shapes(self.config, found)
+        expected = gguf_names.all_shapes(self.config, self._entry, found)
         check_tensors(
             str(path),
             {
                 name: gguf_names.squeezed(shape)
                 for name, shape in found.items()
-                if name not in self.dropped
+                if name not in self.dropped and name not in self._entry.read
             },
             {name: gguf_names.squeezed(shape) for name, shape in expected.items()},
         )
@@ -74,8 +81,8 @@ class GgufReader(DenseReader):
         self.dtype = np.dtype(np.uint8 if kind else dtype or self._expert_dtype())
         raw["dtype"] = self.layout.value_dtype(self.dtype).name
 
-    def _experts(self, layer: int) -> dict[str, str]:
-        return gguf_names.expert_names(self.config, layer)
+    def _experts(self, layer: int) -> dict[str, gguf_names.Stacked]:
+        return gguf_names.expert_names(self.config, layer, self._file.tensors)
 
     def _stored(self, name: str) -> np.dtype:
         return KINDS[self._file.tensors[name].kind].dtype
@@ -83,7 +90,7 @@ class GgufReader(DenseReader):
     def _expert_kind(self) -> str | None:
         """The format of quantised records that the experts' blocks are, if they are."""
         kinds = {
-            (len(shape), self._file.tensors[names[part]].kind.lower())
+            (len(shape), self._file.tensors[names[part].name].kind.lower())
             for names in map(self._experts, self.config.moe_layers)
             for part, shape in RecordLayout.of(self.config).shapes.items()
         }
@@ -101,7 +108,11 @@ class GgufReader(DenseReader):
             raise CheckpointError(
                 f"{self.path}: every layer is dense; expected at least one MoE layer"
             )
-        names = [item for layer in layers for item in self._experts(layer).items()]
+        names = [
+            (part, stacked.name)
+            for layer in layers
+            for part, stacked in self._experts(layer).items()
+        ]
         matrices = {self._stored(n) for part, n in names if "bias" not in part}
         if len(matrices) > 1:
             return _FLOAT32
@@ -115,9 +126,20 @@ class GgufReader(DenseReader):
 
     @property
     def quantized(self) -> str | None:
-        """The quantised types in the file, such as "q8_0"; None: none."""
-        kinds = {t.kind.lower() for t in self._file.tensors.values()}
-        return "+".join(sorted(k for k in kinds if is_quantised(k.upper()))) or None
+        """The quantised types in the file, such as "q4_k+q6_k"; None: none."""
+        return self._quantised_of(self._file.tensors)
+
+    @property
+    def decoded_experts(self) -> str | None:
+        """The quantised types of experts that are read as numbers; None: none are."""
+        if self.layout.kind is not None:
+            return None
+        names = map(self._experts, self.config.moe_layers)
+        return self._quantised_of(n.name for each in names for n in each.values())
+
+    def _quantised_of(self, names: Iterable[str]) -> str | None:
+        kinds = {self._file.tensors[name].kind for name in names}
+        return "+".join(sorted(k.lower() for k in kinds if is_quantised(k))) or None
 
     @functools.cached_property
     def hf_files(self) -> Path:
@@ -138,23 +160,27 @@ class GgufReader(DenseReader):
         return str(self.path)
 
     def _dense(self, item: Item):
-        """(canonical name, its tensors, dtype as returned) of one item."""
-        found = self._file.tensors
-        for name, names in gguf_names.dense_names(self.config, item, found).items():
-            dtypes = {self._stored(part) for part in names.parts}
+        """(canonical name, what it is made of, dtype as returned) of one item."""
+        found = gguf_names.dense_sources(
+            self.config, self._entry, item, self._file.tensors
+        )
+        for name, sources in found.items():
+            dtypes = {self._stored(source.name) for source in sources}
             dtype = dtypes.pop() if len(dtypes) == 1 else _FLOAT32
             keeps = name in KEEP_FLOAT32 and dtype == _FLOAT32
-            yield name, names, dtype if self._cast is None or keeps else self._cast
+            yield name, sources, dtype if self._cast is None or keeps else self._cast
+
+    def _read(self, source: gguf_names.Source) -> np.ndarray:
+        if source.shape == source.whole:  # axes of length one may be left out
+            return self._file.read(source.name).reshape(source.shape)
+        return self._file.read(source.name, source.first, source.shape[0])
 
     def dense(self, item: Item) -> dict[str, np.ndarray]:
         """Canonical name -> array of one item."""
         arrays = {}
-        for name, names, dtype in self._dense(item):
-            parts = [
-                cast(self._file.read(part).reshape(shape), dtype)
-                for part, shape in zip(names.parts, names.shapes, strict=True)
-            ]
-            restored = gguf_names.restore(self.config, name, parts)
+        for name, sources, dtype in self._dense(item):
+            parts = [cast(self._read(source), dtype) for source in sources]
+            restored = gguf_names.restore(self.config, self._entry, name, parts)
             arrays[name] = np.ascontiguousarray(restored)
         return arrays
 
@@ -171,20 +197,21 @@ class GgufReader(DenseReader):
     def read_experts(self, layer: int, first: int, out_NR: np.ndarray) -> None:
         """Fills `out_NR` with the records of experts first, first + 1, ..."""
         out_NR[:, self.layout.num_values :] = 0
-        for part, name in self._experts(layer).items():
-            plain = self._stored(name) == out_NR.dtype
-            plain = plain and not is_quantised(self._file.tensors[name].kind)
+        for part, (name, pieces, piece) in self._experts(layer).items():
+            kind = self._file.tensors[name].kind
+            plain = self._stored(name) == out_NR.dtype and not is_quantised(kind)
             for i, out_R in enumerate(out_NR):
+                which = (first + i) * pieces + piece
                 if self.layout.kind is not None:
                     start = self.layout.offsets[part]
                     stop = start + self.layout.count(self.layout.shapes[part])
-                    self._file.read_into(name, first + i, out_R[start:stop])
+                    self._file.read_into(name, which, out_R[start:stop], pieces)
                     continue
                 out = self.layout.part(out_R, part)
                 if plain:
-                    self._file.read_into(name, first + i, out)
+                    self._file.read_into(name, which, out, pieces)
                 else:
-                    values = self._file.read(name, first + i, 1)
+                    values = decode(kind, self._file.read_raw(name, which, 1, pieces))
                     np.copyto(out, cast(values, out.dtype).reshape(out.shape))
 
     def release(self) -> None:

@@ -1,8 +1,9 @@
 """The tokenizer of a GGUF file as Hugging Face's tokenizer.json and its config.
 
-Two kinds of model are read: `gpt2`, byte-level BPE with its merges, and `llama`,
-SentencePiece's BPE, whose merges follow from the scores of its tokens. A rule that is
-not known is refused: another cut of the text gives other tokens, silently.
+Three kinds of model are read: `gpt2`, byte-level BPE with its merges; `llama`,
+SentencePiece's BPE, whose merges follow from the scores of its tokens; and `gemma4`,
+BPE on characters with its merges. A rule that is not known is refused: another cut of
+the text gives other tokens, silently.
 """
 
 import json
@@ -17,7 +18,7 @@ from moe_edge.convert.gguf_pretokenizers import KNOWN, byte_level, pre_tokenizer
 from moe_edge.core.checks import CheckpointError, ConfigError, check_known
 
 _PREFIX = "tokenizer.ggml."
-_MODELS = ("gpt2", "llama")
+_MODELS = ("gpt2", "llama", "gemma4")
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _MAX_PIECE = 1000
 _SPACE = "\u2581"  # SentencePiece's
@@ -83,7 +84,7 @@ def tokenizer_files(file: GgufFile) -> dict[str, Any]:
         for id, token in enumerate(tokens)
         if types[id] != _UNUSED or token != f"[PAD{id}]"
     }
-    parts = _gpt2 if model == "gpt2" else _llama
+    parts = {"gpt2": _gpt2, "llama": _llama, "gemma4": _gemma4}[model]
     content = {
         "version": "1.0",
         "truncation": None,
@@ -128,6 +129,15 @@ def tokenizer_files(file: GgufFile) -> dict[str, Any]:
 def _gpt2(file: GgufFile, tokens, types, vocab) -> dict[str, Any]:
     """Byte-level BPE: merges are texts of two tokens and a space between."""
     pre = KNOWN[file.metadata[_PREFIX + "pre"]]
+    return {
+        "normalizer": {"type": "NFC"} if pre.nfc else None,
+        "pre_tokenizer": pre_tokenizer(pre),
+        "decoder": byte_level(),
+        "model": _bpe(vocab, _merges(file), ignore_merges=pre.ignore_merges),
+    }
+
+
+def _merges(file: GgufFile) -> list[tuple[str, ...]]:
     merges = [tuple(m.split(" ")) for m in _get(file, "merges", list, [])]
     for i, merge in enumerate(merges):
         if len(merge) != 2:
@@ -135,12 +145,30 @@ def _gpt2(file: GgufFile, tokens, types, vocab) -> dict[str, Any]:
                 f"{file.path}: merge {i} is {' '.join(merge)[:60]!r}, expected two "
                 "tokens; copy it again"
             )
+    return merges
+
+
+_TO_SIGN = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+_TO_SPACE = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+_BYTES_BACK = [_TO_SPACE, {"type": "ByteFallback"}, {"type": "Fuse"}]
+
+
+def _gemma4(file: GgufFile, tokens, types, vocab) -> dict[str, Any]:
+    """BPE on the characters of the whole text, whose spaces became signs."""
     return {
-        "normalizer": {"type": "NFC"} if pre.nfc else None,
-        "pre_tokenizer": pre_tokenizer(pre),
-        "decoder": byte_level(),
-        "model": _bpe(vocab, merges, ignore_merges=pre.ignore_merges),
+        "normalizer": _TO_SIGN,
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": _BYTES_BACK},
+        "model": _bpe(vocab, _merges(file)) | _fallback(file, tokens, types),
     }
+
+
+def _fallback(file: GgufFile, tokens, types) -> dict[str, Any]:
+    """What becomes of characters without a token: bytes, or the unknown token."""
+    unknown = _special(file, "unknown_token_id", tokens)
+    if unknown is None and _UNKNOWN in types:
+        unknown = tokens[types.index(_UNKNOWN)]
+    return {"unk_token": unknown, "fuse_unk": True, "byte_fallback": _BYTE in types}
 
 
 def _llama(file: GgufFile, tokens, types, vocab) -> dict[str, Any]:
@@ -171,22 +199,16 @@ def _llama(file: GgufFile, tokens, types, vocab) -> dict[str, Any]:
                 order = (-scores[id], id, vocab[left], vocab[right])
                 ranked.append((order, (left, right)))
     ranked.sort(key=lambda pair: pair[0])
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-    normalizer, decoders = [spaces], [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    normalizer, decoders = [_TO_SIGN], [*_BYTES_BACK]
     if _get(file, "add_space_prefix", bool, True):
         normalizer.insert(0, {"type": "Prepend", "prepend": _SPACE})
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    unknown = _special(file, "unknown_token_id", tokens)
-    if unknown is None and _UNKNOWN in types:
-        unknown = tokens[types.index(_UNKNOWN)]
     model = _bpe(vocab, [pair for _, pair in ranked])
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizer},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": model
-        | {"unk_token": unknown, "fuse_unk": True, "byte_fallback": _BYTE in types},
+        "model": model | _fallback(file, tokens, types),
     }
 
 
@@ -225,7 +247,7 @@ def _template(file: GgufFile, model: str, special, vocab) -> dict[str, Any] | No
             f"{file.path}: {_PREFIX}add_eos_token is True, expected False: a prompt "
             f"would end before it is continued; {_ADVICE}"
         )
-    default = model == "llama" or KNOWN[file.metadata[_PREFIX + "pre"]].adds_bos
+    default = model != "gpt2" or KNOWN[file.metadata[_PREFIX + "pre"]].adds_bos
     bos = special["bos"]
     if not _get(file, "add_bos_token", bool, default) or bos is None:
         return None

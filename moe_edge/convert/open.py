@@ -38,6 +38,13 @@ def _reported(reader, path: str | Path):
             f"{path}: left out, as the model does not use them: "
             f"{name_some(reader.dropped)}"
         )
+    if isinstance(reader, GgufReader) and reader.decoded_experts:
+        records = len(reader.config.moe_layers) * reader.config.moe.num_experts
+        num_bytes = records * reader.layout.num_bytes(reader.dtype)
+        say_once(
+            f"{path}: {reader.decoded_experts} experts are decoded to {reader.dtype}: "
+            f"{num_bytes:,} bytes; moe-edge convert --expert_dtype q4_0 makes fewer"
+        )
     if isinstance(reader, HfReader) and reader.untied:
         say_once(
             f"{path}: {HEAD} differs from the embedding, so it is used, although "

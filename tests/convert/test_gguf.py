@@ -51,7 +51,28 @@ SAYABLE = {
             "truncate": False,
         },
     },
+    "glm4_moe": {"rms_norm_eps": 1e-5, "norm_topk_prob": True},
+    "glm4_moe_lite": {
+        "rms_norm_eps": 1e-5,
+        "norm_topk_prob": True,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "solar_open": {
+        "rms_norm_eps": 1e-5,
+        "norm_topk_prob": True,
+        "partial_rotary_factor": 1.0,
+        "rope_theta": 1e6,
+    },
+    "dots1": {"rms_norm_eps": 1e-6, "sliding_window": None},
+    "minimax_m2": {"rms_norm_eps": 1e-6},
+    "ernie4_5_moe": {"rms_norm_eps": 1e-5, "moe_layer_interval": 1},
+    "hunyuan_v1_moe": {"rms_norm_eps": 1e-5, "rope_scaling": None},
 }
+# Families that llama.cpp writes as another one, of the same arithmetic.
+ALIASES = {"glm4_moe_lite": "deepseek_v3", "solar_open": "glm4_moe"}
 WIDE = {"hidden_size": 64, "intermediate_size": 32}
 
 
@@ -66,8 +87,9 @@ def gguf(path, raw, tensors, kind="F32", extra=None, **options):
 
 
 def comparable(config):
-    """A config without ids of tokens, which come with the tokenizer."""
-    return dataclasses.replace(config, bos_id=None, eos_ids=())
+    """A config without ids of tokens, and without the width of layers it lacks."""
+    width = config.dense_dim if config.dense_layers else 0
+    return dataclasses.replace(config, bos_id=None, eos_ids=(), dense_dim=width)
 
 
 def assert_same_weights(got, expected, exact_dtypes=True):
@@ -85,12 +107,14 @@ def assert_same_weights(got, expected, exact_dtypes=True):
 
 
 @pytest.mark.parametrize("family", SAYABLE)
-def test_float32_file_gives_the_folders_logits_bit_for_bit(family, tmp_path):
+def test_float32_file_holds_the_folders_config_and_weights(family, tmp_path):
     raw, tensors = model(family)
     hf = write_folder(tmp_path / "hf", raw, tensors)
     file = gguf(tmp_path / "x.gguf", raw, tensors)
     expected, got = open_checkpoint(hf), open_checkpoint(file)
-    assert comparable(got.config) == comparable(expected.config)
+    meant = ALIASES.get(family, family)
+    renamed = dataclasses.replace(expected.config, model_type=meant)
+    assert comparable(got.config) == comparable(renamed)
     assert_same_weights(got, expected)
     first = convert(hf, tmp_path / "from_hf")
     second = convert(file, tmp_path / "from_gguf")
@@ -98,10 +122,26 @@ def test_float32_file_gives_the_folders_logits_bit_for_bit(family, tmp_path):
     assert second["dropped"] == []
     convert(file, tmp_path / "folder", to="hf")
     assert_same_tensors(load_all(tmp_path / "folder"), tensors)
-    prompts = random_prompts(expected.config, (41,))
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        family
+        if family == "qwen2_moe"
+        else pytest.param(family, marks=pytest.mark.slow)
+        for family in SAYABLE
+    ],
+)
+def test_logits_of_a_file_are_the_folders_bit_for_bit(family, tmp_path):
+    raw, tensors = model(family)
+    hf = write_folder(tmp_path / "hf", raw, tensors)
+    file = gguf(tmp_path / "x.gguf", raw, tensors)
+    convert(file, tmp_path / "ours")
+    prompts = random_prompts(open_checkpoint(hf).config, (41,))
     logits = [
         score_all(ResidentEngine(load_weights(open_checkpoint(path))), prompts)[0]
-        for path in (tmp_path / "from_hf", tmp_path / "from_gguf", file)
+        for path in (hf, file, tmp_path / "ours")
     ]
     assert logits[0].std() > 0
     np.testing.assert_array_equal(logits[1], logits[0])
@@ -116,6 +156,23 @@ def test_deepseek_of_before_2025_has_one_kv_b(family, tmp_path):
     expected = open_checkpoint(hf)
     assert comparable(got.config) == comparable(expected.config)
     assert_same_weights(got, expected)
+
+
+def test_joined_tensors_are_cut_into_their_parts(tmp_path):
+    raw, tensors = model("qwen2_moe", hidden_size=64, moe_intermediate_size=32)
+    for kind in ("F32", "Q8_0"):
+        file = gguf(tmp_path / f"{kind}.gguf", raw, tensors, kind)
+        joined = gguf(tmp_path / f"{kind}_j.gguf", raw, tensors, kind, joined=True)
+        got, expected = open_checkpoint(joined), open_checkpoint(file)
+        assert "blk.0.attn_qkv.bias" in got._file.tensors
+        assert "blk.0.ffn_gate_up_exps.weight" in got._file.tensors
+        assert got.layout.kind == {"Q8_0": "q8_0"}.get(kind)
+        assert_same_weights(got, expected)
+    wrong = {"qwen2moe.attention.head_count_kv": 1}
+    with pytest.raises(CheckpointError, match="attn_qkv.weight has shape"):
+        open_checkpoint(
+            gguf(tmp_path / "x.gguf", raw, tensors, extra=wrong, joined=True)
+        )
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
@@ -159,10 +216,10 @@ def _decoded(raw, tensors, kind):
         values = decode(own, np.frombuffer(raw_bytes, np.uint8)).astype(np.float32)
         changed[name] = ("F32", shape, values.tobytes())
     assert changed.keys() == plain.keys()
-    return _to_hf(raw, tensors, changed)
+    return to_hf(raw, tensors, changed)
 
 
-def _to_hf(raw, tensors, written):
+def to_hf(raw, tensors, written):
     """The HF tensors that become `written`, found by converting element numbers."""
     sizes = np.cumsum([0] + [t.size for t in tensors.values()])
     numbers = {

@@ -29,7 +29,7 @@ def test_blocks_are_taken_over(family, kind, tmp_path):
             np.testing.assert_array_equal(
                 got.layout.part(records, part), plain.layout.part(floats, part)
             )
-        stored = got._file.read_raw(got._experts(layer)["up"], 2, 1)
+        stored = got._file.read_raw(got._experts(layer)["up"].name, 2, 1)
         start = got.layout.offsets["up"]
         np.testing.assert_array_equal(records[2, start : start + stored.size], stored)
     done = convert(file, tmp_path / "ours")

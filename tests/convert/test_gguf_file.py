@@ -117,7 +117,9 @@ LIES = [
     (header(1) + text("a") + struct.pack("<I", HUGE >> 32), "a has rank 1073741824, e"),
     (padded(info(dims=(4, 0))), r"tensor a has shape \(0, 4\), which no model has"),
     (padded(info(dims=(HUGE, HUGE))), rf"has shape \({HUGE}, {HUGE}\), which no model"),
-    (padded(info(kind="Q4_K")), "tensor a has type Q4_K; known: F32, F16, BF16, Q8_0"),
+    (padded(info(kind="Q8_K")), "a has type Q8_K; known: F32, .*, Q4_K, Q5_K, Q6_K, "),
+    (padded(info(kind="IQ2_XXS")), "tensor a has type IQ2_XXS; known: F32, F16, BF16"),
+    (padded(info(kind="Q4_K", dims=(96, 2))), "type Q4_K has rows of 96, expected a m"),
     (padded(info(kind=999)), "tensor a has type number 999; known: F32"),
     (
         padded(info(kind="Q8_0", dims=(48, 2))),

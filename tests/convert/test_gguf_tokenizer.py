@@ -82,6 +82,12 @@ def test_begin_of_text_is_added_as_the_file_or_its_kind_says(tmp_path):
     ("qwen2", "I'LL 123\n\n x", "I|'LL| |1|2|3|\n\n| x"),
     ("llama-bpe", "It's 12345", "It|'s| |123|45"),
     ("gpt-4o", "HelloWorld's 1234 /\n", "Hello|World's| |123|4| /\n"),
+    ("llama4", "HelloWorld's 1234 /\n", "Hello|World's| |123|4| /\n"),
+    ("minimax-m2", "I'LL 1234", "I'LL| |123|4"),
+    ("glm4", "It's 12345", "It|'s| |123|45"),
+    ("hunyuan", "I'LL cafe\u0301 12", "I|'LL| café| |1|2"),
+    ("solar-open", "cafe\u0301 12", "cafe|\u0301| |1|2"),
+    ("exaone-moe", "It's the mill 12.\n\nx", "It|'s| the mill| |1|2|.\n|\n|x"),
     ("deepseek-llm", "Hi 東京, 12\n\u2126", "Hi| |東京|,| |12|\n|\u2126"),
     ("deepseek-coder", "Hi 東京, 12", "Hi| |東京|,| |1|2"),
     ("deepseek-v3", "Hi東京 #tag 1234!", "Hi|東京| #|tag| |123|4|!"),
@@ -143,8 +149,22 @@ def test_sentencepiece_joins_the_best_score_first(tmp_path):
     assert bare.encode("hello").tokens == ["hello"]
 
 
+def test_gemma4_joins_characters_by_its_merges(tmp_path):
+    merges = ["h e", "l l", "he ll", "▁ hell", "l o", "▁hell o", "\n \n"]
+    tokens = [*SPM[:-1], "\n", "\n\n"]
+    types = np.array([2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
+    said = {"model": "gemma4", "merges": merges, "tokens": tokens, "token_type": types}
+    got = built(tmp_path / "x.gguf", spm(**said, scores=None, add_space_prefix=False))
+    assert got.encode("hell hello").tokens == ["<s>", "hell", "▁hello"]
+    assert got.encode("elo\n\nhé").tokens[1:] == [
+        *("e", "lo", "\n\n", "h", "<0xC3>", "<0xA9>")
+    ]
+    for text in ("hello hello", " é  東京 🦊\nhell"):
+        assert got.decode(got.encode(text).ids) == text
+
+
 REFUSED = [
-    ({"model": "t5"}, "tokenizer of kind 't5'; known: gpt2, llama; convert"),
+    ({"model": "t5"}, "tokenizer of kind 't5'; known: gpt2, llama, gemma4; convert"),
     ({"pre": "mystery"}, "pre-tokenizer in .* 'mystery'; known: deepseek-coder"),
     ({"pre": ""}, "pre-tokenizer in .* ''; known"),
     ({"tokens": [1, 2]}, r"tokens is '\[1 2\]', expected"),

@@ -7,7 +7,8 @@ from moe_edge.convert.gguf_blocks import decode
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
-from tests.support.gguf_files import ARCHS, from_hf, write_gguf
+from tests.support.gguf_files import from_hf, write_gguf
+from tests.support.gguf_metadata import ARCHS
 from tests.support.tiny_checkpoints import random_tensors, raw_config
 from tests.support.tiny_models import score_all
 
@@ -30,6 +31,20 @@ CASES = {
     },
     "deepseek_v3": {"n_group": 1, "topk_group": 1, "norm_topk_prob": True},
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    "glm4_moe": {"norm_topk_prob": True},
+    "glm4_moe_lite": {
+        **{"mlp_layer_types": ["dense", "sparse", "sparse"], "norm_topk_prob": True},
+        **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+    },
+    "solar_open": {
+        **{"partial_rotary_factor": 1.0, "norm_topk_prob": True, "rope_theta": 1e6},
+        **{"n_group": 1, "topk_group": 1},
+    },
+    "dots1": {"sliding_window": None, "num_key_value_heads": 4},
+    "minimax_m2": {},
+    # The shared expert is as wide as the converter says.
+    "ernie4_5_moe": {"moe_layer_interval": 1, "intermediate_size": 80},
+    "hunyuan_v1_moe": {"rope_scaling": None, "attention_bias": False},
 }
 QUANTISED = {"olmoe": {"hidden_size": 64, "intermediate_size": 32}, "gpt_oss": {}}
 KINDS = [(family, "F32") for family in CASES]
@@ -56,6 +71,8 @@ def test_logits_are_those_of_llama_cpp(family, kind, tmp_path):
             array /= np.sqrt(array.shape[-1])
     said, written = from_hf(raw, tensors, kind)
     said |= {f"{ARCHS[family]}.vocab_size": 101, "tokenizer.ggml.model": "none"}
+    if family == "glm4_moe_lite":  # which llama.cpp tells by its number of layers
+        said["deepseek2.expert_gating_func"] = 2
     path = write_gguf(tmp_path / "x.gguf", said, written)
     prompt = np.random.default_rng(0).integers(0, 101, 40).tolist()
     meant = {n: (_meant(*each)) for n, each in written.items()}

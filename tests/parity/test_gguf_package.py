@@ -3,9 +3,17 @@
 import numpy as np
 import pytest
 
+from moe_edge.checkpoint.schema import dense_items
+from moe_edge.convert import rules
+from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.gguf_blocks import KINDS, NAMES, decode
+from moe_edge.convert.gguf_families import ARCHITECTURES
 from moe_edge.convert.gguf_file import GgufFile
-from tests.support.gguf_files import encode, write_gguf
+from moe_edge.convert.gguf_k_quants import LAYOUTS
+from moe_edge.convert.gguf_names import dense_sources
+from tests.support.gguf_files import encode, random_blocks, write_gguf
+from tests.support.gguf_metadata import ARCHS
+from tests.support.tiny_checkpoints import raw_config
 
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.parity
@@ -33,6 +41,24 @@ def test_all_codes_decode_as_the_package_decodes_them(kind):
     np.testing.assert_array_equal(got, expected.reshape(-1))
 
 
+@pytest.mark.parametrize("family", ARCHS)
+def test_names_of_tensors_are_those_of_the_packages_table(family):
+    config = config_from_hf(raw_config(family))
+    arch = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[ARCHS[family]]
+    table = gguf.get_tensor_name_map(arch, config.num_layers)
+    whole = {f"blk.{layer}.attn_kv_b.weight" for layer in range(config.num_layers)}
+    for item in dense_items(config):
+        names = rules.dense_names(config, item)
+        entry = ARCHITECTURES[ARCHS[family]]
+        for name, (source,) in dense_sources(config, entry, item, whole).items():
+            if family.startswith("qwen") and name.startswith("mlp."):
+                continue  # the converter writes no dense layers of these
+            hf = names[name].replace("_correction_bias", "_correction.bias")
+            if hf.endswith(".sinks"):  # as the converter renames it
+                hf += ".weight"
+            assert table.get_name(hf, (".weight", ".bias")) == source.name
+
+
 def test_file_of_the_packages_writer_is_read(tmp_path):
     path = tmp_path / "x.gguf"
     writer = gguf.GGUFWriter(path, "olmoe")
@@ -42,10 +68,14 @@ def test_file_of_the_packages_writer_is_read(tmp_path):
     writer.add_token_list(["a", "é"])
     writer.add_token_scores([0.5, -1.0])
     rng = np.random.default_rng(0)
-    weights = rng.standard_normal((3, 5, 64), np.float32)
+    weights = rng.standard_normal((3, 5, 256), np.float32)
     expected = {}
     for name in KINDS:
-        packed = gguf.quants.quantize(weights, Type[name])
+        if name in LAYOUTS:  # the package decodes some of them only
+            raw = random_blocks(name, weights.shape, rng)
+            packed = np.frombuffer(raw, np.uint8).reshape(3, 5, -1)
+        else:
+            packed = gguf.quants.quantize(weights, Type[name])
         expected[name] = gguf.quants.dequantize(packed, Type[name])
         writer.add_tensor(name, packed, raw_dtype=Type[name])
     writer.write_header_to_file()
@@ -69,7 +99,8 @@ def test_file_of_the_packages_writer_is_read(tmp_path):
 
 def test_file_of_our_test_writer_is_read_by_the_package(tmp_path):
     weights = np.random.default_rng(0).standard_normal((4, 32), np.float32)
-    tensors = {k: (k, weights.shape, encode(k, weights)) for k in KINDS}
+    kinds = [kind for kind in KINDS if kind not in LAYOUTS]
+    tensors = {k: (k, weights.shape, encode(k, weights)) for k in kinds}
     said = {"general.architecture": "olmoe", "a": 0.5, "b": ["x", "ü"], "c": True}
     reader = gguf.GGUFReader(write_gguf(tmp_path / "x.gguf", said, tensors))
     found = {key: field.contents() for key, field in reader.fields.items()}

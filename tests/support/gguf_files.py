@@ -11,26 +11,25 @@ import ml_dtypes
 import numpy as np
 from tokenizers import Tokenizer
 
+from moe_edge.convert.gguf_blocks import KINDS, NAMES
+from moe_edge.convert.gguf_k_quants import LAYOUTS
 from moe_edge.model import quantised
+from tests.support.gguf_metadata import experts, metadata
 
-CODES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "BF16": 30, "MXFP4": 39}
-ARCHS = {
-    "olmoe": "olmoe",
-    "mixtral": "llama",
-    "qwen2_moe": "qwen2moe",
-    "qwen3_moe": "qwen3moe",
-    "deepseek_v2": "deepseek2",
-    "deepseek_v3": "deepseek2",
-    "gpt_oss": "gpt-oss",
-}
+CODES = {name: code for code, name in NAMES.items()}
 # HF names behind `model.layers.N.` and in front of it; experts are added below.
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
+    "model.norm.bias": "output_norm.bias",
+    "lm_head.bias": "output.bias",
+    "input_layernorm.bias": "attn_norm.bias",
+    "post_attention_layernorm.bias": "ffn_norm.bias",
     "input_layernorm.weight": "attn_norm.weight",
     "post_attention_layernorm.weight": "ffn_norm.weight",
     "self_attn.sinks": "attn_sinks.weight",
+    "self_attn.attention_sink_bias": "attn_sinks.weight",
     "self_attn.q_norm.weight": "attn_q_norm.weight",
     "self_attn.k_norm.weight": "attn_k_norm.weight",
     "self_attn.q_a_proj.weight": "attn_q_a.weight",
@@ -45,6 +44,15 @@ _NAMES = {
     "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+    "self_attn.query_layernorm.weight": "attn_q_norm.weight",
+    "self_attn.key_layernorm.weight": "attn_k_norm.weight",
+    "mlp.gate.wg.weight": "ffn_gate_inp.weight",
+    "block_sparse_moe.router.layer.weight": "ffn_gate_inp.weight",
+    "block_sparse_moe.output_linear.weight": "ffn_down_exps.weight",
+    "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
+    "mlp.e_score_correction_bias": "exp_probs_b.bias",
 }
 for _side in ("q", "k", "v", "o"):
     _to = {"o": "output"}.get(_side, _side)
@@ -55,8 +63,16 @@ for _side in ("gate", "up", "down"):
         ("mlp", ""),
         ("mlp.shared_expert", "_shexp"),
         ("mlp.shared_experts", "_shexp"),
+        ("mlp.shared_mlp", "_shexp"),
     ):
         _NAMES[f"{_from}.{_side}_proj.weight"] = f"ffn_{_side}{_to}.weight"
+# Gate and up in one tensor, one behind the other.
+_HALVES = {
+    "block_sparse_moe.input_linear.weight": "_exps",
+    "shared_mlp.input_linear.weight": "_shexp",
+}
+_PERMUTED = ("mixtral", "granitemoe", "granitemoeshared")
+_POST_NORM = ("gpt_oss", "glm4_moe", "solar_open")
 _STACKED = {"gate": "gate", "up": "up", "down": "down"}
 _STACKED |= {"w1": "gate", "w3": "up", "w2": "down"}
 
@@ -118,7 +134,24 @@ def encode(kind: str, array: np.ndarray) -> bytes:
     return quantised.encode(kind.lower(), array.reshape(-1, 32)).tobytes()
 
 
-def from_hf(raw: dict, tensors: dict, kind: str = "F32", *, old: bool = False):
+def random_blocks(kind: str, shape: tuple[int, ...], rng) -> bytes:
+    """Blocks of a type of `LAYOUTS` with any codes, and scales near a hundredth."""
+    count = int(np.prod(shape)) // KINDS[kind].values
+    blocks_N8 = rng.integers(0, 256, (count, KINDS[kind].size), np.uint8)
+    block_N = blocks_N8.view(LAYOUTS[kind])[:, 0]
+    for name in {"d", "m"} & set(block_N.dtype.names):
+        block_N[name] = rng.normal(scale=0.01, size=count)
+    return blocks_N8.tobytes()
+
+
+def from_hf(
+    raw: dict,
+    tensors: dict,
+    kind: str = "F32",
+    *,
+    old: bool = False,
+    joined: bool = False,
+):
     """(metadata, tensors for `write_gguf`) of a Hugging Face model.
 
     Args:
@@ -126,6 +159,7 @@ def from_hf(raw: dict, tensors: dict, kind: str = "F32", *, old: bool = False):
       tensors: HF name -> float32 array.
       kind: of matrices whose rows can be quantised; others are float32.
       old: DeepSeek as converters wrote it before 2025.
+      joined: gate and up of experts in one tensor, q, k and v in another.
     """
     family = raw["model_type"]
     found: dict[str, np.ndarray] = {}
@@ -136,20 +170,27 @@ def from_hf(raw: dict, tensors: dict, kind: str = "F32", *, old: bool = False):
             prefix = f"blk.{layer}."
         if ".experts." in rest:
             _stack(found, raw, prefix, rest, array)
+        elif rest in _HALVES:
+            for side, half in zip(
+                "gate up".split(), np.split(array, 2, -2), strict=True
+            ):
+                found[f"{prefix}ffn_{side}{_HALVES[rest]}.weight"] = half
         elif rest.endswith("kv_b_proj.weight") and not old:
             _split_kv(found, raw, prefix, array)
         else:
-            if family == "mixtral" and rest.startswith(("self_attn.q", "self_attn.k")):
+            if family in _PERMUTED and rest.startswith(("self_attn.q", "self_attn.k")):
                 key = "num_attention_heads" if ".q_" in rest else "num_key_value_heads"
                 array = _permute(array, raw[key])
             target = _NAMES[rest]
-            if family == "gpt_oss" and target == "ffn_norm.weight":
+            if family in _POST_NORM and target == "ffn_norm.weight":
                 target = "post_attention_norm.weight"
             found[prefix + target] = array
+    if joined:
+        _join(found, raw)
     written = {}
     for name, array in found.items():
-        if name.endswith("ffn_gate_inp_shexp.weight"):
-            array = array.reshape(-1)
+        if name.endswith(("ffn_gate_inp_shexp.weight", "exp_probs_b.bias")):
+            array = array.reshape(-1)  # axes of length one are dropped
         fits = array.ndim > 1 and (kind in ("F16", "BF16") or array.shape[-1] % 32 == 0)
         kept = "ffn_gate_inp" in name or name.endswith("bias")  # as llama-quantize does
         own = kind if fits and not kept else "F32"
@@ -161,7 +202,7 @@ def _stack(found, raw, prefix, rest, array):
     parts = rest.split(".")
     if raw["model_type"] != "gpt_oss":
         key = f"{prefix}ffn_{_STACKED[parts[3].removesuffix('_proj')]}_exps.weight"
-        stack = found.setdefault(key, np.empty((_experts(raw), *array.shape), "f4"))
+        stack = found.setdefault(key, np.empty((experts(raw), *array.shape), "f4"))
         stack[int(parts[2])] = array
         return
     is_bias, name = parts[2].endswith("_bias"), parts[2].removesuffix("_bias")
@@ -174,6 +215,20 @@ def _stack(found, raw, prefix, rest, array):
         found[f"{prefix}ffn_up_exps.{end}"] = array[:, 1::2]
 
 
+def _join(found, raw) -> None:
+    for layer in range(raw["num_hidden_layers"]):
+        prefix = f"blk.{layer}."
+        for target, names, axis in (
+            ("ffn_gate_up_exps.weight", ("ffn_gate_exps", "ffn_up_exps"), 1),
+            ("attn_qkv.weight", ("attn_q", "attn_k", "attn_v"), 0),
+            ("attn_qkv.bias", ("attn_q", "attn_k", "attn_v"), 0),
+        ):
+            end = target.split(".")[1]
+            own = [found.pop(f"{prefix}{name}.{end}", None) for name in names]
+            if own[0] is not None:
+                found[prefix + target] = np.concatenate(own, axis)
+
+
 def _split_kv(found, raw, prefix, array):
     nope, value = raw["qk_nope_head_dim"], raw["v_head_dim"]
     kv = array.reshape(raw["num_attention_heads"], nope + value, -1)
@@ -184,80 +239,6 @@ def _split_kv(found, raw, prefix, array):
 def _permute(array, heads):
     halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return halves.swapaxes(1, 2).reshape(array.shape)
-
-
-def _experts(raw) -> int:
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return next(raw[name] for name in names if name in raw)
-
-
-def metadata(raw: dict, old: bool = False) -> dict:
-    """What the converter says of a config.json."""
-    family = raw["model_type"]
-    arch = ARCHS[family]
-    heads = raw["num_attention_heads"]
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = rope.get("rope_theta", raw.get("rope_theta"))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    said = {
-        "block_count": raw["num_hidden_layers"],
-        "context_length": raw["max_position_embeddings"],
-        "embedding_length": raw["hidden_size"],
-        "feed_forward_length": raw["intermediate_size"],
-        "attention.head_count": heads,
-        "attention.head_count_kv": raw.get("num_key_value_heads", heads),
-        "attention.layer_norm_rms_epsilon": raw.get("rms_norm_eps"),
-        "expert_count": _experts(raw),
-        "expert_used_count": raw["num_experts_per_tok"],
-        "expert_feed_forward_length": raw.get(
-            "moe_intermediate_size",
-            raw["intermediate_size"] if family == "gpt_oss" else None,
-        ),
-        "attention.key_length": raw.get("head_dim"),
-        "attention.value_length": raw.get("head_dim"),
-        "rope.freq_base": None if theta is None else float(theta),
-        "attention.clamp_kqv": raw.get("clip_qkv"),
-        "attention.sliding_window": raw.get("sliding_window"),
-        "expert_shared_feed_forward_length": raw.get("shared_expert_intermediate_size"),
-    }
-    if kind != "default":
-        said |= {
-            "rope.scaling.type": kind,
-            "rope.scaling.factor": rope["factor"],
-            "rope.scaling.original_context_length": rope.get(
-                "original_max_position_embeddings"
-            ),
-        }
-    if "kv_lora_rank" in raw:
-        head = raw["qk_nope_head_dim"] + raw["qk_rope_head_dim"]
-        rank, value = raw["kv_lora_rank"], raw["v_head_dim"]
-        said |= {
-            "attention.q_lora_rank": raw["q_lora_rank"],
-            "attention.kv_lora_rank": rank,
-            "rope.dimension_count": raw["qk_rope_head_dim"],
-            "leading_dense_block_count": raw["first_k_dense_replace"],
-            "expert_shared_count": raw["n_shared_experts"],
-            "expert_weights_scale": raw.get("routed_scaling_factor"),
-            "expert_group_count": raw["n_group"],
-            "expert_group_used_count": raw["topk_group"],
-            "expert_gating_func": 2 if family == "deepseek_v3" else 1,
-            "expert_weights_norm": raw.get("norm_topk_prob", False),
-        }
-        if "mscale_all_dim" in rope:
-            log_mul = 0.1 * rope["mscale_all_dim"]
-            said["rope.scaling.yarn_log_multiplier"] = log_mul
-        if old:
-            said |= {"attention.key_length": head, "attention.value_length": value}
-        else:
-            said |= {
-                "attention.head_count_kv": 1,
-                "attention.key_length": rank + raw["qk_rope_head_dim"],
-                "attention.value_length": rank,
-                "attention.key_length_mla": head,
-                "attention.value_length_mla": value,
-            }
-    own = {f"{arch}.{key}": v for key, v in said.items() if v is not None}
-    return {"general.architecture": arch, "general.name": "tiny"} | own
 
 
 def tokenizer_metadata(tokenizer: Tokenizer, pre: str, **more) -> dict:

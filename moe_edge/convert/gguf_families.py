@@ -1,0 +1,266 @@
+"""Architectures that llama.cpp knows: one entry each, as its converter writes them.
+
+An entry says which model_type it is, how its metadata become fields of config.json, and
+which tensors have other names than the table in `gguf_names.py`. `families.py` then
+reads the config, so refusals and the meaning of fields stay in one place.
+Source: the folder `conversion` and src/models of github.com/ggml-org/llama.cpp, 2026.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from moe_edge.convert import gguf_parts as parts
+from moe_edge.convert.gguf_metadata import Metadata
+
+_POST_NORM = {"mlp_norm": "post_attention_norm.weight"}
+
+
+class Architecture(NamedTuple):
+    """How llama.cpp writes a family.
+
+    Attributes:
+      model_type: as in config.json, unless `fields` says another one.
+      fields: (metadata, common fields) -> further fields of config.json.
+      tensors: canonical name -> tensor of a layer, where it is not the common one.
+      permuted: whether rows of q and k stand in the order of llama.cpp's own rope.
+      read: tensors that `fields` reads, if they are there; nothing else needs them.
+    """
+
+    model_type: str
+    fields: Callable[[Metadata, dict], dict[str, Any]]
+    tensors: dict[str, str] = {}
+    permuted: bool = False
+    read: tuple[str, ...] = ()
+
+
+def _olmoe(meta: Metadata, common: dict) -> dict[str, Any]:
+    parts.only_router(meta, parts.SOFTMAX)
+    return parts.gqa(meta) | {
+        "norm_topk_prob": meta.get("expert_weights_norm", False),
+        "clip_qkv": meta.get("attention.clamp_kqv") or None,
+        "attention_bias": parts.has_bias(meta),
+    }
+
+
+def _mixtral(meta: Metadata, common: dict) -> dict[str, Any]:
+    parts.only_router(meta, parts.SOFTMAX, norm=True)
+    window = meta.get("attention.sliding_window") or None
+    return parts.gqa(meta) | {"sliding_window": window}
+
+
+def _qwen2_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+    parts.only_router(meta, parts.SOFTMAX)
+    meta.get("expert_shared_count")
+    return parts.gqa(meta) | {
+        "norm_topk_prob": meta.get("expert_weights_norm", False),
+        "qkv_bias": parts.has_bias(meta),
+        "shared_expert_intermediate_size": meta.need(
+            "expert_shared_feed_forward_length"
+        ),
+        "mlp_only_layers": parts.dense_layers(meta, common["num_hidden_layers"]),
+    }
+
+
+def _qwen3_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+    parts.only_router(meta, parts.SOFTMAX)
+    return parts.gqa(meta) | {
+        "norm_topk_prob": meta.get("expert_weights_norm", True),  # llama.cpp's rule
+        "attention_bias": parts.has_bias(meta),
+        "mlp_only_layers": parts.dense_layers(meta, common["num_hidden_layers"]),
+    }
+
+
+def _gpt_oss(meta: Metadata, common: dict) -> dict[str, Any]:
+    parts.only_router(meta, parts.SOFTMAX_CHOSEN, norm=True)
+    return parts.gqa(meta, truncate=False) | {
+        "sliding_window": meta.get("attention.sliding_window") or None,
+        "attention_bias": parts.has_bias(meta),
+    }
+
+
+def _deepseek(meta: Metadata, common: dict) -> dict[str, Any]:
+    """V3, Kimi-K2 and GLM-4.7-Flash route by sigmoid, V2 by softmax.
+
+    Files from 2025 on describe attention as llama.cpp runs it (one head as wide as the
+    latent) and have the model's own widths in keys that end in `_mla`.
+    """
+    has_correction = any("exp_probs_b" in name for name in meta.tensors)
+    default = parts.SIGMOID if has_correction else parts.SOFTMAX
+    scoring = meta.get("expert_gating_func", default)
+    if scoring == parts.SIGMOID:
+        own = {"model_type": "deepseek_v3", "num_nextn_predict_layers": 0}
+        return _mla(meta) | parts.router_v3(meta) | own
+    if scoring != parts.SOFTMAX:
+        raise meta.bad("expert_gating_func", scoring, "1 (softmax) or 2 (sigmoid)")
+    meta.only("expert_weights_norm", False)
+    groups = parts.groups(meta)
+    method = "greedy" if groups["n_group"] == 1 else "group_limited_greedy"
+    scale = meta.get("expert_weights_scale") or 1.0
+    own = {"topk_method": method, "routed_scaling_factor": scale}
+    return _mla(meta) | groups | own
+
+
+def _mla(meta: Metadata) -> dict[str, Any]:
+    """DeepSeek's attention with a latent, and its dense and shared layers."""
+    meta.only("attention.head_count_kv", 1, meta.integer("attention.head_count"))
+    wide = meta.get("attention.key_length")
+    rope_dim = meta.integer("rope.dimension_count")
+    value_dim = meta.get("attention.value_length")
+    head_dim = meta.integer("attention.key_length_mla", wide)
+    return {
+        "kv_lora_rank": meta.need("attention.kv_lora_rank"),
+        "q_lora_rank": meta.get("attention.q_lora_rank"),
+        "qk_nope_head_dim": head_dim - rope_dim,
+        "qk_rope_head_dim": rope_dim,
+        "v_head_dim": meta.get("attention.value_length_mla", value_dim),
+        "rope_parameters": parts.rope(meta, log_multiplier=True),
+    } | parts.shared_and_dense(meta)
+
+
+def _glm4_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+    """GLM-4.5 to 4.7, and Solar Open, which rotates whole heads."""
+    own = {
+        "attention_bias": parts.has_bias(meta),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in meta.tensors,
+        "num_nextn_predict_layers": 0,
+    }
+    attention = parts.gqa(meta, rotated="partial_rotary_factor")
+    return attention | parts.router_v3(meta) | parts.shared_and_dense(meta) | own
+
+
+def _dots1(meta: Metadata, common: dict) -> dict[str, Any]:
+    own = {"attention_bias": parts.has_bias(meta), "sliding_window": None}
+    attention = parts.gqa(meta)
+    return attention | parts.router_v3(meta) | parts.shared_and_dense(meta) | own
+
+
+def _minimax_m2(meta: Metadata, common: dict) -> dict[str, Any]:
+    parts.only_router(meta, parts.SIGMOID, norm=True)
+    return parts.gqa(meta, rotated="rotary_dim")
+
+
+def _ernie4_5_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+    parts.only_router(meta, parts.SOFTMAX, norm=True)
+    return parts.gqa(meta) | {
+        "moe_num_shared_experts": meta.get("expert_shared_count", 0),
+        "moe_layer_interval": meta.get("interleave_moe_layer_step", 1),
+        "moe_layer_start_index": meta.get("leading_dense_block_count", 0),
+        "moe_layer_end_index": -1,
+    }
+
+
+def _hunyuan_v1_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+    """The file's theta has the stretching of a dynamic rope in it."""
+    parts.only_router(meta, parts.SOFTMAX, norm=True)
+    meta.only("expert_shared_count", 1)
+    return parts.gqa(meta) | {"attention_bias": parts.has_bias(meta)}
+
+
+def _granitemoe(meta: Metadata, common: dict) -> dict[str, Any]:
+    """Multipliers; one key tells whether there is a shared expert."""
+    parts.only_router(meta, parts.SOFTMAX, norm=True)
+    attention = parts.gqa(meta)
+    heads = max(common["num_attention_heads"], 1)
+    head_dim = meta.integer("embedding_length") // heads
+    shared = meta.get("expert_shared_feed_forward_length")
+    own = {
+        "attention_bias": parts.has_bias(meta),
+        "attention_multiplier": meta.get("attention.scale") or max(head_dim, 1) ** -0.5,
+        "embedding_multiplier": meta.get("embedding_scale") or 1.0,
+        "residual_multiplier": meta.get("residual_scale") or 1.0,
+        "logits_scaling": meta.need("logit_scale"),
+    }
+    if shared:
+        own |= {"model_type": "granitemoeshared", "shared_intermediate_size": shared}
+    return attention | own
+
+
+def _exaone_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+    """Rotary in sliding layers only, which the family's model says itself."""
+    layers = common["num_hidden_layers"]
+    slides = meta.each_layer("attention.sliding_window_pattern", layers)
+    if slides is None:
+        slides = [(layer + 1) % 4 for layer in range(layers)]
+    return (
+        parts.gqa(meta)
+        | parts.router_v3(meta)
+        | {
+            "layer_types": parts.layer_types(slides),
+            "sliding_window": meta.need("attention.sliding_window"),
+            "num_shared_experts": meta.need("expert_shared_count"),
+            "first_k_dense_replace": meta.get("leading_dense_block_count", 0),
+        }
+    )
+
+
+def _mimo_v2_flash(meta: Metadata, common: dict) -> dict[str, Any]:
+    """Sliding layers have other key/value heads and theta.
+
+    Files count the latest positions besides a token's own, as published configs do.
+    """
+    layers = common["num_hidden_layers"]
+    slides = meta.each_layer("attention.sliding_window_pattern", layers)
+    kv_heads = meta.each_layer("attention.head_count_kv", layers)
+    if slides is None or kv_heads is None:
+        raise meta.bad("attention.sliding_window_pattern", None, "a value a layer")
+    head_dim = meta.integer("attention.key_length")
+    rotated = meta.integer("rope.dimension_count", head_dim)
+    ropes = {
+        "full_attention": parts.rope(meta),
+        "sliding_attention": {"rope_theta": meta.get("rope.freq_base_swa", 10_000.0)},
+    }
+    for rope in ropes.values():
+        rope["partial_rotary_factor"] = parts.share(rotated, head_dim)
+    found = {
+        "layer_types": parts.layer_types(slides),
+        "sliding_window_size": meta.need("attention.sliding_window"),
+        "head_dim": head_dim,
+        "v_head_dim": meta.need("attention.value_length"),
+        "attention_value_scale": meta.get("attention.value_scale", 1.0),
+        "attention_bias": parts.has_bias(meta),
+        "rope_parameters": ropes,
+        "mlp_layer_types": parts.mlp_layer_types(meta, layers),
+    }
+    for name, kind in (("num_key_value_heads", 0), ("swa_num_key_value_heads", 1)):
+        own = {n for n, each in zip(kv_heads, slides, strict=True) if each == kind}
+        if len(own) > 1:
+            raise meta.bad("attention.head_count_kv", kv_heads, "two kinds of layers")
+        found |= {name: own.pop()} if own else {}
+    norm = {"norm_topk_prob": meta.get("expert_weights_norm", True)}
+    return found | parts.router_v3(meta) | norm
+
+
+def _phimoe(meta: Metadata, common: dict) -> dict[str, Any]:
+    """The noise of the choice is the published models', which a file cannot say."""
+    parts.only_router(meta, parts.SOFTMAX)
+    own = {
+        "attention_bias": parts.has_bias(meta),
+        "lm_head_bias": "output.bias" in meta.tensors,
+        "sliding_window": meta.get("attention.sliding_window") or None,
+        "router_jitter_noise": 0.01,
+    }
+    attention = parts.gqa(meta, long_magnitude=_PHIMOE_MAGNITUDE)
+    return attention | own
+
+
+# Of Phi-3.5-MoE, `short_mscale` and `long_mscale`; llama.cpp computes another one.
+_PHIMOE_MAGNITUDE = 1.243163121016122
+
+
+ARCHITECTURES = {
+    "olmoe": Architecture("olmoe", _olmoe),
+    "llama": Architecture("mixtral", _mixtral, permuted=True),
+    "qwen2moe": Architecture("qwen2_moe", _qwen2_moe),
+    "qwen3moe": Architecture("qwen3_moe", _qwen3_moe),
+    "deepseek2": Architecture("deepseek_v2", _deepseek),
+    "gpt-oss": Architecture("gpt_oss", _gpt_oss, _POST_NORM),
+    "glm4moe": Architecture("glm4_moe", _glm4_moe, _POST_NORM),
+    "dots1": Architecture("dots1", _dots1),
+    "minimax-m2": Architecture("minimax_m2", _minimax_m2),
+    "ernie4_5-moe": Architecture("ernie4_5_moe", _ernie4_5_moe),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", _hunyuan_v1_moe),
+    "granitemoe": Architecture("granitemoe", _granitemoe, permuted=True),
+    "exaone-moe": Architecture("exaone_moe", _exaone_moe),
+    "mimo2": Architecture("mimo_v2_flash", _mimo_v2_flash),
+    "phimoe": Architecture("phimoe", _phimoe, read=parts.LONG_FACTORS),
+}
