@@ -41,14 +41,20 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.devices()
 
 
-def pytest_collection_finish(session):
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     """Garbage is collected less often: 10 % of the time of tests that trace programs.
 
-    What was imported and collected stays to the end, and tracing makes many objects.
+    What is imported and collected here stays to the end, so it is not looked through at
+    all; tracing makes many objects.
     """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
+        gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")
