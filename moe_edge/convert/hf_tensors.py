@@ -93,6 +93,8 @@ def _why_unused(
     name: str, found: dict[str, Stored], config: ModelConfig, later: set[int]
 ) -> str | None:
     """Why nothing that the model computes needs a tensor; None: something may."""
+    if name.startswith(rules.family(config).left_out):
+        return "of another modality than text"
     if name.endswith(_FREQUENCIES):
         stored = found[name]
         if stored.file is not None:

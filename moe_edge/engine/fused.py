@@ -197,6 +197,7 @@ class FusedEngine(Engine):
         (x, normed), kv = block.attend(x, chunk, window, kv)
         hidden_TD, routing = seam(block.route(normed, chunk))
         shared = seam(block.run_shared(hidden_TD))
+        hidden_TD = block.expert_input(hidden_TD, routing)
         if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
             state, routing = self._reroute(state, layer, routing)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)

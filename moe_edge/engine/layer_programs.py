@@ -94,6 +94,7 @@ class LayerPrograms(Programs):
         if gates:
             k_T = chunk.k_T(self.config.moe.top_k)
             wanted_NE = scores_ahead(self.config, gates, hidden_TD, k_T)
+        hidden_TD = block.expert_input(hidden_TD, routing)
         return Routed(x_BSD, hidden_TD, shared, routing, wanted_NE), cache
 
     # experts: all chosen experts of a layer stand in slots

@@ -79,16 +79,32 @@ class Attention(nnx.Module):
         if attention.clip_qkv is not None:
             y = jnp.clip(y, -attention.clip_qkv, attention.clip_qkv)
         y = y.reshape(B, S, heads, -1)
-        by_head = normed and attention.qk_norm == "head"
+        by_head = normed and attention.qk_norm in ("head", "unit")
         if by_head and not attention.qk_norm_after_rope:
-            y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
+            y = self._norm_head(y, name)
         if name == "v" and attention.value_scale != 1.0:
             y = y * attention.value_scale
         if name != "v" and attention.rope is not None:
             y = rotate(y, tables, attention.rope.interleaved)
         if by_head and attention.qk_norm_after_rope:
-            y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
+            y = self._norm_head(y, name)
         return y
+
+    def _norm_head(self, y, name: str) -> jax.Array:
+        weight_P = jnp.ones(y.shape[-1], jnp.float32)
+        if self.config.qk_norm == "head":
+            weight_P = getattr(self, f"{name}_norm")[...]
+        return rms_norm(y, weight_P, self.eps)
+
+    def _tempered(self, q_BSHP, start_B) -> jax.Array:
+        """Queries by the temperature of their positions, if the layer has one."""
+        rate, span = self.config.temperature, self.config.temperature_span
+        if not rate:
+            return q_BSHP
+        places_1S = jnp.arange(1, q_BSHP.shape[1] + 1, dtype=jnp.int32)[None]
+        spans_BS = ((start_B[:, None] + places_1S) // span).astype(jnp.float32)
+        factor_BS = 1.0 + jnp.float32(rate) * jnp.log1p(spans_BS)
+        return q_BSHP * factor_BS[..., None, None]
 
     def __call__(self, x_BSD, tables, start_B, window, cache=None):
         """Attends causally.
@@ -115,6 +131,7 @@ class Attention(nnx.Module):
             y, cache = decode_attention.attend(*given, attention, self.eps)
             return self._output(y.reshape(B, S, -1)), cache
         q = self._heads(q, "q", attention.num_heads, tables)
+        q = self._tempered(q, start_B)
         k, v = self._heads(k, "k", G, tables), self._heads(v, "v", G, tables)
         k, v = (y.transpose(0, 2, 1, 3).reshape(B * G, S, -1) for y in (k, v))
         first_query = start_B

@@ -12,7 +12,7 @@ from typing import Any
 from moe_edge.core.checks import ConfigError, check_count, check_known
 
 ATTENTION_KINDS = ("gqa", "mla")
-QK_NORMS = ("none", "head", "full")
+QK_NORMS = ("none", "head", "unit", "full")
 ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope")
 SCORINGS = ("softmax", "sigmoid", "softmax_topk", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
@@ -55,7 +55,8 @@ class AttentionConfig:
     softmax_scale: float | None = None  # None: head_dim ** -0.5
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: str = "none"  # "head": per head; "full": over the whole projection
+    # "head": per head; "unit": without weights; "full": over the whole projection.
+    qk_norm: str = "none"
     qk_norm_after_rope: bool = False  # per head only (HunYuan)
     clip_qkv: float | None = None
     sinks: bool = False  # one learned logit per head in the softmax's denominator
@@ -65,6 +66,10 @@ class AttentionConfig:
     chunked: bool = False  # a query sees its own chunk of `window` positions (Llama 4)
     v_head_dim: int = 0  # 0: head_dim (MLA states it always)
     value_scale: float = 1.0  # multiplies v
+    # q of position p is multiplied by 1 + temperature * log(1 + (p + 1) // span)
+    # (Llama 4, arXiv 2501.19399).
+    temperature: float = 0.0
+    temperature_span: int = 1
     # MLA only
     kv_lora_rank: int = 0
     q_lora_rank: int | None = None
@@ -116,6 +121,8 @@ class MoeConfig:
     expert_kind: str | None = None
     activation: str = "silu"
     swiglu_limit: float | None = None  # clamped_swiglu: clip of gate and up
+    # A token's score multiplies what its one expert takes, not what it gives (Llama 4).
+    input_scaled: bool = False
     shared_dim: int = 0  # 0: no shared expert
     shared_gate: bool = False  # sigmoid gate on the shared expert's output
     sub_experts: int = 1  # U, blocks of a parent expert
@@ -217,6 +224,11 @@ class ModelConfig:
                 f"top_k must be in 1..{limit}={moe.max_top_k}, got {moe.top_k}"
             )
         _check_split(moe)
+        if moe.input_scaled and moe.top_k != 1:
+            raise ConfigError(
+                "experts whose input is scaled compute one a token: another scale for "
+                f"each of several is not implemented, got top_k {moe.top_k}; use 1"
+            )
         if (
             moe.num_parents % moe.num_groups
             or not 1 <= moe.topk_groups <= moe.num_groups
@@ -311,14 +323,15 @@ def _check_attention(attention: AttentionConfig) -> None:
     """Raises ConfigError unless the fields of a kind of attention fit together."""
     check_known("attention kind", attention.kind, ATTENTION_KINDS)
     check_known("qk norm", attention.qk_norm, QK_NORMS)
-    for name in ("num_heads", "num_kv_heads", "head_dim", "value_dim"):
+    sizes = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "temperature_span")
+    for name in sizes:
         check_count(name, getattr(attention, name))
     if attention.num_heads % attention.num_kv_heads:
         raise ConfigError(
             f"num_heads {attention.num_heads} must be a multiple of num_kv_heads "
             f"{attention.num_kv_heads}"
         )
-    if attention.qk_norm_after_rope and attention.qk_norm != "head":
+    if attention.qk_norm_after_rope and attention.qk_norm not in ("head", "unit"):
         raise ConfigError(
             "a norm of q and k after rotation is one per head, got qk_norm "
             f"{attention.qk_norm!r}"

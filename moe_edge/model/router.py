@@ -105,12 +105,14 @@ def _choose(
         scores = jax.nn.sigmoid(logits_TE)
     else:
         scores = jax.nn.softmax(logits_TE, axis=-1)
-    choice = scores
+    # Of scores that round to 1 the largest logit is chosen.
+    choice = logits_TE if moe.input_scaled else scores
     if correction_E is not None:
         choice = choice + correction_E.astype(jnp.float32).reshape(1, -1)
     if moe.num_groups > 1:
         choice = keep_best_groups(choice, moe)
     ids, weights = pick(choice, scores, moe.top_k)
+    weights = jnp.ones_like(weights) if moe.input_scaled else weights
     weights = _cut(weights, k_T1, 0.0)
     if moe.norm_topk:
         weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)

@@ -142,6 +142,14 @@ class Block(nnx.Module):
         hidden_TD = normed_BSD.reshape(-1, normed_BSD.shape[-1])
         return hidden_TD, self.router(hidden_TD, chunk.k_T(self.router.moe.top_k))
 
+    def expert_input(self, hidden_TD, routing: Routing) -> jax.Array:
+        """What the routed experts take, `[T, D]`."""
+        if not self.config.moe.input_scaled:
+            return hidden_TD
+        scores_TE = routing.scores_TE
+        chosen_T1 = jnp.minimum(routing.ids_TK, scores_TE.shape[1] - 1)
+        return seam(hidden_TD * jnp.take_along_axis(scores_TE, chosen_T1, axis=1))
+
     def run_shared(self, hidden_TD) -> Shared:
         """The shared expert before its gate, and what its sum with others meets."""
         after = self.norm_after("mlp")
@@ -176,7 +184,8 @@ class Block(nnx.Module):
         # The seams at which an offloading engine cuts the layer into programs.
         hidden, routing = seam(self.route(normed_BSD, chunk))
         shared = seam(self.run_shared(hidden))
-        y_TD = expert_fn(hidden, routing.ids_TK, routing.weights_TK, experts_ER)
+        taken = self.expert_input(hidden, routing)
+        y_TD = expert_fn(taken, routing.ids_TK, routing.weights_TK, experts_ER)
         x_BSD = add_experts(self.config, x_BSD, seam(y_TD), shared)
         return x_BSD, cache, routing
 

@@ -100,7 +100,8 @@ def test_fused_layout_is_the_familys_where_shapes_are_equal(family, hidden, tmp_
     assert_same_logits(folder)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# transformers itself looks for another word in front of Llama 4's.
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "llama4_text"])
 def test_names_without_model_in_front(family, tmp_path):
     folder = hf_checkpoint(family, tmp_path / "a", as_published=False)
     rewrite(folder, lambda t: {n.removeprefix("model."): a for n, a in t.items()})

@@ -266,6 +266,23 @@ CONFIGS["mimo_v2_flash"] = {
         for kind, theta in (("full_attention", 9e3), ("sliding_attention", 7e2))
     },
 }
+CONFIGS["llama4_text"] = {
+    **_PLAIN,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "intermediate_size": 20,
+    "intermediate_size_mlp": 28,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layers": [1, 0, 1, 1],
+    "attention_chunk_size": 24,
+    "floor_scale": 11,
+    "attn_scale": 0.3,
+    "attention_bias": True,
+    "pad_token_id": 0,
+}
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
 # One family of each kind of experts and their choice: what is refactored and profiled.
