@@ -65,7 +65,7 @@ class Check:
       quantized: how its weights are stored, see `quantize.Scheme.method`.
       has_tokenizer: whether prompts can be texts.
       tensors: how many weights were found; None: they were not looked for.
-      absent: files that the index names and that are not there.
+      absent: how many tensors the index names in files that are not there.
       unused: name of a tensor that the model does not use -> why.
       differences: of the tensors and what the config asks for.
     """
@@ -127,19 +127,20 @@ def _check_folder(check: Check, dtype: np.dtype | None) -> None:
     check.has_tokenizer = (folder / TOKENIZER_NAME).is_file()
     with check.collecting():
         raw = read_json(folder / CONFIG_NAME, CheckpointError, strict=False)
+    if raw is not None:
+        with check.collecting():
+            check.config = config_from_hf(raw, read_generation(folder))
+            raw = check.config.hf_config
     if isinstance(raw, dict):
         with check.collecting():
             scheme = quantization(raw)
             check.quantized = None if scheme is None else scheme.method
     is_known = not check.reasons
-    if raw is not None:
-        with check.collecting():
-            check.config = config_from_hf(raw, read_generation(folder))
     if _has_weights(folder):
         with check.collecting():
             files = open_folder(folder, partly=True)
             check.absent = sum(file is None for file in files.values())
-    if check.config is None or files is None or not is_known:
+    if files is None or not is_known:
         return
     with check.collecting():
         source = TensorSource(folder, check.config, dtype, files)

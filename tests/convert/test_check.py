@@ -117,8 +117,8 @@ def test_every_reason_is_named_at_once(tmp_path):
     hf = write_folder(tmp_path / "hf", raw, {"a": np.ones(3, np.float32)})
     check = check_checkpoint(hf)
     assert len(check.reasons) == 2 and check.config is None
-    assert 'quant_method "x"; known: fp8' in check.reasons[0]
-    assert "not implemented: rotary_trick=3" in check.reasons[1]
+    assert "not implemented: rotary_trick=3" in check.reasons[0]
+    assert 'quant_method "x"; known: fp8' in check.reasons[1]
     assert "does not load: config.json of olmoe has fields" in shown(check)
     raw = raw_config("olmoe")
     tensors = random_tensors(raw)
