@@ -23,14 +23,12 @@ class Architecture(NamedTuple):
       fields: (metadata, common fields) -> further fields of config.json.
       tensors: canonical name -> tensor of a layer, where it is not the common one.
       permuted: whether rows of q and k stand in the order of llama.cpp's own rope.
-      read: tensors that `fields` reads, if they are there; nothing else needs them.
     """
 
     model_type: str
     fields: Callable[[Metadata, dict], dict[str, Any]]
     tensors: dict[str, str] = {}
     permuted: bool = False
-    read: tuple[str, ...] = ()
 
 
 def _olmoe(meta: Metadata, common: dict) -> dict[str, Any]:
@@ -247,6 +245,31 @@ def _phimoe(meta: Metadata, common: dict) -> dict[str, Any]:
 _PHIMOE_MAGNITUDE = 1.243163121016122
 
 
+def _llama4(meta: Metadata, common: dict) -> dict[str, Any]:
+    """What a file cannot say is as in the published models.
+
+    A window of 0 means that all layers are alike: rotary, and no chunks.
+    """
+    parts.only_router(meta, parts.SIGMOID)
+    layers = common["num_hidden_layers"]
+    is_chunked = meta.get("attention.sliding_window") != 0
+    dense = parts.dense_layers(meta, layers)
+    return parts.gqa(meta) | {
+        "attention_bias": parts.has_bias(meta),
+        "use_qk_norm": meta.need("expert_count") != 128,
+        "intermediate_size_mlp": meta.need("feed_forward_length"),
+        "interleave_moe_layer_step": meta.need("interleave_moe_layer_step"),
+        "moe_layers": [layer for layer in range(layers) if layer not in dense],
+        "no_rope_layers": [
+            int(not is_chunked or (layer + 1) % 4 != 0) for layer in range(layers)
+        ],
+        "attention_chunk_size": 8192 if is_chunked else None,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    }
+
+
 ARCHITECTURES = {
     "olmoe": Architecture("olmoe", _olmoe),
     "llama": Architecture("mixtral", _mixtral, permuted=True),
@@ -261,6 +284,7 @@ ARCHITECTURES = {
     "hunyuan-moe": Architecture("hunyuan_v1_moe", _hunyuan_v1_moe),
     "granitemoe": Architecture("granitemoe", _granitemoe, permuted=True),
     "exaone-moe": Architecture("exaone_moe", _exaone_moe),
+    "llama4": Architecture("llama4_text", _llama4),
     "mimo2": Architecture("mimo_v2_flash", _mimo_v2_flash),
-    "phimoe": Architecture("phimoe", _phimoe, read=parts.LONG_FACTORS),
+    "phimoe": Architecture("phimoe", _phimoe),
 }

@@ -14,6 +14,7 @@ import numpy as np
 
 from moe_edge.checkpoint.schema import Item, Shapes, dense_items, item_shapes
 from moe_edge.convert.gguf_families import Architecture
+from moe_edge.convert.gguf_parts import ROPE_FACTORS
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 
@@ -72,7 +73,6 @@ _QKV = {
 }
 _SPLIT = ("attn_k_b.weight", "attn_v_b.weight")
 _PERMUTED = ("attn.q", "attn.k", "attn.q_bias", "attn.k_bias")
-ROPE_FACTORS = "rope_freqs.weight"
 FREQUENCIES = ".attn_rot_embd.weight"
 
 
@@ -195,7 +195,7 @@ def is_unused(name: str, num_layers: int, found) -> bool:
     Args:
       found: names in the file.
     """
-    # The one is checked by gguf_config.py, the others by the reader.
+    # The one is checked by gguf_parts.py, the others by the reader.
     if name == ROPE_FACTORS or name.endswith(FREQUENCIES):
         return True
     prefix, _, rest = name.partition(".")

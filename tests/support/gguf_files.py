@@ -53,6 +53,7 @@ _NAMES = {
     "block_sparse_moe.output_linear.weight": "ffn_down_exps.weight",
     "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
     "mlp.e_score_correction_bias": "exp_probs_b.bias",
+    "feed_forward.router.weight": "ffn_gate_inp.weight",
 }
 for _side in ("q", "k", "v", "o"):
     _to = {"o": "output"}.get(_side, _side)
@@ -64,6 +65,8 @@ for _side in ("gate", "up", "down"):
         ("mlp.shared_expert", "_shexp"),
         ("mlp.shared_experts", "_shexp"),
         ("mlp.shared_mlp", "_shexp"),
+        ("feed_forward", ""),
+        ("feed_forward.shared_expert", "_shexp"),
     ):
         _NAMES[f"{_from}.{_side}_proj.weight"] = f"ffn_{_side}{_to}.weight"
 # Gate and up in one tensor, one behind the other.
@@ -200,6 +203,14 @@ def from_hf(
 
 def _stack(found, raw, prefix, rest, array):
     parts = rest.split(".")
+    if raw["model_type"] == "llama4_text":
+        array = array.swapaxes(1, 2)
+        if parts[2] == "down_proj":
+            found[f"{prefix}ffn_down_exps.weight"] = array
+            return
+        for side, half in zip(("gate", "up"), np.split(array, 2, 1), strict=True):
+            found[f"{prefix}ffn_{side}_exps.weight"] = half
+        return
     if raw["model_type"] != "gpt_oss":
         key = f"{prefix}ffn_{_STACKED[parts[3].removesuffix('_proj')]}_exps.weight"
         stack = found.setdefault(key, np.empty((experts(raw), *array.shape), "f4"))

@@ -23,6 +23,7 @@ ARCHS = {
     "exaone_moe": "exaone-moe",
     "phimoe": "phimoe",
     "mimo_v2_flash": "mimo2",
+    "llama4_text": "llama4",
 }
 _SOFTMAX, _SIGMOID = 1, 2
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -211,6 +212,15 @@ def _mimo_v2_flash(raw: dict) -> dict:
     }
 
 
+def _llama4_text(raw: dict) -> dict:
+    return {
+        "feed_forward_length": raw["intermediate_size_mlp"],
+        "expert_feed_forward_length": raw["intermediate_size"],
+        "interleave_moe_layer_step": raw["interleave_moe_layer_step"],
+        "rope.dimension_count": _head_dim(raw),
+    }
+
+
 _OWN = {
     "glm4_moe": _glm4_moe,
     "solar_open": _glm4_moe,
@@ -222,5 +232,6 @@ _OWN = {
     "granitemoeshared": _granitemoe,
     "exaone_moe": _exaone_moe,
     "mimo_v2_flash": _mimo_v2_flash,
+    "llama4_text": _llama4_text,
     "phimoe": lambda raw: {"rope.dimension_count": _head_dim(raw)},
 }
