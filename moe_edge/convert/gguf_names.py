@@ -47,6 +47,11 @@ _LAYER = {
     "attn.kv_a": "attn_kv_a_mqa.weight",
     "attn.kv_a_norm": "attn_kv_a_norm.weight",
     "attn.kv_b": "attn_kv_b.weight",
+    "indexer.q": "indexer.attn_q_b.weight",
+    "indexer.k": "indexer.attn_k.weight",
+    "indexer.k_norm": "indexer.k_norm.weight",
+    "indexer.k_norm_bias": "indexer.k_norm.bias",
+    "indexer.weights": "indexer.proj.weight",
     "router.weight": "ffn_gate_inp.weight",
     "router.bias": "ffn_gate_inp.bias",
     "router.correction_bias": "exp_probs_b.bias",
@@ -114,7 +119,7 @@ def dense_sources(
         for name, shape in shapes.items()
     }
     for joined, names in _QKV.items():
-        if prefix + joined not in found or names[0] not in shapes:
+        if prefix + joined not in found or any(n not in shapes for n in names):
             continue
         own = [shapes[name] for name in names]
         whole = (sum(shape[0] for shape in own), *own[0][1:])

@@ -183,3 +183,20 @@ def _with_factors(meta: Metadata, rope: dict) -> dict:
     both = dict.fromkeys(("short_factor", "long_factor"), factors)
     own = {"attention_factor": 1.0, _ORIGINAL: meta.need("context_length")}
     return rope | both | own | {"rope_type": "longrope"}
+
+
+def turning_share(meta: Metadata, width: int) -> float:
+    """Of Gemma 4's full layers: the share of a head whose pairs turn, the first ones.
+
+    llama.cpp divides the frequencies of all others by a number that stops them.
+    """
+    factors = meta.weights(ROPE_FACTORS) or []
+    turning = factors.count(1)
+    stopped = [factor for factor in factors[turning:] if factor > 1e20]
+    if not turning or turning + len(stopped) != width // 2:
+        raise meta.bad(
+            "attention.key_length",
+            width,
+            f"{ROPE_FACTORS} of {width // 2} numbers, ones and then huge ones",
+        )
+    return share(2 * turning, width)
