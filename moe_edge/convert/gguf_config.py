@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import numpy as np
-
 from moe_edge.convert.families import FAMILIES
 from moe_edge.convert.gguf_families import ARCHITECTURES, Architecture
 from moe_edge.convert.gguf_file import GgufFile
-from moe_edge.convert.gguf_metadata import ADVICE, Metadata
-from moe_edge.convert.gguf_names import ROPE_FACTORS, TOP
+from moe_edge.convert.gguf_metadata import Metadata
+from moe_edge.convert.gguf_names import TOP
 from moe_edge.core.checks import CheckpointError, ConfigError, check_known
 
 
@@ -23,8 +21,8 @@ def architecture(file: GgufFile) -> tuple[str, Architecture]:
     return arch, ARCHITECTURES[arch]
 
 
-def hf_config(file: GgufFile) -> dict[str, Any]:
-    """The config.json of the model in a GGUF file.
+def hf_config(file: GgufFile) -> tuple[dict[str, Any], set[str]]:
+    """The config.json of the model in a GGUF file, and tensors that said part of it.
 
     Raises:
       CheckpointError: no model, or keys missing; ConfigError: an architecture or value
@@ -42,8 +40,6 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
         raise CheckpointError(
             f"{file.path} lacks the matrix {TOP['embed']}; it holds no whole model"
         )
-    if ROPE_FACTORS not in entry.read:
-        _check_rope_factors(file)
     layers = meta.integer("block_count") - meta.integer("nextn_predict_layers", 0)
     if layers > len(file.tensors):
         raise CheckpointError(
@@ -70,7 +66,7 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
         config.setdefault("intermediate_size", dense)
     config[names.width[0]] = dense if width is None else width
     meta.finish()
-    return config | _special_ids(file)
+    return config | _special_ids(file), meta.needed
 
 
 def _special_ids(file: GgufFile) -> dict:
@@ -89,12 +85,3 @@ def _special_ids(file: GgufFile) -> dict:
         "bos_token_id": ids["bos"],
         "eos_token_id": (stops if len(stops) > 1 else stops[0]) if stops else None,
     }
-
-
-def _check_rope_factors(file: GgufFile) -> None:
-    """Factors of single rope frequencies (Llama 3.1) are refused unless all are one."""
-    if ROPE_FACTORS in file.tensors and np.any(file.read(ROPE_FACTORS) != 1):
-        raise ConfigError(
-            f"{file.path}: {ROPE_FACTORS} scales single rope frequencies, which is not "
-            f"implemented; {ADVICE}"
-        )

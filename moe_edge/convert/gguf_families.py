@@ -23,14 +23,12 @@ class Architecture(NamedTuple):
       fields: (metadata, common fields) -> further fields of config.json.
       tensors: canonical name -> tensor of a layer, where it is not the common one.
       permuted: whether rows of q and k stand in the order of llama.cpp's own rope.
-      read: tensors that `fields` reads, if they are there; nothing else needs them.
     """
 
     model_type: str
     fields: Callable[[Metadata, dict], dict[str, Any]]
     tensors: dict[str, str] = {}
     permuted: bool = False
-    read: tuple[str, ...] = ()
 
 
 def _olmoe(meta: Metadata, common: dict) -> dict[str, Any]:
@@ -115,6 +113,28 @@ def _mla(meta: Metadata) -> dict[str, Any]:
         "v_head_dim": meta.get("attention.value_length_mla", value_dim),
         "rope_parameters": parts.rope(meta, log_multiplier=True),
     } | parts.shared_and_dense(meta)
+
+
+def _deepseek_v32(meta: Metadata, common: dict) -> dict[str, Any]:
+    """DeepSeek-V3's parts and an indexer."""
+    own = {
+        "index_n_heads": meta.need("attention.indexer.head_count"),
+        "index_head_dim": meta.need("attention.indexer.key_length"),
+        "index_topk": meta.need("attention.indexer.top_k"),
+        "num_nextn_predict_layers": 0,
+    }
+    return _mla(meta) | parts.router_v3(meta) | own
+
+
+def _glm_moe_dsa(meta: Metadata, common: dict) -> dict[str, Any]:
+    """The same; tensors tell which layers have an indexer of their own."""
+    meta.raw("attention.indexer.types")
+    name = "blk.{}.indexer.attn_k.weight"
+    types = [
+        "full" if name.format(layer) in meta.tensors else "shared"
+        for layer in range(common["num_hidden_layers"])
+    ]
+    return _deepseek_v32(meta, common) | {"indexer_types": types}
 
 
 def _glm4_moe(meta: Metadata, common: dict) -> dict[str, Any]:
@@ -247,6 +267,93 @@ def _phimoe(meta: Metadata, common: dict) -> dict[str, Any]:
 _PHIMOE_MAGNITUDE = 1.243163121016122
 
 
+def _llama4(meta: Metadata, common: dict) -> dict[str, Any]:
+    """What a file cannot say is as in the published models.
+
+    A window of 0 means that all layers are alike: rotary, and no chunks.
+    """
+    parts.only_router(meta, parts.SIGMOID)
+    layers = common["num_hidden_layers"]
+    is_chunked = meta.get("attention.sliding_window") != 0
+    dense = parts.dense_layers(meta, layers)
+    return parts.gqa(meta) | {
+        "attention_bias": parts.has_bias(meta),
+        "use_qk_norm": meta.need("expert_count") != 128,
+        "intermediate_size_mlp": meta.need("feed_forward_length"),
+        "interleave_moe_layer_step": meta.need("interleave_moe_layer_step"),
+        "moe_layers": [layer for layer in range(layers) if layer not in dense],
+        "no_rope_layers": [
+            int(not is_chunked or (layer + 1) % 4 != 0) for layer in range(layers)
+        ],
+        "attention_chunk_size": 8192 if is_chunked else None,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    }
+
+
+def _gemma4(meta: Metadata, common: dict) -> dict[str, Any]:
+    """Full layers have sizes of their own, and may have no v besides k."""
+    parts.only_router(meta, parts.SOFTMAX, norm=True)
+    layers = common["num_hidden_layers"]
+    slides = meta.each_layer("attention.sliding_window_pattern", layers)
+    kv_heads = meta.each_layer("attention.head_count_kv", layers)
+    if slides is None or kv_heads is None:
+        raise meta.bad("attention.sliding_window_pattern", None, "a value a layer")
+    width = meta.integer("attention.key_length")
+    sliding_width = meta.integer("attention.key_length_swa")
+    for ending, own in (("", width), ("_swa", sliding_width)):
+        meta.only(f"attention.value_length{ending}", own)
+        meta.only(f"rope.dimension_count{ending}", own)
+    whole = [layer for layer in range(layers) if not slides[layer]]
+    ropes = {
+        "full_attention": {
+            **parts.rope(meta),
+            "rope_type": "proportional",
+            "partial_rotary_factor": parts.turning_share(meta, width),
+        },
+        "sliding_attention": {
+            "rope_type": "default",
+            "rope_theta": meta.get("rope.freq_base_swa", 10_000.0),
+        },
+    }
+    sliding_heads = {n for n, each in zip(kv_heads, slides, strict=True) if each}
+    if len(sliding_heads) > 1:
+        raise meta.bad("attention.head_count_kv", kv_heads, "one in sliding layers")
+    return {
+        "layer_types": parts.layer_types(slides),
+        "sliding_window": meta.need("attention.sliding_window"),
+        "head_dim": sliding_width,
+        "num_key_value_heads": max(sliding_heads, default=1),
+        "per_layer_config": {
+            str(layer): {"head_dim": width, "num_key_value_heads": kv_heads[layer]}
+            for layer in whole
+        },
+        "attention_k_eq_v": not any(
+            f"blk.{layer}.attn_{name}.weight" in meta.tensors
+            for layer in whole
+            for name in ("v", "qkv")
+        ),
+        "attention_bias": parts.has_bias(meta),
+        "rope_parameters": ropes,
+        "enable_moe_block": True,
+        "final_logit_softcapping": meta.get("final_logit_softcapping") or None,
+        "hidden_size_per_layer_input": meta.get("embedding_length_per_layer_input", 0),
+        "num_kv_shared_layers": meta.get("attention.shared_kv_layers", 0),
+    }
+
+
+_GEMMA4 = {
+    "attn_after_norm": "post_attention_norm.weight",
+    "mlp_after_norm": "post_ffw_norm.weight",
+    "expert_norm": "pre_ffw_norm_2.weight",
+    "expert_after_norm": "post_ffw_norm_2.weight",
+    "shared_after_norm": "post_ffw_norm_1.weight",
+    "layer_scale": "layer_output_scale.weight",
+    "router.input_scale": "ffn_gate_inp.scale",
+    "router.expert_scale": "ffn_down_exps.scale",
+    **{f"shared.{name}": f"ffn_{name}.weight" for name in ("gate", "up", "down")},
+}
 ARCHITECTURES = {
     "olmoe": Architecture("olmoe", _olmoe),
     "llama": Architecture("mixtral", _mixtral, permuted=True),
@@ -255,12 +362,16 @@ ARCHITECTURES = {
     "deepseek2": Architecture("deepseek_v2", _deepseek),
     "gpt-oss": Architecture("gpt_oss", _gpt_oss, _POST_NORM),
     "glm4moe": Architecture("glm4_moe", _glm4_moe, _POST_NORM),
+    "deepseek32": Architecture("deepseek_v32", _deepseek_v32),
+    "glm-dsa": Architecture("glm_moe_dsa", _glm_moe_dsa),
     "dots1": Architecture("dots1", _dots1),
     "minimax-m2": Architecture("minimax_m2", _minimax_m2),
     "ernie4_5-moe": Architecture("ernie4_5_moe", _ernie4_5_moe),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", _hunyuan_v1_moe),
     "granitemoe": Architecture("granitemoe", _granitemoe, permuted=True),
     "exaone-moe": Architecture("exaone_moe", _exaone_moe),
+    "gemma4": Architecture("gemma4_text", _gemma4, _GEMMA4),
+    "llama4": Architecture("llama4_text", _llama4),
     "mimo2": Architecture("mimo_v2_flash", _mimo_v2_flash),
-    "phimoe": Architecture("phimoe", _phimoe, read=parts.LONG_FACTORS),
+    "phimoe": Architecture("phimoe", _phimoe),
 }

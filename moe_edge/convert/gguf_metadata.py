@@ -26,16 +26,20 @@ class Metadata:
 
     Attributes:
       tensors: names in the file.
+      needed: those of them whose weights say what a config would say.
     """
 
     def __init__(self, file: GgufFile, arch: str):
         self._file, self._prefix = file, arch + "."
         self._used = set(_HARMLESS)
-        self.tensors = file.tensors
+        self.tensors, self.needed = file.tensors, set[str]()
 
-    def read(self, name: str) -> np.ndarray:
-        """The weights of a tensor."""
-        return self._file.read(name)
+    def weights(self, name: str) -> list[float] | None:
+        """The numbers of a tensor, None if there is none."""
+        if name not in self.tensors:
+            return None
+        self.needed.add(name)
+        return self._file.read(name).reshape(-1).astype(np.float64).tolist()
 
     def raw(self, key: str, default: Any = None) -> Any:
         """A value as it stands in the file, arrays as lists."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from moe_edge.checkpoint.schema import Item, Shapes, dense_items, item_shapes
 from moe_edge.convert.gguf_families import Architecture
+from moe_edge.convert.gguf_parts import ROPE_FACTORS
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 
@@ -46,6 +47,11 @@ _LAYER = {
     "attn.kv_a": "attn_kv_a_mqa.weight",
     "attn.kv_a_norm": "attn_kv_a_norm.weight",
     "attn.kv_b": "attn_kv_b.weight",
+    "indexer.q": "indexer.attn_q_b.weight",
+    "indexer.k": "indexer.attn_k.weight",
+    "indexer.k_norm": "indexer.k_norm.weight",
+    "indexer.k_norm_bias": "indexer.k_norm.bias",
+    "indexer.weights": "indexer.proj.weight",
     "router.weight": "ffn_gate_inp.weight",
     "router.bias": "ffn_gate_inp.bias",
     "router.correction_bias": "exp_probs_b.bias",
@@ -72,7 +78,6 @@ _QKV = {
 }
 _SPLIT = ("attn_k_b.weight", "attn_v_b.weight")
 _PERMUTED = ("attn.q", "attn.k", "attn.q_bias", "attn.k_bias")
-ROPE_FACTORS = "rope_freqs.weight"
 FREQUENCIES = ".attn_rot_embd.weight"
 
 
@@ -114,7 +119,7 @@ def dense_sources(
         for name, shape in shapes.items()
     }
     for joined, names in _QKV.items():
-        if prefix + joined not in found or names[0] not in shapes:
+        if prefix + joined not in found or any(n not in shapes for n in names):
             continue
         own = [shapes[name] for name in names]
         whole = (sum(shape[0] for shape in own), *own[0][1:])
@@ -195,7 +200,7 @@ def is_unused(name: str, num_layers: int, found) -> bool:
     Args:
       found: names in the file.
     """
-    # The one is checked by gguf_config.py, the others by the reader.
+    # The one is checked by gguf_parts.py, the others by the reader.
     if name == ROPE_FACTORS or name.endswith(FREQUENCIES):
         return True
     prefix, _, rest = name.partition(".")

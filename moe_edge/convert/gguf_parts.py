@@ -7,8 +7,12 @@ from typing import Any
 from moe_edge.convert.gguf_metadata import Metadata
 
 SOFTMAX, SIGMOID, SOFTMAX_CHOSEN = 1, 2, 3  # expert_gating_func
-LONG_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
+_LONG_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
+ROPE_FACTORS = "rope_freqs.weight"
 _ROUTER = "blk.{}.ffn_gate_inp.weight"
+
+
+_ORIGINAL = "original_max_position_embeddings"
 
 
 def has_bias(meta: Metadata) -> bool:
@@ -28,7 +32,7 @@ def gqa(meta: Metadata, *, rotated: str | None = None, **rope_options) -> dict:
     heads = meta.integer("attention.head_count")
     found: dict[str, Any] = {
         "num_key_value_heads": meta.get("attention.head_count_kv", heads),
-        "rope_parameters": rope(meta, **rope_options),
+        "rope_parameters": _with_factors(meta, rope(meta, **rope_options)),
     }
     key_length = meta.get("attention.key_length")
     if key_length is not None:
@@ -136,20 +140,12 @@ def rope(
         for name in ("beta_fast", "beta_slow")
     }
     attention_factor = meta.get("rope.scaling.yarn_attn_factor")
-    if long_magnitude is not None and all(n in meta.tensors for n in LONG_FACTORS):
+    if long_magnitude is not None and _LONG_FACTORS[0] in meta.tensors:
         meta.get("rope.scaling.attn_factor")
-        short, long = (meta.read(name).reshape(-1).tolist() for name in LONG_FACTORS)
+        short, long = map(meta.weights, _LONG_FACTORS)
         magnitudes = dict.fromkeys(("short_mscale", "long_mscale"), long_magnitude)
-        return (
-            found
-            | magnitudes
-            | {
-                "rope_type": "longrope",
-                "short_factor": short,
-                "long_factor": long,
-                "original_max_position_embeddings": original,
-            }
-        )
+        own = {"short_factor": short, "long_factor": long, _ORIGINAL: original}
+        return found | magnitudes | own | {"rope_type": "longrope"}
     meta.only("rope.scaling.attn_factor", 1)
     if kind == "none":
         return found | {"rope_type": "default"}
@@ -157,7 +153,7 @@ def rope(
     if kind != "yarn":
         return found  # linear, or refused by name
     meta.only("rope.scaling.yarn_ext_factor", 1, -1)
-    found |= {"original_max_position_embeddings": original} | betas
+    found |= {_ORIGINAL: original} | betas
     if attention_factor is not None:
         found["attention_factor"] = attention_factor
     if log_mul:
@@ -171,3 +167,36 @@ def rope(
     if truncate is not None:
         found["truncate"] = truncate
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _with_factors(meta: Metadata, rope: dict) -> dict:
+    """A rope whose single frequencies the file divides (Llama 3.1's and 4's).
+
+    That is a LongRoPE whose original context is all of it. Factors of one need none.
+    """
+    factors = meta.weights(ROPE_FACTORS)
+    if factors is None or all(factor == 1 for factor in factors):
+        meta.needed.discard(ROPE_FACTORS)
+        return rope
+    if rope["rope_type"] != "default":
+        raise meta.bad("rope.scaling.type", rope["rope_type"], "none besides factors")
+    both = dict.fromkeys(("short_factor", "long_factor"), factors)
+    own = {"attention_factor": 1.0, _ORIGINAL: meta.need("context_length")}
+    return rope | both | own | {"rope_type": "longrope"}
+
+
+def turning_share(meta: Metadata, width: int) -> float:
+    """Of Gemma 4's full layers: the share of a head whose pairs turn, the first ones.
+
+    llama.cpp divides the frequencies of all others by a number that stops them.
+    """
+    factors = meta.weights(ROPE_FACTORS) or []
+    turning = factors.count(1)
+    stopped = [factor for factor in factors[turning:] if factor > 1e20]
+    if not turning or turning + len(stopped) != width // 2:
+        raise meta.bad(
+            "attention.key_length",
+            width,
+            f"{ROPE_FACTORS} of {width // 2} numbers, ones and then huge ones",
+        )
+    return share(2 * turning, width)

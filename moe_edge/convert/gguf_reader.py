@@ -48,7 +48,7 @@ class GgufReader(DenseReader):
         self._file, self._cast = GgufFile(self.path), dtype
         check_tokenizer(self._file)
         _, self._entry = architecture(self._file)
-        raw = hf_config(self._file)
+        raw, needed = hf_config(self._file)
         try:
             self.config = config_from_hf(raw)
         except ConfigError as error:
@@ -58,8 +58,7 @@ class GgufReader(DenseReader):
         self.dropped = [
             name
             for name in found
-            if gguf_names.is_unused(name, layers, found)
-            and name not in self._entry.read
+            if gguf_names.is_unused(name, layers, found) and name not in needed
         ]
         for name in self.dropped:
             if name.endswith(gguf_names.FREQUENCIES):
@@ -70,7 +69,7 @@ class GgufReader(DenseReader):
             {
                 name: gguf_names.squeezed(shape)
                 for name, shape in found.items()
-                if name not in self.dropped and name not in self._entry.read
+                if name not in self.dropped and name not in needed
             },
             {name: gguf_names.squeezed(shape) for name, shape in expected.items()},
         )

@@ -70,6 +70,10 @@ SAYABLE = {
     "minimax_m2": {"rms_norm_eps": 1e-6},
     "ernie4_5_moe": {"rms_norm_eps": 1e-5, "moe_layer_interval": 1},
     "hunyuan_v1_moe": {"rms_norm_eps": 1e-5, "rope_scaling": None},
+    "granitemoe": {"rms_norm_eps": 1e-6},
+    "granitemoeshared": {"rms_norm_eps": 1e-6},
+    "phimoe": {"rms_norm_eps": 1e-5, "router_jitter_noise": 0.01},
+    "mimo_v2_flash": {"rms_norm_eps": 1e-5, "norm_topk_prob": True},
 }
 # Families that llama.cpp writes as another one, of the same arithmetic.
 ALIASES = {"glm4_moe_lite": "deepseek_v3", "solar_open": "glm4_moe"}
@@ -282,6 +286,22 @@ def test_modules_of_later_tokens_are_dropped_and_named(tmp_path, capsys):
     assert line in capsys.readouterr().err
 
 
+def test_factors_of_single_rope_frequencies_are_read(tmp_path):
+    """As Llama 3.1 has them: 1 for short wavelengths, `factor` for long ones."""
+    said, written = from_hf(*model("mixtral"))
+    factors = np.array([1, 1, 2.5, 8, 8], "f4")
+    written["rope_freqs.weight"] = ("F32", (5,), factors.tobytes())
+    got = open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
+    rope = got.config.attention.rope
+    assert (rope.kind, rope.attention_factor) == ("longrope", 1.0)
+    assert rope.factors == tuple(factors)
+    assert rope.original_positions == got.config.max_positions
+    assert got.dropped == []
+    written["rope_freqs.weight"] = ("F32", (4,), factors[1:].tobytes())
+    with pytest.raises(ConfigError, match="short_factor has 4 numbers, expected"):
+        open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
+
+
 def test_layer_behind_the_last_that_predicts_no_later_token_is_refused(tmp_path):
     raw, tensors = model("olmoe")
     extra = {"olmoe.block_count": 2}
@@ -384,7 +404,3 @@ def test_missing_parts_are_refused_by_name(tmp_path):
     del written["token_embd.weight"]
     with pytest.raises(CheckpointError, match="lacks the matrix token_embd.weight"):
         open_checkpoint(write_gguf(path, said, written))
-    written["rope_freqs.weight"] = ("F32", (1,), np.float32(8).tobytes())
-    said, rest = from_hf(*model("olmoe"))
-    with pytest.raises(ConfigError, match="rope_freqs.weight scales single rope"):
-        open_checkpoint(write_gguf(path, said, rest | written))

@@ -45,6 +45,10 @@ CASES = {
     # The shared expert is as wide as the converter says.
     "ernie4_5_moe": {"moe_layer_interval": 1, "intermediate_size": 80},
     "hunyuan_v1_moe": {"rope_scaling": None, "attention_bias": False},
+    "granitemoe": {},
+    "granitemoeshared": {},
+    # In sliding layers it sees one position less than the model's own code.
+    "mimo_v2_flash": {"sliding_window": 101},
 }
 QUANTISED = {"olmoe": {"hidden_size": 64, "intermediate_size": 32}, "gpt_oss": {}}
 KINDS = [(family, "F32") for family in CASES]

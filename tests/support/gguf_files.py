@@ -38,6 +38,11 @@ _NAMES = {
     "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
     "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
     "self_attn.kv_b_proj.weight": "attn_kv_b.weight",
+    "self_attn.indexer.wq_b.weight": "indexer.attn_q_b.weight",
+    "self_attn.indexer.wk.weight": "indexer.attn_k.weight",
+    "self_attn.indexer.k_norm.weight": "indexer.k_norm.weight",
+    "self_attn.indexer.k_norm.bias": "indexer.k_norm.bias",
+    "self_attn.indexer.weights_proj.weight": "indexer.proj.weight",
     "mlp.gate.weight": "ffn_gate_inp.weight",
     "mlp.router.weight": "ffn_gate_inp.weight",
     "mlp.router.bias": "ffn_gate_inp.bias",
@@ -53,6 +58,18 @@ _NAMES = {
     "block_sparse_moe.output_linear.weight": "ffn_down_exps.weight",
     "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
     "mlp.e_score_correction_bias": "exp_probs_b.bias",
+    "feed_forward.router.weight": "ffn_gate_inp.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
 }
 for _side in ("q", "k", "v", "o"):
     _to = {"o": "output"}.get(_side, _side)
@@ -64,6 +81,8 @@ for _side in ("gate", "up", "down"):
         ("mlp.shared_expert", "_shexp"),
         ("mlp.shared_experts", "_shexp"),
         ("mlp.shared_mlp", "_shexp"),
+        ("feed_forward", ""),
+        ("feed_forward.shared_expert", "_shexp"),
     ):
         _NAMES[f"{_from}.{_side}_proj.weight"] = f"ffn_{_side}{_to}.weight"
 # Gate and up in one tensor, one behind the other.
@@ -72,7 +91,7 @@ _HALVES = {
     "shared_mlp.input_linear.weight": "_shexp",
 }
 _PERMUTED = ("mixtral", "granitemoe", "granitemoeshared")
-_POST_NORM = ("gpt_oss", "glm4_moe", "solar_open")
+_POST_NORM = ("gpt_oss", "glm4_moe", "solar_open", "gemma4_text")
 _STACKED = {"gate": "gate", "up": "up", "down": "down"}
 _STACKED |= {"w1": "gate", "w3": "up", "w2": "down"}
 
@@ -185,6 +204,14 @@ def from_hf(
             if family in _POST_NORM and target == "ffn_norm.weight":
                 target = "post_attention_norm.weight"
             found[prefix + target] = array
+    if family == "gemma4_text":  # pairs of full layers that turn, and those that do not
+        rope, pairs = (
+            raw["rope_parameters"]["full_attention"],
+            raw["global_head_dim"] // 2,
+        )
+        factors = np.full(pairs, 1e30, np.float32)
+        factors[: int(pairs * rope["partial_rotary_factor"])] = 1
+        found["rope_freqs.weight"] = factors
     if joined:
         _join(found, raw)
     written = {}
@@ -200,6 +227,14 @@ def from_hf(
 
 def _stack(found, raw, prefix, rest, array):
     parts = rest.split(".")
+    if raw["model_type"] == "llama4_text":
+        array = array.swapaxes(1, 2)
+        if parts[2] == "down_proj":
+            found[f"{prefix}ffn_down_exps.weight"] = array
+            return
+        for side, half in zip(("gate", "up"), np.split(array, 2, 1), strict=True):
+            found[f"{prefix}ffn_{side}_exps.weight"] = half
+        return
     if raw["model_type"] != "gpt_oss":
         key = f"{prefix}ffn_{_STACKED[parts[3].removesuffix('_proj')]}_exps.weight"
         stack = found.setdefault(key, np.empty((experts(raw), *array.shape), "f4"))

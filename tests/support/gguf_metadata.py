@@ -14,6 +14,8 @@ ARCHS = {
     "glm4_moe": "glm4moe",
     "glm4_moe_lite": "deepseek2",
     "solar_open": "glm4moe",
+    "deepseek_v32": "deepseek32",
+    "glm_moe_dsa": "glm-dsa",
     "dots1": "dots1",
     "minimax_m2": "minimax-m2",
     "ernie4_5_moe": "ernie4_5-moe",
@@ -23,10 +25,12 @@ ARCHS = {
     "exaone_moe": "exaone-moe",
     "phimoe": "phimoe",
     "mimo_v2_flash": "mimo2",
+    "llama4_text": "llama4",
+    "gemma4_text": "gemma4",
 }
 _SOFTMAX, _SIGMOID = 1, 2
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k")
+_CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
 
 
 def _first(raw: dict, names):
@@ -111,12 +115,19 @@ def _router(raw: dict, scoring: int | None) -> dict:
 def _mla(raw: dict, old: bool) -> dict:
     head = raw["qk_nope_head_dim"] + raw["qk_rope_head_dim"]
     rank, value = raw["kv_lora_rank"], raw["v_head_dim"]
-    scoring = {"deepseek_v3": _SIGMOID, "deepseek_v2": _SOFTMAX}
+    scoring = dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm_moe_dsa"), _SIGMOID)
+    scoring["deepseek_v2"] = _SOFTMAX
     said = _router(raw, scoring.get(raw["model_type"])) | {
         "attention.q_lora_rank": raw["q_lora_rank"],
         "attention.kv_lora_rank": rank,
         "rope.dimension_count": raw["qk_rope_head_dim"],
+        "attention.indexer.head_count": raw.get("index_n_heads"),
+        "attention.indexer.key_length": raw.get("index_head_dim"),
+        "attention.indexer.top_k": raw.get("index_topk"),
     }
+    if "indexer_types" in raw:
+        full = [each == "full" for each in raw["indexer_types"]]
+        said["attention.indexer.types"] = full
     if "mscale_all_dim" in _rope(raw):
         said["rope.scaling.yarn_log_multiplier"] = 0.1 * _rope(raw)["mscale_all_dim"]
     if old:
@@ -211,6 +222,36 @@ def _mimo_v2_flash(raw: dict) -> dict:
     }
 
 
+def _llama4_text(raw: dict) -> dict:
+    return {
+        "feed_forward_length": raw["intermediate_size_mlp"],
+        "expert_feed_forward_length": raw["intermediate_size"],
+        "interleave_moe_layer_step": raw["interleave_moe_layer_step"],
+        "rope.dimension_count": _head_dim(raw),
+    }
+
+
+def _gemma4_text(raw: dict) -> dict:
+    slides = [each == "sliding_attention" for each in raw["layer_types"]]
+    heads = (raw["num_global_key_value_heads"], raw["num_key_value_heads"])
+    width, ropes = raw["global_head_dim"], raw["rope_parameters"]
+    return {
+        "attention.sliding_window_pattern": slides,
+        "attention.head_count_kv": [heads[each] for each in slides],
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "attention.key_length_swa": raw["head_dim"],
+        "attention.value_length_swa": raw["head_dim"],
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": 0,
+        "rope.dimension_count": width,
+        "rope.dimension_count_swa": raw["head_dim"],
+        "rope.freq_base": ropes["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+        "final_logit_softcapping": raw["final_logit_softcapping"],
+    }
+
+
 _OWN = {
     "glm4_moe": _glm4_moe,
     "solar_open": _glm4_moe,
@@ -222,5 +263,7 @@ _OWN = {
     "granitemoeshared": _granitemoe,
     "exaone_moe": _exaone_moe,
     "mimo_v2_flash": _mimo_v2_flash,
+    "llama4_text": _llama4_text,
+    "gemma4_text": _gemma4_text,
     "phimoe": lambda raw: {"rope.dimension_count": _head_dim(raw)},
 }
