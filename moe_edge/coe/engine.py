@@ -85,8 +85,12 @@ class ExpertEngine(ExpertDriver):
             threading.Thread(target=self._work, args=(lane,), name=f"executor-{lane}")
             for lane in range(len(self._executors))
         ]
-        gc.collect()
-        gc.freeze()  # what was there before is not looked through again and again
+        # What was there before is not looked through again and again. Who has frozen
+        # what they keep finds it so: nobody can thaw the rest alone.
+        freezes = not gc.get_freeze_count()
+        if freezes:
+            gc.collect()
+            gc.freeze()
         self._clock.start(requests[0].arrival_s)
         started = []
         try:
@@ -109,7 +113,8 @@ class ExpertEngine(ExpertDriver):
                 inbox.put(None)
             for thread in started:
                 thread.join()
-            gc.unfreeze()
+            if freezes:
+                gc.unfreeze()
         if self._error is not None:
             raise self._error
         result.steps.sort(key=lambda step: step.begin_s)
