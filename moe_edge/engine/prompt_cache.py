@@ -102,6 +102,10 @@ class PromptCache:
         self._kept[k, kept.tokens] = kept
         self.num_bytes += kept.num_bytes
 
+    def youngest_first(self) -> list[tuple[int, Kept]]:
+        """All that is kept, by K; the most recently used first."""
+        return [(k, kept) for (k, _), kept in reversed(self._kept.items())]
+
     def clear(self) -> None:
         """Keeps nothing of what there was."""
         self._kept.clear()

@@ -20,9 +20,11 @@ A row that has its `max_new_tokens` takes no further step; every row is released
 caller, at whatever point: its place is free from then on. One thread at a time.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
 from moe_edge.core.checks import CapacityError, RequestError, check_count
 from moe_edge.engine.base import Engine
@@ -35,6 +37,7 @@ from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
 from moe_edge.engine.slot_rows import MOST_LOGPROBS, LiveRow, NewToken, Row
 from moe_edge.engine.slot_tokens import next_tokens, rules_of
 from moe_edge.engine.slot_warm_up import warm_up
+from moe_edge.model import kv_cache
 from moe_edge.model.router import Routing
 
 
@@ -274,6 +277,36 @@ class RowSlots:
             for layer, cache in enumerate(self._batch.session.caches)
         ]
         self.cache.add(row.prompt_k, Kept(tokens, caches, num_bytes))
+
+    def keep(self, k: int, tokens: tuple[int, ...], layers: Mapping[int, Any]) -> bool:
+        """Puts caches of an earlier run into the prompt cache; whether they fit.
+
+        Args:
+          tokens: whole chunks; layers: by number, arrays by name as `_keep` makes them.
+        """
+        C, config = self.shapes.chunk, self.engine.config
+        own_k = 1 <= k <= config.moe.top_k
+        if not tokens or len(tokens) % C or not own_k:
+            return False
+        if len(tokens) > self.shapes.max_context:
+            return False
+        capacity = capacity_for(self.shapes.kept_capacity(len(tokens)))
+        num_bytes = cache_bytes(config, 1, capacity)
+        shapes = [
+            kv_cache.cache_shapes(config.attention_of(layer), 1, capacity)
+            for layer in range(config.num_layers)
+        ]
+        for layer, wanted in enumerate(shapes):
+            arrays = layers.get(layer, {})
+            given = {name: (a.shape, a.dtype) for name, a in arrays.items()}
+            if given != {name: (s, np.float32) for name, s in wanted.items()}:
+                return False
+        if not self.cache.wants(tokens, k, num_bytes):
+            return False
+        self.cache.make_room(tokens, k, num_bytes)
+        caches = [self.engine.put(layers[layer]) for layer in range(config.num_layers)]
+        self.cache.add(k, Kept(tokens, caches, num_bytes))
+        return True
 
     # Steps.
 

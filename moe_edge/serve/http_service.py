@@ -32,11 +32,13 @@ def serve_http(
     serving: ServingOptions,
     server: ServerOptions,
     on_ready: Callable[[], Any] = lambda: None,
+    before_close: Callable[[Driver], Any] = lambda driver: None,
 ) -> dict[str, Any]:
     """Serves in the main thread until a signal; prints a line of JSON when ready.
 
     Args:
       load: a driver that is warmed up; called in the engine's thread.
+      before_close: called there once no request runs any more.
       on_ready: called after that line.
     Returns:
       requests, outcomes, generated_tokens, uptime_s.
@@ -48,9 +50,12 @@ def serve_http(
         if server.request_log is not None:
             observers.append(RequestLog(server.request_log))
             stack.callback(observers[-1].close)
-        thread = EngineThread(
-            load, lambda driver: driver.slots.engine.close(), observers
-        )
+
+        def close(driver: Driver) -> None:
+            before_close(driver)
+            driver.slots.engine.close()
+
+        thread = EngineThread(load, close, observers)
 
         def tell_ready() -> None:
             line = {

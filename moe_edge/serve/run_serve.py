@@ -81,6 +81,11 @@ def run_serve(
         can_guide=servers is None,
     )
     make_loop(serving, model.own_k, NO_LIMITS, serving.step_costs())
+    if servers is not None and server.prompt_cache_dir is not None:
+        raise ConfigError(
+            "--prompt_cache_dir with --servers: the caches of several servers are not "
+            "kept; leave it out"
+        )
     template = find_template(
         model.tokenizer.folder, server.chat_template, server.tool_parser
     )
@@ -97,8 +102,33 @@ def run_serve(
         from moe_edge.serve.http_service import serve_http
         from moe_edge.serve.loading import load_driver
 
+        keep = server.prompt_cache_dir
+        files: list[Any] = []
+
         def load():
             fail = server.fail_step
-            return load_driver(checkpoint, k, offload, serving, fail_step=fail)
+            driver = load_driver(checkpoint, k, offload, serving, fail_step=fail)
+            if keep is not None:
+                from moe_edge.engine.prompt_files import PromptFiles
 
-        return serve_http(load, sock, model, template, serving, server)
+                files.append(PromptFiles(keep, _kept_model(reader, serving, offload)))
+                files[0].load(driver.slots)
+            return driver
+
+        def save(driver):
+            for each in files:
+                each.save(driver.slots)
+
+        given = load, sock, model, template, serving, server
+        return serve_http(*given, before_close=save)
+
+
+def _kept_model(reader, serving: ServingOptions, offload) -> dict[str, Any]:
+    """What a prompt cache in a folder is of; reads all weights of others' formats."""
+    return {
+        "content": reader.content_sha256(),
+        "top_k": reader.config.moe.top_k,
+        "chunk": serving.prefill_chunk,
+        "lossless": offload is None or offload.lossless,
+        "deterministic": serving.deterministic,
+    }

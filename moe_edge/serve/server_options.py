@@ -37,6 +37,7 @@ class ServerOptions:
       chat_template: Jinja file that replaces the checkpoint's own template.
       tool_parser: how the model writes calls of tools (docs/serving.md); auto: as its
         chat template says.
+      prompt_cache_dir: folder that keeps the prompt cache from one start to the next.
       request_log: file that gets one line a request, without its text.
       fail_step: fault injection: the step of this number raises an error.
     """
@@ -53,6 +54,7 @@ class ServerOptions:
     cors_origin: Sequence[str] = ()
     chat_template: str | None = None
     tool_parser: str = "auto"
+    prompt_cache_dir: str | None = None
     request_log: str | None = None
     fail_step: int | None = None
 
@@ -75,6 +77,9 @@ class ServerOptions:
             if getattr(self, flag) is not None:
                 check_there(getattr(self, flag), f"--{flag}")
         check_known("tool parser", self.tool_parser, ("auto", *DIALECTS))
+        kept = self.prompt_cache_dir
+        if kept is not None and Path(kept).exists() and not Path(kept).is_dir():
+            raise ConfigError(f"--prompt_cache_dir {kept} is no folder; name one")
         log = self.request_log
         if log is not None and not Path(log).absolute().parent.is_dir():
             raise ConfigError(f"--request_log {log}: there is no such folder")

@@ -8,9 +8,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-# Runs of white space between the parts of a JSON text: a model that writes nothing else
-# would never end.
-WHITE_SPACE = r"[\x20\x0A\x0D\x09]{0,16}"
+# White space between the parts of a JSON text: nothing, a space, or a new line and its
+# indent. A model that may write any would perhaps write nothing else, and never end.
+WHITE_SPACE = r"(\x20?|\x0A[\x20\x09]{0,32})"
 
 
 class Tool(NamedTuple):
