@@ -9,6 +9,7 @@ from moe_edge.convert import family_gqa as gqa
 from moe_edge.convert.family_dots1 import DOTS1
 from moe_edge.convert.family_ernie import ERNIE4_5_MOE
 from moe_edge.convert.family_flex_olmo import FLEX_OLMO
+from moe_edge.convert.family_gemma4 import GEMMA4_TEXT
 from moe_edge.convert.family_granite import GRANITEMOE, GRANITEMOESHARED
 from moe_edge.convert.family_hunyuan import HUNYUAN_V1_MOE
 from moe_edge.convert.family_llama4 import LLAMA4_TEXT
@@ -44,6 +45,7 @@ FAMILIES = {
     "hunyuan_v1_moe": HUNYUAN_V1_MOE,
     "mimo_v2_flash": MIMO_V2_FLASH,
     "llama4_text": LLAMA4_TEXT,
+    "gemma4_text": GEMMA4_TEXT,
 }
 
 

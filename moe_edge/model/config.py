@@ -13,7 +13,7 @@ from moe_edge.core.checks import ConfigError, check_count, check_known
 
 ATTENTION_KINDS = ("gqa", "mla")
 QK_NORMS = ("none", "head", "unit", "full")
-ROPE_KINDS = ("default", "linear", "yarn", "llama3")
+ROPE_KINDS = ("default", "linear", "yarn", "llama3", "proportional")
 SCORINGS = ("softmax", "sigmoid", "softmax_topk", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
@@ -33,6 +33,9 @@ class RopeConfig:
     kind: str = "default"
     interleaved: bool = False  # pairs (0,1),(2,3).. (DeepSeek, ERNIE), not halves
     factor: float = 1.0
+    turning: int = (
+        0  # proportional: pairs that turn, the first ones; others stand still
+    )
     original_positions: int = 0  # yarn, llama3
     attention_factor: float = 1.0  # multiplies cos and sin (yarn)
     beta_fast: float = 32.0
@@ -65,6 +68,8 @@ class AttentionConfig:
     chunked: bool = False  # a query sees its own chunk of `window` positions (Llama 4)
     v_head_dim: int = 0  # 0: head_dim (MLA states it always)
     value_scale: float = 1.0  # multiplies v
+    v_norm: bool = False  # RMSNorm without weights of each head of v
+    k_is_v: bool = False  # v is the product of k, before its norm and rotation
     # q of position p is multiplied by 1 + temperature * log(1 + (p + 1) // span)
     # (Llama 4, arXiv 2501.19399).
     temperature: float = 0.0
@@ -122,6 +127,11 @@ class MoeConfig:
     swiglu_limit: float | None = None  # clamped_swiglu: clip of gate and up
     # A token's score multiplies what its one expert takes, not what it gives (Llama 4).
     input_scaled: bool = False
+    # Router, experts and shared expert (here a dense MLP beside them) take the state
+    # before them normed without weights, each by weights of its own, and experts and
+    # shared expert have a norm of their own behind them (Gemma 4).
+    own_norms: bool = False
+    expert_scale: bool = False  # a factor of each expert, after normalisation
     shared_dim: int = 0  # 0: no shared expert
     shared_gate: bool = False  # sigmoid gate on the shared expert's output
     sub_experts: int = 1  # U, blocks of a parent expert
@@ -187,6 +197,8 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     other_attention: tuple[AttentionConfig, ...] = ()
     attention_kinds: tuple[int, ...] = ()
+    logit_cap: float | None = None  # c tanh(logits / c)
+    layer_scale: bool = False  # a factor of the residual stream behind each layer
     hf_config: dict[str, Any] = dataclasses.field(
         default_factory=dict, compare=False, hash=False, repr=False
     )
@@ -215,6 +227,15 @@ class ModelConfig:
         for each in self.attentions:
             _check_attention(each)
         self._check_kinds()
+        if self.layer_scale and self.dense_layers:
+            raise ConfigError(
+                "a layer_scale is implemented for layers with experts, got dense "
+                f"layers {self.dense_layers}"
+            )
+        if moe.own_norms and not (
+            self.norm_before and self.norm_after and self.norm == "rms"
+        ):
+            raise ConfigError("own_norms of a MoE layer need RMSNorms on both sides")
         if not 1 <= moe.top_k <= moe.max_top_k:
             limit = "parent_top_k x sub_experts" if moe.keeps_router else "num_experts"
             raise ConfigError(
@@ -327,6 +348,11 @@ def _check_attention(attention: AttentionConfig) -> None:
             "a norm of q and k after rotation is one per head, got qk_norm "
             f"{attention.qk_norm!r}"
         )
+    if attention.k_is_v and attention.value_dim != attention.head_dim:
+        raise ConfigError(
+            f"v that is k has its width {attention.head_dim}, got v_head_dim "
+            f"{attention.v_head_dim}"
+        )
     rope = attention.rope
     if rope is None:
         if attention.kind == "mla":
@@ -337,6 +363,13 @@ def _check_attention(attention: AttentionConfig) -> None:
         raise ConfigError(
             f"rotary width {rope.dim} must be even and at most "
             f"head_dim {attention.head_dim}"
+        )
+    if rope.turning > rope.dim // 2 or (rope.kind == "proportional") != (
+        rope.turning > 0
+    ):
+        raise ConfigError(
+            f"a proportional rope turns 1..{rope.dim // 2} pairs, others state none; "
+            f"got {rope.turning} of a rope {rope.kind}"
         )
 
 
@@ -350,6 +383,11 @@ def _check_split(moe: MoeConfig) -> None:
     if U > 1 and not 1 <= moe.parent_top_k <= moe.num_parents:
         raise ConfigError(
             f"parent_top_k must be in 1..{moe.num_parents}, got {moe.parent_top_k}"
+        )
+    if U > 1 and (moe.own_norms or moe.expert_scale):
+        raise ConfigError(
+            "experts with norms or factors of their own have no sub-experts yet; got "
+            f"sub_experts {U}, expected 1"
         )
     if not moe.has_proxy_gate:
         if moe.gate_neurons or shares:

@@ -18,6 +18,8 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
     base = 1.0 / (np.float32(rope.theta) ** exponents)
     if rope.kind == "linear":
         base = base / rope.factor
+    elif rope.kind == "proportional":
+        base = base / rope.factor * (np.arange(len(base)) < rope.turning)
     elif rope.kind == "yarn":
         base = _yarn(rope, base)
     elif rope.kind == "llama3":

@@ -272,6 +272,29 @@ CONFIGS["llama4_text"] = {
     "attention_bias": True,
     "pad_token_id": 0,
 }
+CONFIGS["gemma4_text"] = {
+    **_PLAIN,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "enable_moe_block": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 7e2},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 9e3}
+        | {"partial_rotary_factor": 0.5},
+    },
+}
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
 _TORCH_NAMES = {"float32": np.float32, "float16": np.float16}
