@@ -31,9 +31,7 @@ def _read(fields: Fields, common: dict, heads: int, groups, **latent) -> dict:
     indexed = ["indexed_attention"] * layers
     fields.only("layer_types", (indexed, None), "all layers have this attention")
     top_k = fields.int("index_topk", 2048)
-    why = (
-        f"beyond index_topk={top_k} sparse attention chooses the positions seen, which"
-    )
+    why = f"beyond index_topk={top_k} its sparse attention chooses positions, which"
     return {
         "attention": read_mla(fields, common, interleaved=True, **latent),
         "moe": read_moe_v3(
