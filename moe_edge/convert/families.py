@@ -7,7 +7,9 @@ from moe_edge.convert import family_deepseek as deep
 from moe_edge.convert import family_glm4 as glm4
 from moe_edge.convert import family_gqa as gqa
 from moe_edge.convert.family_dots1 import DOTS1
+from moe_edge.convert.family_dsa import DEEPSEEK_V32, GLM_MOE_DSA
 from moe_edge.convert.family_ernie import ERNIE4_5_MOE
+from moe_edge.convert.family_exaone_moe import EXAONE_MOE
 from moe_edge.convert.family_flex_olmo import FLEX_OLMO
 from moe_edge.convert.family_gemma4 import GEMMA4_TEXT
 from moe_edge.convert.family_granite import GRANITEMOE, GRANITEMOESHARED
@@ -15,7 +17,8 @@ from moe_edge.convert.family_hunyuan import HUNYUAN_V1_MOE
 from moe_edge.convert.family_llama4 import LLAMA4_TEXT
 from moe_edge.convert.family_mimo_v2_flash import MIMO_V2_FLASH
 from moe_edge.convert.family_minimax_m2 import MINIMAX_M2
-from moe_edge.convert.family_parts import read_common
+from moe_edge.convert.family_parts import end_positions, read_common
+from moe_edge.convert.family_phimoe import PHIMOE
 from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.hf_files import CONFIG_NAME, GENERATION_NAME
 from moe_edge.convert.neutral_fields import neutral_values
@@ -36,6 +39,10 @@ FAMILIES = {
     "flex_olmo": FLEX_OLMO,
     "granitemoe": GRANITEMOE,
     "granitemoeshared": GRANITEMOESHARED,
+    "phimoe": PHIMOE,
+    "deepseek_v32": DEEPSEEK_V32,
+    "glm_moe_dsa": GLM_MOE_DSA,
+    "exaone_moe": EXAONE_MOE,
     "glm4_moe": glm4.GLM4_MOE,
     "glm4_moe_lite": glm4.GLM4_MOE_LITE,
     "solar_open": glm4.SOLAR_OPEN,
@@ -99,6 +106,11 @@ def config_from_hf(
     fields.get("quantization_config")  # judged by quantize.py
     common = read_common(fields, family.max_positions, family.norm_eps)
     parts = common | family.read(fields, common)
+    rope = parts["attention"].rope
+    if rope is not None and rope.kind == "longrope":
+        why = "beyond, longrope rotates all positions by other frequencies"
+        end = rope.original_positions
+        parts |= end_positions(parts, end, f"{why}, which is not implemented")
     vocab = fields.int("vocab_size")
     special: dict[str, tuple[int, ...]] = {}
     for name, default in (("eos_token_id", family.eos), ("bos_token_id", family.bos)):

@@ -16,6 +16,7 @@ def ernie4_5_moe(fields: Fields, common: dict) -> dict:
     fields.only("moe_norm_min", (1e-12, None), "the smallest sum of weights")
     fields.only("moe_gate", ("topk", None), "the best experts are chosen")
     fields.only("moe_gate_act", ("softmax", None), "the router's scores")
+    fields.only("use_rmsnorm", (True, None), "norms are RMSNorm")
     fields.only("moe_use_aux_free", (True, None), "the choice has a bias")
     # How many tokens an expert takes in training: none is dropped at inference.
     fields.get("moe_capacity")

@@ -181,6 +181,18 @@ def read_gqa(
     )
 
 
+def end_positions(parts: dict, end: int, why: str) -> dict:
+    """Those of `parts` that end the context at a number of positions.
+
+    Args:
+      parts: arguments of `ModelConfig`.
+      why: what would come behind it.
+    """
+    if parts["max_positions"] <= end:
+        return {}
+    return {"max_positions": end, "positions_end": why}
+
+
 def read_mla(
     fields: Fields,
     common: dict,

@@ -82,6 +82,8 @@ def _is_unused(name: str, found: dict[str, Stored], config: ModelConfig) -> bool
         stored = found[name]
         check_frequencies(stored.file.path, stored.name, stored.tensor(), config)
         return True
+    if name.startswith(rules.family(config).mtp_prefixes):
+        return True
     match = _LAYER_ID.match(name)
     if match is None:
         return False

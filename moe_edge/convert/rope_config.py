@@ -23,6 +23,8 @@ _KEYS = {
     "proportional": {"factor"},
     "yarn": {"factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow"}
     | {"mscale", "mscale_all_dim", "truncate"},
+    "longrope": {"factor", _ORIGINAL, "attention_factor"}
+    | {"short_factor", "long_factor"},
 }
 
 
@@ -51,7 +53,7 @@ def rope_dict(
     parameters.setdefault("rope_theta", theta)
     parameters.setdefault("rope_type", parameters.get("type") or "default")
     outer = fields.get(_ORIGINAL)
-    if outer is not None and parameters["rope_type"] in ("yarn", "llama3"):
+    if outer is not None and parameters["rope_type"] in ("yarn", "llama3", "longrope"):
         parameters[_ORIGINAL] = outer
     return parameters
 
@@ -91,8 +93,9 @@ def rotated_width(
     width = int(head_dim * fields.number(name, factor))
     if width % 2 or not 2 <= width <= head_dim:
         raise ConfigError(
-            f"config.json of {fields.family}: {name} {factor} rotates {width} of the "
-            f"{head_dim} dimensions of a head, expected an even number in 2..{head_dim}"
+            f"config.json of {fields.family}: {name} (or rotary_dim / head_dim) is "
+            f"{factor}, which rotates {width} of the {head_dim} dimensions of a head; "
+            f"expected an even number in 2..{head_dim}"
         )
     return width
 
@@ -196,6 +199,15 @@ def rope_config(
             high_freq_factor=high,
         )
     factor = number("factor", max_positions / original)
+    if kind == "longrope":
+        return RopeConfig(
+            **common,
+            factors=_short_factors(fields, parameters, dim),
+            original_positions=int(original),
+            attention_factor=number(
+                "attention_factor", _longrope_magnitude(factor, original)
+            ),
+        )
     mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if parameters.get("attention_factor") is not None:
         attention_factor = number("attention_factor")
@@ -218,6 +230,28 @@ def rope_config(
         beta_slow=number("beta_slow", 1.0) if parameters.get("beta_slow") else 1.0,
         truncate=truncate,
     )
+
+
+def _short_factors(fields: Fields, parameters: dict, dim: int) -> tuple[float, ...]:
+    """What divides the frequencies up to the original context; beyond it
+    `long_factor` would, at all positions, so contexts end there."""
+    for name in ("short_factor", "long_factor"):
+        values = parameters.get(name)
+        if not isinstance(values, list) or len(values) != dim // 2:
+            found = len(values) if isinstance(values, list) else repr(values)[:60]
+            raise ConfigError(
+                f"config.json of {fields.family}: rope {name} has {found} numbers, "
+                f"expected a list of {dim // 2}, one for two rotated dimensions"
+            )
+    short = parameters["short_factor"]
+    return tuple(fields.number("rope short_factor", value) for value in short)
+
+
+def _longrope_magnitude(factor: float, original: float) -> float:
+    """LongRoPE's attention factor where the file has none."""
+    if factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def mla_softmax_scale(fields: Fields, parameters: dict, head_dim: int) -> float | None:

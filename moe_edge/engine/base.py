@@ -184,7 +184,7 @@ class Engine:
         if capacity > self.config.max_positions:
             raise CapacityError(
                 f"{capacity} tokens (prompt and new) exceed the model's context of "
-                f"{self.config.max_positions}; shorten the prompt or ask for fewer"
+                f"{self.config.context_words}; shorten the prompt or ask for fewer"
             )
         needed_bytes = cache_bytes(self.config, batch, capacity)
         if self.kv_limit_bytes is not None and needed_bytes > self.kv_limit_bytes:

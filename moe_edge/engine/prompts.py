@@ -78,6 +78,7 @@ def encode_prompts(
     prompts: Sequence[Prompt],
     max_new_tokens: int,
     max_positions: int,
+    positions_end: str = "",
 ) -> list[list[int]]:
     """Token ids of every prompt.
 
@@ -94,7 +95,8 @@ def encode_prompts(
             raise CapacityError(
                 f"prompt {prompt.id!r} has {len(ids)} tokens; with "
                 f"max_new_tokens={max_new_tokens} it exceeds the model's context of "
-                f"{max_positions}; shorten the prompt or ask for fewer tokens"
+                f"{max_positions}{f' ({positions_end})' if positions_end else ''}; "
+                "shorten the prompt or ask for fewer tokens"
             )
         rows.append(ids)
     return rows

@@ -46,7 +46,7 @@ def row_tokens(
     longest = max_new_tokens + max(len(tokenizer.encode(text.text)) for text in texts)
     tokens = reserved_tokens(max_context, longest)
     if max_context is not None:
-        check_context(max_context, reader.config.max_positions)
+        check_context(max_context, reader.config)
     return tokens
 
 
@@ -164,8 +164,8 @@ def run_generate(
     from moe_edge.engine.generate import generate_rows  # loads JAX, as the engine did
 
     engine, tokenizer = loaded.engine, loaded.tokenizer
-    limit = engine.config.max_positions
-    rows = encode_prompts(tokenizer, texts, max_new_tokens, limit)
+    limit = engine.config.max_positions, engine.config.positions_end
+    rows = encode_prompts(tokenizer, texts, max_new_tokens, *limit)
     on_token = stream = None
     if len(texts) == 1:
         stream, before = TextStream(tokenizer, rows[0]), texts[0].text

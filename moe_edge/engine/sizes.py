@@ -7,6 +7,7 @@ prompts as the engine does.
 from collections.abc import Iterable, Sequence
 
 from moe_edge.core.checks import CapacityError, check_count
+from moe_edge.model.config import ModelConfig
 
 # Tokens of a row, prompt and new, for whose KV cache a budget in bytes reserves room
 # where nobody says: of commands and of Python.
@@ -32,12 +33,12 @@ def capacity_for(tokens: int) -> int:
     return bucket(tokens, MIN_CAPACITY)
 
 
-def check_context(max_context: int, max_positions: int) -> None:
+def check_context(max_context: int, config: ModelConfig) -> None:
     """Raises CapacityError for rows that are longer than the model's context."""
-    if max_context > max_positions:
+    if max_context > config.max_positions:
         raise CapacityError(
             f"max_context of {max_context} tokens exceeds the model's context of "
-            f"{max_positions}; lower it"
+            f"{config.context_words}; lower it"
         )
 
 

@@ -103,7 +103,7 @@ class SlotShapes(SlotSizes):
 
     def __init__(self, config: ModelConfig, **sizes):
         super().__init__(**sizes)
-        check_context(self.max_context, config.max_positions)
+        check_context(self.max_context, config)
         self.config = config
         # Positions that are copied at a time, from cache to cache.
         self.part = math.gcd(self.chunk, *self.capacities, *self.prompt_capacities)

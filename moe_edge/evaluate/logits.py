@@ -62,7 +62,8 @@ def write_logits(engine, tokens_BS: np.ndarray, path: Path) -> tuple[int, int, i
     V, limit = engine.config.vocab_size, engine.config.max_positions
     if S > limit:
         raise CapacityError(
-            f"rows of {S} tokens exceed the model's context of {limit}; cut them"
+            f"rows of {S} tokens exceed the model's context of "
+            f"{engine.config.context_words}; cut them"
         )
     group = rows_together((B, S), V)
     partial = path.with_name(f".{path.name}.partial")

@@ -122,7 +122,8 @@ def measure_perplexity(
     stride = max(1, window // 2) if stride is None else stride
     if window > limit:
         raise CapacityError(
-            f"window of {window} tokens exceeds the model's context of {limit}"
+            f"window of {window} tokens exceeds the model's context of "
+            f"{engine.config.context_words}"
         )
     # The last window is the short one; first in line, it shares a batch, and so a
     # compiled shape, with full ones.

@@ -45,7 +45,7 @@ def computed_results(
     budget, row_bytes = math.inf, _nothing
     if checkpoint is not None:
         config = open_checkpoint(checkpoint).config
-        options.check_model(config.moe.top_k, config.max_positions)
+        options.check_model(config)
         own_k, context = config.moe.top_k, options.context(config.max_positions)
         budget, row_bytes = _caches(options, config, context)
     elif options.kv_memory is not None:

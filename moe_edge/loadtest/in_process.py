@@ -43,7 +43,7 @@ def engine_results(
     reader = open_checkpoint(checkpoint)
     prepare_process(reader, offload)
     own_k, longest = reader.config.moe.top_k, reader.config.max_positions
-    options.check_model(own_k, longest)
+    options.check_model(reader.config)
     check_room(checkpoint, None, offload, options, reader.config)
     check_floors(load.floors, own_k)
     context = options.context(longest)

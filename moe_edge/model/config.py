@@ -13,7 +13,7 @@ from moe_edge.core.checks import ConfigError, check_count, check_known
 
 ATTENTION_KINDS = ("gqa", "mla")
 QK_NORMS = ("none", "head", "unit", "full")
-ROPE_KINDS = ("default", "linear", "yarn", "llama3", "proportional")
+ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "proportional")
 SCORINGS = ("softmax", "sigmoid", "softmax_topk", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
@@ -33,11 +33,11 @@ class RopeConfig:
     kind: str = "default"
     interleaved: bool = False  # pairs (0,1),(2,3).. (DeepSeek, ERNIE), not halves
     factor: float = 1.0
-    turning: int = (
-        0  # proportional: pairs that turn, the first ones; others stand still
-    )
-    original_positions: int = 0  # yarn, llama3
-    attention_factor: float = 1.0  # multiplies cos and sin (yarn)
+    factors: tuple[float, ...] = ()  # longrope: divide the frequencies, one by one
+    # proportional: pairs that turn, the first ones; others stand still
+    turning: int = 0
+    original_positions: int = 0  # yarn, llama3, longrope
+    attention_factor: float = 1.0  # multiplies cos and sin (yarn, longrope)
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True  # yarn: round the correction range to whole indices
@@ -94,6 +94,20 @@ class AttentionConfig:
     def cache_heads(self) -> int:
         """Rows of a layer's cache that belong to one row of the batch."""
         return 1 if self.kind == "mla" else self.num_kv_heads
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexerConfig:
+    """What chooses the `top_k` positions that a token sees, where there are more.
+
+    Nothing here runs it: contexts end at `top_k`, its weights stay in checkpoints.
+    (DeepSeek-V3.2)
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    layers: tuple[int, ...]  # those that have one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,6 +193,8 @@ class ModelConfig:
     attention: AttentionConfig
     moe: MoeConfig
     max_positions: int
+    # Why that is less than config.json says, for messages.
+    positions_end: str = ""
     norm_eps: float = 1e-6
     # Of layers and of the final state: root mean square, or LayerNorm with a bias.
     norm: str = "rms"
@@ -197,6 +213,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     other_attention: tuple[AttentionConfig, ...] = ()
     attention_kinds: tuple[int, ...] = ()
+    indexer: IndexerConfig | None = None
     logit_cap: float | None = None  # c tanh(logits / c)
     layer_scale: bool = False  # a factor of the residual stream behind each layer
     hf_config: dict[str, Any] = dataclasses.field(
@@ -266,6 +283,11 @@ class ModelConfig:
                 f"attention windows name {len(attention.windows)} layers, the model "
                 f"has {self.num_layers}"
             )
+        if self.indexer is not None and self.max_positions > self.indexer.top_k:
+            raise ConfigError(
+                f"max_positions {self.max_positions} exceeds the {self.indexer.top_k} "
+                "positions up to which attention is full without its indexer"
+            )
         if not (self.norm_before or self.norm_after):
             raise ConfigError(
                 "a layer needs norms before or after attention and MLP, got neither"
@@ -326,6 +348,12 @@ class ModelConfig:
         """Ids of the layers that have routed experts."""
         return tuple(i for i in range(self.num_layers) if i not in self.dense_layers)
 
+    @property
+    def context_words(self) -> str:
+        """How many positions there are, and why there are no more."""
+        why = f" ({self.positions_end})" if self.positions_end else ""
+        return f"{self.max_positions}{why}"
+
     def window(self, layer: int) -> int | None:
         """How many latest positions a query of `layer` sees (None: all)."""
         return self.attention.windows[layer] if self.attention.windows else None
@@ -363,6 +391,12 @@ def _check_attention(attention: AttentionConfig) -> None:
         raise ConfigError(
             f"rotary width {rope.dim} must be even and at most "
             f"head_dim {attention.head_dim}"
+        )
+    if len(rope.factors) != (rope.dim // 2 if rope.kind == "longrope" else 0):
+        raise ConfigError(
+            f"a rope of kind {rope.kind!r} that rotates {rope.dim} dimensions has "
+            f"{len(rope.factors)} factors; longrope needs one for two dimensions, "
+            "others none"
         )
     if rope.turning > rope.dim // 2 or (rope.kind == "proportional") != (
         rope.turning > 0

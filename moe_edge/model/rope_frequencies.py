@@ -1,8 +1,9 @@
 """Frequencies of rotary position embedding and its context extensions; no JAX.
 
 Sources: RoPE, arXiv 2104.09864; YaRN, arXiv 2309.00071 (section 3.2, with the
-rounding that DeepSeek and gpt-oss checkpoints were trained with); the llama3
-rule as published with Llama 3.1.
+rounding that DeepSeek and gpt-oss checkpoints were trained with); LongRoPE, arXiv
+2402.13753, of sequences within the original context; the llama3 rule as published with
+Llama 3.1.
 """
 
 import math
@@ -16,7 +17,9 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
     """Angle per position of each rotated pair, float32 `[dim / 2]`."""
     exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / rope.dim
     base = 1.0 / (np.float32(rope.theta) ** exponents)
-    if rope.kind == "linear":
+    if rope.kind == "longrope":
+        base = base / np.asarray(rope.factors, np.float32)
+    elif rope.kind == "linear":
         base = base / rope.factor
     elif rope.kind == "proportional":
         base = base / rope.factor * (np.arange(len(base)) < rope.turning)

@@ -26,6 +26,22 @@ def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     return shapes
 
 
+def kept_shapes(config: ModelConfig, layer: int) -> Shapes:
+    """What checkpoints store of a layer although no module holds it."""
+    indexer, D = config.indexer, config.d_model
+    if indexer is None or layer not in indexer.layers:
+        return {}
+    width = indexer.head_dim
+    q_rank = config.attention_of(layer).q_lora_rank
+    return {
+        "indexer.q": (indexer.num_heads * width, q_rank),
+        "indexer.k": (width, D),
+        "indexer.k_norm": (width,),
+        "indexer.k_norm_bias": (width,),
+        "indexer.weights": (indexer.num_heads, D),
+    }
+
+
 def block_shapes(config: ModelConfig, layer: int) -> Shapes:
     """Vectors of a layer: norms of what attention and MLP take, and of what they give;
     with experts' own norms `mlp_norm` is the shared expert's. Its factor.

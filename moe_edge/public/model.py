@@ -210,7 +210,7 @@ class Model:
     def _check_limits(self, max_batch: Any, max_context: Any) -> None:
         check_limits(max_batch, max_context)
         if max_context is not None:
-            check_context(max_context, self.config.max_positions)
+            check_context(max_context, self.config)
 
     @property
     def _check_finite(self) -> bool:

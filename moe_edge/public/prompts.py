@@ -38,10 +38,12 @@ class PromptReader:
         rows, is_one = self._read(prompts)
         longest, limit = max(map(len, rows)) + more, self._model.config.max_positions
         if longest > (self._max_context or limit):
-            name = "engine's max_context" if self._max_context else "model's context"
+            name, most = "model's context", self._model.config.context_words
+            if self._max_context:
+                name, most = "engine's max_context", str(self._max_context)
             raise CapacityError(
                 f"prompt and new tokens are up to {longest} tokens, more than the "
-                f"{name} of {self._max_context or limit}; shorten the prompt or lower "
+                f"{name} of {most}; shorten the prompt or lower "
                 "max_new_tokens"
             )
         return rows, is_one

@@ -14,6 +14,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.engine.sizes import check_context
 from moe_edge.hardware.step_costs import StepCosts, read_step_costs
+from moe_edge.model.config import ModelConfig
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.schedule.loop import Limits, RequestLoop
 from moe_edge.schedule.policy import SCHEDULERS, Scheduler, get_scheduler
@@ -93,17 +94,18 @@ class ServingOptions:
                 "package (docs/plug_ins.md), or register it, and give its name"
             )
 
-    def check_model(self, own_k: int, max_positions: int) -> None:
+    def check_model(self, config: ModelConfig) -> None:
         """Refuses what this model cannot be served with.
 
         Raises:
           ConfigError: a floor above the model's K; CapacityError: too long a context.
         """
+        own_k = config.moe.top_k
         if self.default_min_k is not None and self.default_min_k > own_k:
             raise ConfigError(
                 f"default_min_k {self.default_min_k} exceeds the model's K of {own_k}"
             )
-        check_context(self.max_context or 0, max_positions)
+        check_context(self.max_context or 0, config)
 
     def context(self, max_positions: int) -> int:
         """Tokens of the longest row."""
@@ -195,7 +197,7 @@ def make_driver(
     from moe_edge.serve.driver import Driver
 
     config = engine.config
-    options.check_model(config.moe.top_k, config.max_positions)
+    options.check_model(config)
     sizes = options.sizes(options.context(config.max_positions))
     sizes_bytes = cache_bytes_of(options, SlotShapes(config, **sizes))
     slots = RowSlots(engine, **sizes, prompt_cache_bytes=sizes_bytes.kept)

@@ -67,7 +67,7 @@ def run_serve(
     config = reader.config
     if not config.moe_layers:
         raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
-    serving.check_model(config.moe.top_k, config.max_positions)
+    serving.check_model(config)
     if offload is not None:
         from moe_edge.serve.loading import check_room  # loads JAX
 

@@ -138,11 +138,13 @@ def test_config_both_dialects_agree(family):
     raw.pop("rope_parameters", None)
     raw.pop("rope_scaling", None)
     raw.pop("rope_theta", None)
+    kind = "longrope" if family == "phimoe" else "yarn"
     scaling = {"factor": 4.0, "original_max_position_embeddings": 40}
-    old = raw | {"rope_theta": 7000.0, "rope_scaling": {"type": "yarn", **scaling}}
-    new = raw | {
-        "rope_parameters": {"rope_theta": 7000.0, "rope_type": "yarn", **scaling}
-    }
+    if kind == "longrope":
+        scaling |= {"short_factor": [1.5] * 6, "long_factor": [3] * 6}
+        scaling |= {"short_mscale": 1.1, "long_mscale": 1.2}
+    old = raw | {"rope_theta": 7000.0, "rope_scaling": {"type": kind, **scaling}}
+    new = raw | {"rope_parameters": {"rope_theta": 7000.0, "rope_type": kind} | scaling}
     assert config_from_hf(old) == config_from_hf(new)
     assert config_from_hf(old).attention.rope.theta == 7000.0
 
@@ -153,6 +155,30 @@ def test_config_rope_theta_default_depends_on_family():
         for name in ("rope_theta", "rope_parameters", "rope_scaling"):
             raw.pop(name, None)
         assert config_from_hf(raw).attention.rope.theta == theta
+
+
+def test_config_reads_router_jitter_noise_where_it_changes_the_choice():
+    assert config_from_hf(raw_config("phimoe")).moe.nearness == 0.2
+    for family in ("phimoe", "mixtral"):
+        raw = raw_config(family, router_jitter_noise=0.4)
+        changed = config_from_hf(raw) != config_from_hf(raw_config(family))
+        assert changed == (family == "phimoe")
+
+
+def test_config_ends_the_context_where_longrope_changes():
+    rope = {"type": "longrope", "short_factor": [1.5] * 6, "long_factor": [3.0] * 6}
+    rope |= {"short_mscale": 1.1, "long_mscale": 1.2}
+    raw = raw_config("phimoe", rope_scaling=rope, original_max_position_embeddings=80)
+    config = config_from_hf(raw)
+    assert (config.max_positions, config.attention.rope.attention_factor) == (80, 1.1)
+    assert config.context_words == (
+        "80 (beyond, longrope rotates all positions by other frequencies, which is not "
+        "implemented)"
+    )
+    raw["max_position_embeddings"] = 80
+    assert config_from_hf(raw).context_words == "80"
+    with pytest.raises(ConfigError, match="type is 'yarn', expected 'default' or"):
+        config_from_hf(raw | {"rope_scaling": {"type": "yarn", "factor": 4.0}})
 
 
 def test_config_kimi_k2_equals_deepseek_v3():
@@ -216,6 +242,11 @@ def test_config_rejects_unknown_model_type_and_lists_known():
         ("gpt_oss", "quantization_config", None),
         ("deepseek", "scoring_func", "sigmoid"),
         ("xverse", "num_experts_per_tok", 2),
+        ("phimoe", "num_experts_per_tok", 3),
+        ("phimoe", "attention_multiplier", 0.5),
+        ("granitemoe", "shared_intermediate_size", 8),
+        ("granitemoe", "residual_multiplier", 0),
+        ("flex_olmo", "clip_qkv", 8.0),
     ],
 )
 def test_config_rejects_field_that_changes_the_maths(family, field, value):
@@ -234,7 +265,12 @@ def test_config_null_of_unknown_field_is_accepted():
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "longrope"}, "unknown rope_type 'longrope'"),
+        ({"rope_type": "proportional"}, "unknown rope_type 'proportional'"),
+        ({"rope_type": "longrope"}, "rope short_factor has None numbers, .* list of 5"),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0] * 5, "long_factor": [1]},
+            "rope long_factor has 1 numbers, expected a list of 5",
+        ),
         ({"rope_type": "linear"}, "rope factor is null"),
         ({"rope_type": "default", "mrope_section": [1, 2]}, "mrope_section"),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary"),

@@ -267,7 +267,7 @@ REFUSED = [
     ("olmoe", {"olmoe.expert_count": 7}, r"shape \(6, 48\), expected \(7, 48\)"),
     ("olmoe", {"olmoe.logit_scale": 2.0}, "not implemented: olmoe.logit_scale=2.0"),
     ("olmoe", {"olmoe.context_length": "a"}, 'max_position_embeddings is "a"'),
-    ("olmoe", {"olmoe.rope.scaling.type": "longrope"}, "rope_type 'longrope'"),
+    ("olmoe", {"olmoe.rope.scaling.type": "longrope"}, "short_factor has None"),
     ("olmoe", {"olmoe.rope.dimension_count": 6}, "dimension_count is 6, expected 12"),
     ("olmoe", {"olmoe.expert_gating_func": 2}, "gating_func is 2, expected 1"),
     ("olmoe", {"olmoe.attention.head_count": [4, 4, 5]}, r"is \[4, 4, 5\], expected"),

@@ -20,10 +20,10 @@ from tests.support.refactored import (
     wide_parent,
     write_random,
 )
-from tests.support.tiny_checkpoints import FAMILIES
+from tests.support.tiny_checkpoints import KINDS_OF_EXPERTS
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f in EXPORTED])
+@pytest.mark.parametrize("family", [f for f in KINDS_OF_EXPERTS if f in EXPORTED])
 def test_export_holds_the_same_model(family, tmp_path):
     parent = wide_parent(tmp_path / "hf", family)
     ours = write_random(parent, tmp_path / "r")

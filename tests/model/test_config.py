@@ -33,6 +33,11 @@ def change(part=None, **fields):
         ),
         (None, {"dense_layers": (7,)}, "dense layers .7,. must lie in 0..2"),
         (None, {"dense_dim": 0}, "need dense_dim"),
+        (
+            "attention",
+            {"rope": RopeConfig(dim=8, kind="longrope", factors=(1.0,) * 3)},
+            "'longrope' that rotates 8 dimensions has 3 factors; longrope needs one",
+        ),
         (None, {"norm": "batch"}, "unknown norm 'batch'.*known: layer, rms"),
         (None, {"norm_before": False}, "needs norms before or after .*, got neither"),
         ("moe", {"top_k": 13}, "top_k must be in 1..num_experts=12, got 13"),

@@ -59,6 +59,22 @@ VARIANTS = {
         "flex_olmo",
         {"norm_topk_prob": True, "attention_bias": False},
     ),
+    "phimoe-longrope": (
+        "phimoe",
+        {
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5],
+                "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+                "short_mscale": 1.2,
+                "long_mscale": 1.3,
+            },
+            "original_max_position_embeddings": 80,
+            "lm_head_bias": False,
+            "sliding_window": 11,
+            "router_jitter_noise": 0.01,
+        },
+    ),
     "glm4_moe-groups": (
         "glm4_moe",
         {
@@ -87,6 +103,11 @@ VARIANTS = {
         "ernie4_5_moe",
         {"moe_layer_interval": 2, "moe_num_shared_experts": 0}
         | {"tie_word_embeddings": False},
+    ),
+    # All positions are chosen up to the last one.
+    "deepseek_v32-border": (
+        "deepseek_v32",
+        {"index_topk": 70, "n_group": 1, "topk_group": 1},
     ),
     "gpt_oss-plain-rope": (
         "gpt_oss",

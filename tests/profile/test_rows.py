@@ -19,7 +19,7 @@ from tests.support.profiles import (
     rows_of,
     zoo_folder,
 )
-from tests.support.tiny_checkpoints import FAMILIES
+from tests.support.tiny_checkpoints import KINDS_OF_EXPERTS
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from tests.support.tiny_checkpoints import FAMILIES
         # One always, all in CI: each compiles a model of its own. This one has biases,
         # a clamp and windows.
         name if name == "gpt_oss" else pytest.param(name, marks=pytest.mark.slow)
-        for name in FAMILIES
+        for name in KINDS_OF_EXPERTS
     ],
 )
 def test_rows_are_the_activations_of_every_family(family, tmp_path, text):

@@ -25,7 +25,7 @@ from tests.support.refactored import (
     relative_error,
     write_random,
 )
-from tests.support.tiny_checkpoints import FAMILIES
+from tests.support.tiny_checkpoints import KINDS_OF_EXPERTS
 
 GATE_B = 1e-5
 
@@ -36,7 +36,7 @@ def outputs(reader, k, layer):
     return layer_output(reader, config, layer, x_TD)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS_OF_EXPERTS)
 def test_linear_gate_at_whole_experts_is_the_parent(family, tmp_path):
     parent = open_checkpoint(parent_folder(tmp_path / "hf", family))
     child = open_checkpoint(write_random(parent.path, tmp_path / "r"))
@@ -66,7 +66,7 @@ def test_linear_gate_at_whole_experts_is_the_parent(family, tmp_path):
     ("family", "gate"),
     [
         (family, ("proxy_pattern", "proxy_global", "calibrated")[row % 3])
-        for row, family in enumerate(FAMILIES)
+        for row, family in enumerate(KINDS_OF_EXPERTS)
     ],
 )
 def test_gate_of_blocks_with_all_of_them_is_the_parent(family, gate, tmp_path):

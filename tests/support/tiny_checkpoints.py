@@ -236,6 +236,17 @@ CONFIGS["granitemoeshared"] = {
     "tie_word_embeddings": False,
     "attention_bias": True,
 }
+CONFIGS["phimoe"] = {
+    **_PLAIN,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "router_jitter_noise": 0.2,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "rope_theta": 1e4,
+}
 CONFIGS["mimo_v2_flash"] = {
     **_PLAIN,
     "num_hidden_layers": 4,
@@ -254,6 +265,41 @@ CONFIGS["mimo_v2_flash"] = {
         | {"partial_rotary_factor": 0.44}
         for kind, theta in (("full_attention", 9e3), ("sliding_attention", 7e2))
     },
+}
+CONFIGS["deepseek_v32"] = {
+    **_PLAIN,
+    **_MLA,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 18,
+    "n_routed_experts": 6,
+    "n_group": 3,
+    "topk_group": 2,
+    "index_topk": 320,
+    "index_n_heads": 3,
+    "index_head_dim": 12,
+    "rope_parameters": {**_YARN, "rope_type": "yarn", "rope_theta": 1e4},
+}
+CONFIGS["glm_moe_dsa"] = {
+    **CONFIGS["deepseek_v32"],
+    "n_group": 1,
+    "topk_group": 1,
+    "indexer_types": ["full", "full", "shared"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 8e3},
+}
+CONFIGS["exaone_moe"] = {
+    **_PLAIN,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "num_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_theta": 9000.0,
 }
 CONFIGS["llama4_text"] = {
     **_PLAIN,
@@ -297,6 +343,9 @@ CONFIGS["gemma4_text"] = {
 }
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
+# One family of each kind of experts and their choice: what is refactored and profiled.
+_SAME_EXPERTS = {"glm4_moe", "glm4_moe_lite", "solar_open", "dots1", "hunyuan_v1_moe"}
+KINDS_OF_EXPERTS = tuple(family for family in FAMILIES if family not in _SAME_EXPERTS)
 _TORCH_NAMES = {"float32": np.float32, "float16": np.float16}
 
 
