@@ -89,7 +89,7 @@ class LayerPrograms(Programs):
             return x_BSD, cache
         (x_BSD, normed_BSD), cache = block.attend(x_BSD, chunk, window, cache)
         hidden_TD, routing = seam(block.route(normed_BSD, chunk))
-        shared = seam(block.run_shared(hidden_TD))
+        shared = seam(block.run_shared(hidden_TD, routing))
         wanted_NE = None
         if gates:
             k_T = chunk.k_T(self.config.moe.top_k)

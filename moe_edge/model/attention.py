@@ -71,7 +71,8 @@ class Attention(nnx.Module):
         """A product as q, k or v: normed, clipped, rotated `[B, S, heads, P]`."""
         attention = self.config
         if attention.qkv_bias:
-            y = add_bias(y, getattr(self, f"{name}_bias"))
+            product = "k" if attention.k_is_v and name == "v" else name
+            y = add_bias(y, getattr(self, f"{product}_bias"))
         B, S, _ = y.shape
         normed = name != "v" and attention.qk_norm != "none"
         if normed and attention.qk_norm == "full":
@@ -82,6 +83,8 @@ class Attention(nnx.Module):
         by_head = normed and attention.qk_norm in ("head", "unit")
         if by_head and not attention.qk_norm_after_rope:
             y = self._norm_head(y, name)
+        if name == "v" and attention.v_norm:
+            y = rms_norm(y, jnp.ones(y.shape[-1], jnp.float32), self.eps)
         if name == "v" and attention.value_scale != 1.0:
             y = y * attention.value_scale
         if name != "v" and attention.rope is not None:
@@ -123,7 +126,9 @@ class Attention(nnx.Module):
         B, S, _ = x_BSD.shape
         G = attention.num_kv_heads
         P = attention.head_dim
-        q, k, v = linear_each(x_BSD, self.q[...], self.k[...], self.v[...])
+        names = ("q", "k") if attention.k_is_v else ("q", "k", "v")
+        q, k, *v = linear_each(x_BSD, *(getattr(self, name)[...] for name in names))
+        v = v[0] if v else k
         fused = cache is not None and decode_attention.suits(B, S)
         if fused and decode_attention.knows(attention):
             products = {"q": q, "k": k, "v": v}

@@ -13,7 +13,7 @@ from moe_edge.core.checks import ConfigError, check_count, check_known
 
 ATTENTION_KINDS = ("gqa", "mla")
 QK_NORMS = ("none", "head", "unit", "full")
-ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope")
+ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "proportional")
 SCORINGS = ("softmax", "sigmoid", "softmax_topk", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
@@ -34,6 +34,8 @@ class RopeConfig:
     interleaved: bool = False  # pairs (0,1),(2,3).. (DeepSeek, ERNIE), not halves
     factor: float = 1.0
     factors: tuple[float, ...] = ()  # longrope: divide the frequencies, one by one
+    # proportional: pairs that turn, the first ones; others stand still
+    turning: int = 0
     original_positions: int = 0  # yarn, llama3, longrope
     attention_factor: float = 1.0  # multiplies cos and sin (yarn, longrope)
     beta_fast: float = 32.0
@@ -66,6 +68,8 @@ class AttentionConfig:
     chunked: bool = False  # a query sees its own chunk of `window` positions (Llama 4)
     v_head_dim: int = 0  # 0: head_dim (MLA states it always)
     value_scale: float = 1.0  # multiplies v
+    v_norm: bool = False  # RMSNorm without weights of each head of v
+    k_is_v: bool = False  # v is the product of k, before its norm and rotation
     # q of position p is multiplied by 1 + temperature * log(1 + (p + 1) // span)
     # (Llama 4, arXiv 2501.19399).
     temperature: float = 0.0
@@ -90,6 +94,20 @@ class AttentionConfig:
     def cache_heads(self) -> int:
         """Rows of a layer's cache that belong to one row of the batch."""
         return 1 if self.kind == "mla" else self.num_kv_heads
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexerConfig:
+    """What chooses the `top_k` positions that a token sees, where there are more.
+
+    Nothing here runs it: contexts end at `top_k`, its weights stay in checkpoints.
+    (DeepSeek-V3.2)
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    layers: tuple[int, ...]  # those that have one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +141,11 @@ class MoeConfig:
     swiglu_limit: float | None = None  # clamped_swiglu: clip of gate and up
     # A token's score multiplies what its one expert takes, not what it gives (Llama 4).
     input_scaled: bool = False
+    # Router, experts and shared expert (here a dense MLP beside them) take the state
+    # before them normed without weights, each by weights of its own, and experts and
+    # shared expert have a norm of their own behind them (Gemma 4).
+    own_norms: bool = False
+    expert_scale: bool = False  # a factor of each expert, after normalisation
     shared_dim: int = 0  # 0: no shared expert
     shared_gate: bool = False  # sigmoid gate on the shared expert's output
     sub_experts: int = 1  # U, blocks of a parent expert
@@ -190,6 +213,9 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     other_attention: tuple[AttentionConfig, ...] = ()
     attention_kinds: tuple[int, ...] = ()
+    indexer: IndexerConfig | None = None
+    logit_cap: float | None = None  # c tanh(logits / c)
+    layer_scale: bool = False  # a factor of the residual stream behind each layer
     hf_config: dict[str, Any] = dataclasses.field(
         default_factory=dict, compare=False, hash=False, repr=False
     )
@@ -218,6 +244,15 @@ class ModelConfig:
         for each in self.attentions:
             _check_attention(each)
         self._check_kinds()
+        if self.layer_scale and self.dense_layers:
+            raise ConfigError(
+                "a layer_scale is implemented for layers with experts, got dense "
+                f"layers {self.dense_layers}"
+            )
+        if moe.own_norms and not (
+            self.norm_before and self.norm_after and self.norm == "rms"
+        ):
+            raise ConfigError("own_norms of a MoE layer need RMSNorms on both sides")
         if not 1 <= moe.top_k <= moe.max_top_k:
             limit = "parent_top_k x sub_experts" if moe.keeps_router else "num_experts"
             raise ConfigError(
@@ -247,6 +282,11 @@ class ModelConfig:
             raise ConfigError(
                 f"attention windows name {len(attention.windows)} layers, the model "
                 f"has {self.num_layers}"
+            )
+        if self.indexer is not None and self.max_positions > self.indexer.top_k:
+            raise ConfigError(
+                f"max_positions {self.max_positions} exceeds the {self.indexer.top_k} "
+                "positions up to which attention is full without its indexer"
             )
         if not (self.norm_before or self.norm_after):
             raise ConfigError(
@@ -336,6 +376,11 @@ def _check_attention(attention: AttentionConfig) -> None:
             "a norm of q and k after rotation is one per head, got qk_norm "
             f"{attention.qk_norm!r}"
         )
+    if attention.k_is_v and attention.value_dim != attention.head_dim:
+        raise ConfigError(
+            f"v that is k has its width {attention.head_dim}, got v_head_dim "
+            f"{attention.v_head_dim}"
+        )
     rope = attention.rope
     if rope is None:
         if attention.kind == "mla":
@@ -353,6 +398,13 @@ def _check_attention(attention: AttentionConfig) -> None:
             f"{len(rope.factors)} factors; longrope needs one for two dimensions, "
             "others none"
         )
+    if rope.turning > rope.dim // 2 or (rope.kind == "proportional") != (
+        rope.turning > 0
+    ):
+        raise ConfigError(
+            f"a proportional rope turns 1..{rope.dim // 2} pairs, others state none; "
+            f"got {rope.turning} of a rope {rope.kind}"
+        )
 
 
 def _check_split(moe: MoeConfig) -> None:
@@ -365,6 +417,11 @@ def _check_split(moe: MoeConfig) -> None:
     if U > 1 and not 1 <= moe.parent_top_k <= moe.num_parents:
         raise ConfigError(
             f"parent_top_k must be in 1..{moe.num_parents}, got {moe.parent_top_k}"
+        )
+    if U > 1 and (moe.own_norms or moe.expert_scale):
+        raise ConfigError(
+            "experts with norms or factors of their own have no sub-experts yet; got "
+            f"sub_experts {U}, expected 1"
         )
     if not moe.has_proxy_gate:
         if moe.gate_neurons or shares:

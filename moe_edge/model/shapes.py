@@ -11,7 +11,7 @@ Shapes = dict[str, tuple[int, ...]]
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     """Everything of a layer but its routed experts, by canonical name."""
     D, moe = config.d_model, config.moe
-    shapes = block_norm_shapes(config)
+    shapes = block_shapes(config, layer)
     parts = {"attn": attention_shapes(config.attention_of(layer), D)}
     if layer in config.dense_layers:
         parts["mlp"] = mlp_shapes(D, config.dense_dim)
@@ -26,11 +26,32 @@ def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     return shapes
 
 
-def block_norm_shapes(config: ModelConfig) -> Shapes:
-    """The norms of a layer: of what attention and MLP take, and of what they give."""
+def kept_shapes(config: ModelConfig, layer: int) -> Shapes:
+    """What checkpoints store of a layer although no module holds it."""
+    indexer, D = config.indexer, config.d_model
+    if indexer is None or layer not in indexer.layers:
+        return {}
+    width = indexer.head_dim
+    q_rank = config.attention_of(layer).q_lora_rank
+    return {
+        "indexer.q": (indexer.num_heads * width, q_rank),
+        "indexer.k": (width, D),
+        "indexer.k_norm": (width,),
+        "indexer.k_norm_bias": (width,),
+        "indexer.weights": (indexer.num_heads, D),
+    }
+
+
+def block_shapes(config: ModelConfig, layer: int) -> Shapes:
+    """Vectors of a layer: norms of what attention and MLP take, and of what they give;
+    with experts' own norms `mlp_norm` is the shared expert's. Its factor.
+    """
     names = ["attn_norm", "mlp_norm"] if config.norm_before else []
     names += ["attn_after_norm", "mlp_after_norm"] if config.norm_after else []
-    return norm_shapes(config, *names)
+    if config.moe.own_norms and layer not in config.dense_layers:
+        names += ["expert_norm", "expert_after_norm", "shared_after_norm"]
+    shapes = norm_shapes(config, *names)
+    return shapes | ({"layer_scale": (1,)} if config.layer_scale else {})
 
 
 def norm_shapes(config: ModelConfig, *names: str) -> Shapes:
@@ -54,6 +75,10 @@ def router_shapes(config: ModelConfig) -> Shapes:
         shapes["bias"] = (E,)
     if moe.correction_bias:
         shapes["correction_bias"] = (E,)
+    if moe.own_norms:
+        shapes["input_scale"] = (D,)
+    if moe.expert_scale:
+        shapes["expert_scale"] = (E,)
     if moe.has_proxy_gate:
         neurons = moe.num_experts * moe.gate_neurons
         shapes |= {"proxy_gate": (neurons, D), "proxy_up": (neurons, D)}
@@ -75,8 +100,11 @@ def attention_shapes(attention: AttentionConfig, d_model: int) -> Shapes:
     values = attention.num_kv_heads * attention.value_dim
     shapes: Shapes = {"q": (q, D), "k": (kv, D), "v": (values, D)}
     shapes["o"] = (D, H * attention.value_dim)
+    if attention.k_is_v:
+        del shapes["v"]
     if attention.qkv_bias:
-        shapes |= {"q_bias": (q,), "k_bias": (kv,), "v_bias": (values,)}
+        shapes |= {"q_bias": (q,), "k_bias": (kv,)}
+        shapes |= {} if attention.k_is_v else {"v_bias": (values,)}
     if attention.out_bias:
         shapes["o_bias"] = (D,)
     if attention.qk_norm == "head":

@@ -133,7 +133,7 @@ class LayerPrograms:
         block = bind_block(self._graphs[kind], layer)
         x_BSD, normed_BSD, chunk = self._attend(block, x_BSD, valid_BS, window)
         hidden, routing = seam(block.route(normed_BSD, chunk))
-        shared = seam(block.run_shared(hidden))
+        shared = seam(block.run_shared(hidden, routing))
         hidden = block.expert_input(hidden, routing)
         y_TD = run_experts(
             hidden,

@@ -98,7 +98,8 @@ def test_branches_are_normed_where_the_config_says(before, after, kind, is_moe):
         if not is_moe:
             own = block.mlp(attended.normed_BSD), block.add_mlp(*attended)
             return attended, y, *own
-        shared = block.run_shared(attended.normed_BSD[0])
+        _, routing = block.route(attended.normed_BSD, chunk)
+        shared = block.run_shared(attended.normed_BSD[0], routing)
         all_TD = y_TD + jax.nn.sigmoid(shared.logit_T1) * shared.mlp_TD
         own = all_TD, add_experts(config, attended.x_BSD, y_TD, shared)
         return attended, y, *own

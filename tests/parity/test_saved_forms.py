@@ -35,6 +35,13 @@ UNSET = {
     "deepseek_v2": {"num_experts_per_tok": 6},  # see the last test
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "glm4_moe": {"head_dim": 128},
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "hidden_size_per_layer_input": 0,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    },
 }
 IDS = np.random.default_rng(0).integers(0, 101, (2, 40))
 

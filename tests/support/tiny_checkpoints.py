@@ -266,6 +266,41 @@ CONFIGS["mimo_v2_flash"] = {
         for kind, theta in (("full_attention", 9e3), ("sliding_attention", 7e2))
     },
 }
+CONFIGS["deepseek_v32"] = {
+    **_PLAIN,
+    **_MLA,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 18,
+    "n_routed_experts": 6,
+    "n_group": 3,
+    "topk_group": 2,
+    "index_topk": 320,
+    "index_n_heads": 3,
+    "index_head_dim": 12,
+    "rope_parameters": {**_YARN, "rope_type": "yarn", "rope_theta": 1e4},
+}
+CONFIGS["glm_moe_dsa"] = {
+    **CONFIGS["deepseek_v32"],
+    "n_group": 1,
+    "topk_group": 1,
+    "indexer_types": ["full", "full", "shared"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 8e3},
+}
+CONFIGS["exaone_moe"] = {
+    **_PLAIN,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "num_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_theta": 9000.0,
+}
 CONFIGS["llama4_text"] = {
     **_PLAIN,
     "num_hidden_layers": 4,
@@ -282,6 +317,29 @@ CONFIGS["llama4_text"] = {
     "attn_scale": 0.3,
     "attention_bias": True,
     "pad_token_id": 0,
+}
+CONFIGS["gemma4_text"] = {
+    **_PLAIN,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "enable_moe_block": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 7e2},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 9e3}
+        | {"partial_rotary_factor": 0.5},
+    },
 }
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
