@@ -81,12 +81,12 @@ def named_tensors(
     if config.tie_embeddings and EMBED not in found and HEAD in found:
         found[EMBED] = found.pop(HEAD)  # one tensor under the other's name
     later = _later_layers(found, config)
-    reasons = {name: _why_unused(name, found, config, later) for name in found}
-    return found, {
-        found.pop(name).name: reason
-        for name, reason in reasons.items()
-        if reason is not None
+    reasons = {
+        name: reason
+        for name in found
+        if (reason := _why_unused(name, found, config, later)) is not None
     }
+    return found, {found.pop(name).name: reason for name, reason in reasons.items()}
 
 
 def _why_unused(

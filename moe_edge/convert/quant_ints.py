@@ -219,22 +219,17 @@ def find_words(files: dict[str, Stored], roles: dict[str, str], make) -> list:
       CheckpointError: one without a part that it needs, or next to an unpacked copy.
     """
     suffixes = {role.rstrip("?"): suffix for role, suffix in roles.items()}
+    needed = {role for role in roles if not role.endswith("?")}
     ending, found = next(iter(suffixes.values())), []
     for name in files:
         if not name.endswith(ending):
             continue
-        module = name.removesuffix(ending)
-        parts = {
-            role: files[module + suffix]
-            for role, suffix in suffixes.items()
-            if module + suffix in files
-        }
-        lacking = [
-            module + suffix
-            for role, suffix in roles.items()
-            if not role.endswith("?") and role not in parts
-        ]
-        if lacking:
+        module, parts = name.removesuffix(ending), {}
+        for role, suffix in suffixes.items():
+            if (part := files.get(module + suffix)) is not None:
+                parts[role] = part
+        if not needed <= parts.keys():
+            lacking = sorted(module + suffixes[r] for r in needed - parts.keys())
             raise CheckpointError(
                 f"packed tensor {name} lacks its {' and '.join(lacking)}; copy the "
                 "folder again"

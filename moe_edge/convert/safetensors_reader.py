@@ -158,14 +158,12 @@ def open_folder(
         return found
     absent = {name for name, file in weight_map.items() if file in missing}
     absent -= set(found)
-    wrong = [
-        name
-        for name in sorted((set(found) | set(weight_map)) - absent)
-        if name not in found or found[name].path.name != weight_map.get(name)
-    ]
+    wrong = {n for n, file in found.items() if file.path.name != weight_map.get(n)}
+    wrong |= weight_map.keys() - found.keys() - absent
     if wrong:
         raise CheckpointError(
-            f"{index.name} and the shards of {folder} disagree on {name_some(wrong)}"
+            f"{index.name} and the shards of {folder} disagree on "
+            f"{name_some(sorted(wrong))}"
         )
     return found | dict.fromkeys(absent)
 
