@@ -74,6 +74,15 @@ SAYABLE = {
     "granitemoeshared": {"rms_norm_eps": 1e-6},
     "phimoe": {"rms_norm_eps": 1e-5, "router_jitter_noise": 0.01},
     "mimo_v2_flash": {"rms_norm_eps": 1e-5, "norm_topk_prob": True},
+    "llama4_text": {
+        "rms_norm_eps": 1e-5,
+        "no_rope_layers": [1, 1, 1, 0],
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "rope_theta": 5e5,
+    },
+    "gemma4_text": {"rms_norm_eps": 1e-6},
 }
 # Families that llama.cpp writes as another one, of the same arithmetic.
 ALIASES = {"glm4_moe_lite": "deepseek_v3", "solar_open": "glm4_moe"}
@@ -368,7 +377,15 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["olmoe", "qwen2_moe", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        family
+        if family in ("olmoe", "qwen2_moe", "deepseek_v3", "gpt_oss")
+        else pytest.param(family, marks=pytest.mark.slow)
+        for family in SAYABLE
+    ],
+)
 def test_any_value_of_any_key_is_read_or_refused(family, tmp_path):
     """Nothing but our own errors, which end a script in one line."""
     said, written = from_hf(*model(family, vocab_size=330))
