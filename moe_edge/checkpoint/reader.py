@@ -26,6 +26,7 @@ from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.progress import say_once
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.shapes import layer_shapes
 
 
 class DenseReader:
@@ -37,8 +38,9 @@ class DenseReader:
         return {name: a for item in items for name, a in self.dense(item).items()}
 
     def dense_layer(self, layer: int) -> dict[str, np.ndarray]:
-        """Canonical name -> array of a layer's dense tensors."""
-        return self.dense(layer)
+        """Canonical name -> array of the dense tensors that a layer computes with."""
+        computed = layer_shapes(self.config, layer)
+        return {name: a for name, a in self.dense(layer).items() if name in computed}
 
 
 class CheckpointReader(DenseReader):

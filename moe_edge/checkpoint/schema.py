@@ -6,7 +6,7 @@ extra or of the wrong shape exactly when it disagrees with these tables.
 
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.shapes import Shapes, layer_shapes, norm_shapes
+from moe_edge.model.shapes import Shapes, kept_shapes, layer_shapes, norm_shapes
 
 # What is stored and read together: a layer's dense tensors by its id, or a name.
 # The head is apart from the rest of the top because both can be very large.
@@ -28,7 +28,7 @@ def item_shapes(config: ModelConfig, item: Item) -> Shapes:
         return shapes | ({"head_bias": (V,)} if config.head_bias else {})
     if item == "head":
         return {"head": (V, D)}
-    return layer_shapes(config, int(item))
+    return layer_shapes(config, int(item)) | kept_shapes(config, int(item))
 
 
 def name_some(names, limit: int = 8) -> str:

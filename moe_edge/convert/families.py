@@ -7,7 +7,9 @@ from moe_edge.convert import family_deepseek as deep
 from moe_edge.convert import family_glm4 as glm4
 from moe_edge.convert import family_gqa as gqa
 from moe_edge.convert.family_dots1 import DOTS1
+from moe_edge.convert.family_dsa import DEEPSEEK_V32, GLM_MOE_DSA
 from moe_edge.convert.family_ernie import ERNIE4_5_MOE
+from moe_edge.convert.family_exaone_moe import EXAONE_MOE
 from moe_edge.convert.family_flex_olmo import FLEX_OLMO
 from moe_edge.convert.family_granite import GRANITEMOE, GRANITEMOESHARED
 from moe_edge.convert.family_hunyuan import HUNYUAN_V1_MOE
@@ -36,6 +38,9 @@ FAMILIES = {
     "granitemoe": GRANITEMOE,
     "granitemoeshared": GRANITEMOESHARED,
     "phimoe": PHIMOE,
+    "deepseek_v32": DEEPSEEK_V32,
+    "glm_moe_dsa": GLM_MOE_DSA,
+    "exaone_moe": EXAONE_MOE,
     "glm4_moe": glm4.GLM4_MOE,
     "glm4_moe_lite": glm4.GLM4_MOE_LITE,
     "solar_open": glm4.SOLAR_OPEN,

@@ -69,14 +69,16 @@ def weight_shapes(reader) -> Weights:
       CheckpointError: names or shapes that do not fit the config.
     """
 
+    config = reader.config
+
     def shapes(item) -> dict[str, jax.ShapeDtypeStruct]:
         dtypes = reader.dense_dtypes(item)
+        named = item_shapes if isinstance(item, str) else layer_shapes
         return {
             name: jax.ShapeDtypeStruct(shape, _kept_dtype(len(shape), dtypes[name]))
-            for name, shape in item_shapes(reader.config, item).items()
+            for name, shape in named(config, item).items()
         }
 
-    config = reader.config
     items = [item for item in dense_items(config) if isinstance(item, str)]
     top = {name: each for item in items for name, each in shapes(item).items()}
     layers = tuple(map(shapes, range(config.num_layers)))

@@ -88,6 +88,20 @@ class AttentionConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexerConfig:
+    """What chooses the `top_k` positions that a token sees, where there are more.
+
+    Nothing here runs it: contexts end at `top_k`, its weights stay in checkpoints.
+    (DeepSeek-V3.2)
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    layers: tuple[int, ...]  # those that have one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MoeConfig:
     """Router, routed experts and shared expert of a MoE layer.
 
@@ -183,6 +197,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     other_attention: tuple[AttentionConfig, ...] = ()
     attention_kinds: tuple[int, ...] = ()
+    indexer: IndexerConfig | None = None
     hf_config: dict[str, Any] = dataclasses.field(
         default_factory=dict, compare=False, hash=False, repr=False
     )
@@ -235,6 +250,11 @@ class ModelConfig:
             raise ConfigError(
                 f"attention windows name {len(attention.windows)} layers, the model "
                 f"has {self.num_layers}"
+            )
+        if self.indexer is not None and self.max_positions > self.indexer.top_k:
+            raise ConfigError(
+                f"max_positions {self.max_positions} exceeds the {self.indexer.top_k} "
+                "positions up to which attention is full without its indexer"
             )
         if not (self.norm_before or self.norm_after):
             raise ConfigError(

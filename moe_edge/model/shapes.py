@@ -26,6 +26,22 @@ def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     return shapes
 
 
+def kept_shapes(config: ModelConfig, layer: int) -> Shapes:
+    """What checkpoints store of a layer although no module holds it."""
+    indexer, D = config.indexer, config.d_model
+    if indexer is None or layer not in indexer.layers:
+        return {}
+    width = indexer.head_dim
+    q_rank = config.attention_of(layer).q_lora_rank
+    return {
+        "indexer.q": (indexer.num_heads * width, q_rank),
+        "indexer.k": (width, D),
+        "indexer.k_norm": (width,),
+        "indexer.k_norm_bias": (width,),
+        "indexer.weights": (indexer.num_heads, D),
+    }
+
+
 def block_norm_shapes(config: ModelConfig) -> Shapes:
     """The norms of a layer: of what attention and MLP take, and of what they give."""
     names = ["attn_norm", "mlp_norm"] if config.norm_before else []

@@ -7,9 +7,11 @@ import pytest
 
 from moe_edge.checkpoint.schema import dense_items, item_shapes
 from moe_edge.convert.families import config_from_hf
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.engine.sizes import check_context
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
+from moe_edge.model.shapes import layer_shapes
 from tests.support import published_configs as published
 
 # Name -> what transformers makes of it, and weights in billions.
@@ -48,6 +50,36 @@ FILES = {
         {"qk_norm_after_rope": True, "rope.theta": 1e4 * 1000 ** (128 / 126)},
         {"num_experts": 64, "top_k": 8, "shared_dim": 3072, "expert_dim": 3072},
         (80.0, 81.0),
+    ),
+    "FLEX_OLMO_7X7B": (
+        {"qk_norm": "full", "rope.theta": 5e5, "softmax_scale": None},
+        {"scoring": "softmax", "norm_topk": False},
+        (32.5, 33.5),
+    ),
+    "GRANITE_3_1B_A400M": (
+        {"softmax_scale": 1 / 64, "num_kv_heads": 8},
+        {"scoring": "softmax_topk", "shared_dim": 0},
+        (1.3, 1.4),
+    ),
+    "PHI_3_5_MOE": (
+        {"rope.attention_factor": 1.243163121016122, "windows": (), "out_bias": True},
+        {"scoring": "sparsemixer", "nearness": 0.01},
+        (41.0, 42.5),
+    ),
+    "DEEPSEEK_V32": (
+        {"rope.interleaved": True, "rope.kind": "yarn", "q_lora_rank": 1536},
+        {"num_groups": 8, "topk_groups": 4, "group_score": "top2"},
+        (671.0, 673.0),
+    ),
+    "GLM_5": (
+        {"head_dim": 256, "v_head_dim": 256, "rope.theta": 1e6, "rope.dim": 64},
+        {"num_groups": 1, "shared_dim": 2048, "routed_scaling": 2.5},
+        (740.0, 746.0),
+    ),
+    "K_EXAONE_236B": (
+        {"qk_norm": "head", "rope.theta": 1e6, "windows": ((128,) * 3 + (None,)) * 12},
+        {"correction_bias": True, "shared_dim": 2048},
+        (235.0, 238.0),
     ),
 }
 
@@ -114,12 +146,57 @@ def test_published_file_is_the_model_that_its_authors_describe(name):
         ("HUNYUAN_A13B", "use_qk_norm", False),
         ("HUNYUAN_A13B", "attention_head_dim", 64),
         ("HUNYUAN_A13B", "norm_topk_prob", False),
+        ("GRANITE_3_1B_A400M", "embedding_multiplier", None),
+        ("GRANITE_3_1B_A400M", "normalization_function", "layernorm"),
+        ("PHI_3_5_MOE", "scoring_func", "softmax"),
+        ("PHI_3_5_MOE", "mlp_bias", True),
+        ("DEEPSEEK_V32", "q_lora_rank", None),
+        ("DEEPSEEK_V32", "indexer_rope_interleave", True),
+        ("DEEPSEEK_V32", "attention_bias", True),
+        ("DEEPSEEK_V32", "layer_types", ["full_attention"] * 61),
+        ("GLM_5", "indexer_rope_interleave", False),
+        ("GLM_5", "rope_interleave", False),
+        ("GLM_5", "indexer_types", ["full"] * 77),
+        ("GLM_5", "index_topk_pattern", "F" * 77 + "X"),
+        ("K_EXAONE_236B", "is_moe_layer", [True] * 48),
+        ("K_EXAONE_236B", "first_last_k_dense_replace", 2),
+        ("K_EXAONE_236B", "sliding_window", None),
     ],
 )
 def test_another_value_of_a_field_that_changes_the_maths_is_refused(name, field, value):
     raw = getattr(published, name) | {field: value}
     with pytest.raises(ConfigError, match=field):
         config_from_hf(raw)
+
+
+def test_context_ends_where_sparse_attention_would_choose():
+    for name, field in (("DEEPSEEK_V32", "deepseek_v32"), ("GLM_5", "glm_moe_dsa")):
+        raw = getattr(published, name)
+        config = config_from_hf(raw)
+        assert (config.model_type, config.max_positions) == (field, 2048)
+        with pytest.raises(
+            CapacityError,
+            match=r"context of 2048 \(beyond index_topk=2048 its sparse attention "
+            r"chooses positions, which is not implemented\); lower it",
+        ):
+            check_context(2049, config)
+        assert config_from_hf(raw | {"index_topk": 1 << 18}).positions_end == ""
+    # Of YaRN the file's own context counts.
+    assert config_from_hf(published.DEEPSEEK_V32).attention.rope.factor == 40
+
+
+def test_layers_without_an_indexer_have_none_of_its_tensors():
+    def layers(**changes):
+        return config_from_hf(published.GLM_5 | changes).indexer.layers
+
+    assert layers() == tuple(range(78))
+    assert layers(index_topk_freq=4)[:4] == (0, 1, 5, 9)
+    assert layers(index_topk_pattern="FSS" * 26) == tuple(range(0, 78, 3))
+    types = ["full"] * 2 + ["shared"] * 76
+    config = config_from_hf(published.GLM_5 | {"indexer_types": types})
+    has = ["indexer.k_norm_bias" in item_shapes(config, layer) for layer in (1, 2)]
+    assert has == [True, False]
+    assert not any(name.startswith("indexer") for name in layer_shapes(config, 1))
 
 
 def test_rope_alpha_is_refused_where_it_means_nothing():

@@ -125,6 +125,8 @@ def test_encode_prompts_rejects_prompt_beyond_context():
     prompts = [Prompt("short", "ab"), Prompt("long", "abcdef")]
     with pytest.raises(CapacityError, match="'long' has 6 tokens; .*=4 .* of 8"):
         encode_prompts(LetterTokenizer(), prompts, 4, 8)
+    with pytest.raises(CapacityError, match=r"context of 8 \(why\); shorten the"):
+        encode_prompts(LetterTokenizer(), prompts, 4, 8, "why")
 
 
 def test_encode_prompts_rejects_prompt_without_tokens():

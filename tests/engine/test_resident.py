@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import jax
@@ -312,6 +313,14 @@ def test_load_weights_rejects_missing_extra_and_misshapen():
     reader.spoil = lambda arrays: arrays | {"attn.q": arrays["attn.q"][:, :3]}
     with pytest.raises(CheckpointError, match=r"attn.q has shape \(48, 3\)"):
         load_weights(reader)
+
+
+def test_session_beyond_the_context_is_refused_with_the_reason():
+    weights = random_weights(GQA)
+    config = dataclasses.replace(GQA, max_positions=64, positions_end="why it ends")
+    engine = ResidentEngine(dataclasses.replace(weights, config=config))
+    with pytest.raises(CapacityError, match=r"65 .* context of 64 \(why it ends\);"):
+        engine.new_session(1, 65)
 
 
 def test_decode_beyond_capacity_is_refused():

@@ -104,6 +104,11 @@ VARIANTS = {
         {"moe_layer_interval": 2, "moe_num_shared_experts": 0}
         | {"tie_word_embeddings": False},
     ),
+    # All positions are chosen up to the last one.
+    "deepseek_v32-border": (
+        "deepseek_v32",
+        {"index_topk": 70, "n_group": 1, "topk_group": 1},
+    ),
     "gpt_oss-plain-rope": (
         "gpt_oss",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},

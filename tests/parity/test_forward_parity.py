@@ -56,7 +56,9 @@ def test_long_text_at_a_smaller_k(family, tmp_path):
     config_path = hf / "config.json"
     config = json.loads(config_path.read_text())
     names = [n for n in ("num_experts_per_tok", "moe_topk", "moe_k") if n in config]
-    assert names and all(config[name] == 3 for name in names)
+    # transformers' Phi chooses two, whatever its config says.
+    own_k = 2 if family == "phimoe" else 3
+    assert names and all(config[name] == own_k for name in names)
     config_path.write_text(json.dumps(config | dict.fromkeys(names, 2)))
     reference = hf_logits(hf, ids).numpy()
     assert relative_difference(np.stack(ours), reference) <= TOLERANCE

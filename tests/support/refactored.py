@@ -17,7 +17,9 @@ from tests.support.tiny_checkpoints import hf_folder, raw_config
 
 SUBS = 4
 # Group routing by two experts has no linear gate (moe_edge/model/sub_experts.py).
-UNGROUPED = {"deepseek_v3": {"n_group": 1, "topk_group": 1}}
+UNGROUPED = dict.fromkeys(
+    ("deepseek_v3", "deepseek_v32", "exaone_moe"), {"n_group": 1, "topk_group": 1}
+)
 WIDE = {"intermediate_size": 32, "moe_intermediate_size": 32}  # exportable: 4 x 8
 
 

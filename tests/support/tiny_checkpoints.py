@@ -266,6 +266,41 @@ CONFIGS["mimo_v2_flash"] = {
         for kind, theta in (("full_attention", 9e3), ("sliding_attention", 7e2))
     },
 }
+CONFIGS["deepseek_v32"] = {
+    **_PLAIN,
+    **_MLA,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 18,
+    "n_routed_experts": 6,
+    "n_group": 3,
+    "topk_group": 2,
+    "index_topk": 320,
+    "index_n_heads": 3,
+    "index_head_dim": 12,
+    "rope_parameters": {**_YARN, "rope_type": "yarn", "rope_theta": 1e4},
+}
+CONFIGS["glm_moe_dsa"] = {
+    **CONFIGS["deepseek_v32"],
+    "n_group": 1,
+    "topk_group": 1,
+    "indexer_types": ["full", "full", "shared"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 8e3},
+}
+CONFIGS["exaone_moe"] = {
+    **_PLAIN,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "num_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 3,
+    "topk_group": 2,
+    "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_theta": 9000.0,
+}
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
 # One family of each kind of experts and their choice: what is refactored and profiled.

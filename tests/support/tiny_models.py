@@ -9,6 +9,7 @@ from moe_edge.checkpoint.schema import TOP_ITEMS, dense_items, item_shapes
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
 from moe_edge.model.record import RecordLayout
+from moe_edge.model.shapes import layer_shapes
 
 GQA = ModelConfig(
     model_type="qwen2_moe",
@@ -138,7 +139,7 @@ class RandomReader:
         return self._draw({k: v for part in shapes for k, v in part.items()}, 0)
 
     def dense_layer(self, layer):
-        return self._draw(item_shapes(self.config, layer), 1, layer)
+        return self._draw(layer_shapes(self.config, layer), 1, layer)
 
     def experts(self, layer):
         E, R = self.config.moe.num_experts, self.layout.unquantised.size

@@ -1,0 +1,109 @@
+"""DeepSeek-V3.2 and GLM-5: DeepSeek-V3's parts, and an indexer that chooses positions.
+
+Up to `index_topk` positions it chooses all of them, so attention is DeepSeek-V3's;
+contexts end there. Defaults and meaning of the fields are those of transformers 5.24.
+"""
+
+import dataclasses
+
+from moe_edge.convert.family import Family
+from moe_edge.convert.family_deepseek import EXPERTS
+from moe_edge.convert.family_parts import (
+    end_positions,
+    listed_layers,
+    read_first_dense,
+    read_mla,
+    read_moe_v3,
+    read_mtp,
+)
+from moe_edge.convert.hf_config import Fields
+from moe_edge.core.checks import ConfigError
+from moe_edge.model.config import IndexerConfig
+
+_MODES = {"F": "full", "S": "shared"}
+
+
+def _read(fields: Fields, common: dict, heads: int, groups, **latent) -> dict:
+    """What both have; `heads`: of the indexer, where the file is silent."""
+    layers = common["num_layers"]
+    read_mtp(fields)
+    fields.int("q_lora_rank", latent["q_rank"])  # null is nothing to an indexer
+    indexed = ["indexed_attention"] * layers
+    fields.only("layer_types", (indexed, None), "all layers have this attention")
+    top_k = fields.int("index_topk", 2048)
+    why = f"beyond index_topk={top_k} its sparse attention chooses positions, which"
+    return {
+        "attention": read_mla(fields, common, interleaved=True, **latent),
+        "moe": read_moe_v3(
+            fields, common, top_k=8, width=2048, shared=1, scaling=2.5, groups=groups
+        ),
+        "indexer": IndexerConfig(
+            num_heads=fields.int("index_n_heads", heads),
+            head_dim=fields.int("index_head_dim", 128),
+            top_k=top_k,
+            layers=tuple(range(layers)),
+        ),
+        **_dense_layers(fields, common),
+        **end_positions(common, top_k, f"{why} is not implemented"),
+    }
+
+
+def _dense_layers(fields: Fields, common: dict) -> dict:
+    """By `mlp_layer_types`, else the first `first_k_dense_replace`."""
+    parts = read_first_dense(fields, common, 3)
+    kinds = ("dense", "sparse")
+    types = listed_layers(fields, "mlp_layer_types", common["num_layers"], kinds)
+    if types is None:
+        return parts
+    dense = tuple(i for i, kind in enumerate(types) if kind == "dense")
+    return parts | {"dense_layers": dense}
+
+
+def deepseek_v32(fields: Fields, common: dict) -> dict:
+    fields.only("indexer_rope_interleave", (False, None), "halves in this family")
+    return _read(fields, common, 64, (8, 4), nope=128, values=128, q_rank=1536)
+
+
+def _indexed_layers(fields: Fields, layers: int) -> tuple[int, ...]:
+    """Layers with an indexer of their own; others take the choice of the one before."""
+    pattern, modes = fields.get("index_topk_pattern"), tuple(_MODES.values())
+    every = max(fields.int("index_topk_freq", 1, low=0), 1)
+    offset = fields.int("index_skip_topk_offset", 2, low=0)
+    types = listed_layers(fields, "indexer_types", layers, modes)
+    if types is None and isinstance(pattern, str):
+        types = [_MODES.get(letter) for letter in pattern]
+    elif types is None and pattern is not None:
+        types = pattern
+    elif types is None:
+        places = (max(i - offset + 1, 0) for i in range(layers))
+        types = [modes[place % every != 0] for place in places]
+    known = isinstance(types, list) and all(each in modes for each in types)
+    if not known or len(types) != layers or types[0] != "full":
+        raise ConfigError(
+            f"config.json of glm_moe_dsa: index_topk_pattern is {pattern!r:.80}, "
+            f"expected one letter for each of {layers} layers, F (an indexer) or S "
+            "(that of the layer before), the first F"
+        )
+    return tuple(i for i, each in enumerate(types) if each == "full")
+
+
+def glm_moe_dsa(fields: Fields, common: dict) -> dict:
+    fields.only("indexer_rope_interleave", (True, None), "pairs in this family")
+    parts = _read(fields, common, 32, (1, 1), nope=192, values=256, q_rank=2048)
+    layers = _indexed_layers(fields, common["num_layers"])
+    indexer = dataclasses.replace(parts["indexer"], layers=layers)
+    return parts | {"indexer": indexer}
+
+
+DEEPSEEK_V32 = Family(
+    read=deepseek_v32,
+    experts=EXPERTS._replace(experts=(*EXPERTS.experts, "num_experts")),
+    max_positions=163_840,
+    norm_eps=1e-6,
+    bos=0,
+    eos=1,
+    mtp_layers=1,
+)
+GLM_MOE_DSA = dataclasses.replace(
+    DEEPSEEK_V32, read=glm_moe_dsa, max_positions=202_752, norm_eps=1e-5
+)

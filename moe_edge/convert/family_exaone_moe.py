@@ -1,0 +1,77 @@
+"""K-EXAONE: norms of q and k per head, rotary in sliding layers only.
+
+Experts are chosen as in DeepSeek-V3. Defaults and meaning of the fields are those of
+transformers 5.24; published files say which layers are dense in fields of their own,
+which must agree.
+"""
+
+import dataclasses
+
+from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family_parts import (
+    layer_kinds,
+    listed_layers,
+    read_gqa,
+    read_layer_types,
+    read_moe_v3,
+    read_mtp,
+    read_windows,
+)
+from moe_edge.convert.hf_config import Fields
+
+_SLIDING = "sliding_attention"
+
+
+def exaone_moe(fields: Fields, common: dict) -> dict:
+    read_mtp(fields)
+    layers = common["num_layers"]
+    types = _layer_types(fields, layers)
+    sliding = read_gqa(fields, common, kv_heads=32, qk_norm="head")
+    full = dataclasses.replace(sliding, rope=None)
+    kinds = [sliding if each == _SLIDING else full for each in types]
+    windows = read_windows(types, fields.int("sliding_window", 4096))
+    moe = read_moe_v3(
+        fields, common, top_k=8, width=1024, shared=1, scaling=2.5, groups=(1, 1)
+    )
+    return {
+        **layer_kinds(kinds, windows),
+        "moe": moe,
+        "dense_layers": _dense_layers(fields, layers),
+        "dense_dim": fields.int("intermediate_size", 16_384),
+    }
+
+
+def _layer_types(fields: Fields, layers: int) -> list[str]:
+    """Those of the file, else every `sliding_window_pattern`-th layer is full."""
+    types, pattern = read_layer_types(fields, layers), "sliding_window_pattern"
+    if types is not None:
+        fields.get(pattern)  # nothing reads it then
+        return types
+    step = fields.int(pattern, 4)
+    full = "full_attention"
+    return [_SLIDING if (i + 1) % step else full for i in range(layers)]
+
+
+def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
+    first = fields.int("first_k_dense_replace", 1, low=0)
+    types = listed_layers(fields, "mlp_layer_types", layers, ("dense", "sparse"))
+    types = types or ["dense" if i < first else "sparse" for i in range(layers)]
+    dense = tuple(i for i, each in enumerate(types) if each == "dense")
+    stated = [i not in dense for i in range(layers)]
+    fields.only("is_moe_layer", (stated, None), "as mlp_layer_types says")
+    count = len(dense) if dense == tuple(range(len(dense))) else None
+    fields.only("first_last_k_dense_replace", (count, None), "as mlp_layer_types says")
+    return dense
+
+
+EXAONE_MOE = Family(
+    read=exaone_moe,
+    experts=ExpertNames(("num_experts",), shared=("num_shared_experts",)),
+    max_positions=2048,
+    norm_eps=1e-5,
+    bos=1,
+    eos=53,
+    tensors={"router.correction_bias": "mlp.e_score_correction_bias"},
+    renamed={"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
+    mtp_prefixes=("mtp.",),
+)
