@@ -83,6 +83,23 @@ SAYABLE = {
         "rope_theta": 5e5,
     },
     "gemma4_text": {"rms_norm_eps": 1e-6},
+    "exaone_moe": {
+        "rms_norm_eps": 1e-5,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+    },
+    "deepseek_v32": {
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": YARN,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
+    "glm_moe_dsa": {
+        "rms_norm_eps": 1e-5,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
 }
 # Families that llama.cpp writes as another one, of the same arithmetic.
 ALIASES = {"glm4_moe_lite": "deepseek_v3", "solar_open": "glm4_moe"}
