@@ -11,8 +11,10 @@ from moe_edge.convert.family_dsa import DEEPSEEK_V32, GLM_MOE_DSA
 from moe_edge.convert.family_ernie import ERNIE4_5_MOE
 from moe_edge.convert.family_exaone_moe import EXAONE_MOE
 from moe_edge.convert.family_flex_olmo import FLEX_OLMO
+from moe_edge.convert.family_gemma4 import GEMMA4_TEXT
 from moe_edge.convert.family_granite import GRANITEMOE, GRANITEMOESHARED
 from moe_edge.convert.family_hunyuan import HUNYUAN_V1_MOE
+from moe_edge.convert.family_llama4 import LLAMA4_TEXT
 from moe_edge.convert.family_mimo_v2_flash import MIMO_V2_FLASH
 from moe_edge.convert.family_minimax_m2 import MINIMAX_M2
 from moe_edge.convert.family_parts import end_positions, read_common
@@ -49,7 +51,32 @@ FAMILIES = {
     "ernie4_5_moe": ERNIE4_5_MOE,
     "hunyuan_v1_moe": HUNYUAN_V1_MOE,
     "mimo_v2_flash": MIMO_V2_FLASH,
+    "llama4_text": LLAMA4_TEXT,
+    "gemma4_text": GEMMA4_TEXT,
 }
+
+
+# model_type of a folder with other modalities -> of its text model.
+WHOLE = {each.whole: name for name, each in FAMILIES.items() if each.whole}
+# What the config.json of such a folder says of the text model, too.
+_OF_BOTH = ("eos_token_id", "bos_token_id", "tie_word_embeddings", "torch_dtype")
+_OF_BOTH += ("dtype", "quantization_config")
+
+
+def text_part(raw: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of the text model alone of one with other modalities.
+
+    Raises:
+      ConfigError: it has none, or one of another family.
+    """
+    text, name = raw.get("text_config"), WHOLE[raw["model_type"]]
+    if not isinstance(text, dict) or text.get("model_type", name) != name:
+        raise ConfigError(
+            f"config.json of {raw['model_type']}: text_config is {text!r:.80}, "
+            f"expected an object of model_type {name!r}"
+        )
+    both = {each: raw[each] for each in _OF_BOTH if each in raw}
+    return both | text | {"model_type": name}
 
 
 def config_from_hf(
@@ -70,8 +97,10 @@ def config_from_hf(
     """
     if not isinstance(raw, dict):
         raise ConfigError(f"config.json must hold an object, got {type(raw).__name__}")
+    if raw.get("model_type") in WHOLE:
+        raw = text_part(raw)
     model_type = str(raw.get("model_type"))  # anything else is an unknown text too
-    check_known("model_type", model_type, FAMILIES)
+    check_known("model_type", model_type, (*FAMILIES, *WHOLE))
     family = FAMILIES[model_type]
     fields = Fields(raw, model_type, family.experts)
     fields.get("quantization_config")  # judged by quantize.py

@@ -50,7 +50,8 @@ class Family:
         default_factory=_EXPERT_TENSORS.copy
     )
     # Published with one tensor of all experts of a layer: "halves", `[E, 2F, D]` (gate,
-    # then up) and `[E, D, F]`, or gpt-oss's "columns", see `rules.py`.
+    # then up) and `[E, D, F]`, these "turned", `[E, D, 2F]` and `[E, F, D]`, or
+    # gpt-oss's "columns", see `rules.py`.
     fused: str | None = None
     fused_tensors: tuple[str, str] = ("gate_up_proj", "down_proj")
     # Canonical names of vectors that files hold as a matrix of one row.
@@ -61,4 +62,10 @@ class Family:
     # behind the last one, where config.json counts none; beginnings of whole names.
     mtp_layers: int = 0
     mtp_prefixes: tuple[str, ...] = ()
+    # Folders of this family with other modalities: their model_type, whose config.json
+    # holds the family's as `text_config`; how names of the text model begin there ->
+    # how they do here; how names of the rest begin.
+    whole: str | None = None
+    text_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
     exported: bool = True  # whether transformers can run a refactored model of it

@@ -15,7 +15,7 @@ from moe_edge.convert.rope_config import (
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import AttentionConfig, MoeConfig
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -37,7 +37,7 @@ def read_common(fields: Fields, max_positions: Any, norm_eps: float) -> dict:
         "num_layers": layers,
         "max_positions": fields.int("max_position_embeddings", max_positions),
         "norm_eps": fields.float("rms_norm_eps", norm_eps),
-        "activation": fields.choice("hidden_act", "silu", _ACTIVATIONS),
+        "activation": fields.choice("hidden_act", "silu", ACTIVATIONS),
     }
 
 

@@ -37,7 +37,8 @@ HARMLESS = frozenset(
 # Generation settings that older transformers wrote into config.json.
 GENERATION = frozenset(
     """
-    bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty
+    bad_words_ids begin_suppress_tokens cache_implementation decoder_start_token_id
+    diversity_penalty
     do_sample early_stopping encoder_no_repeat_ngram_size
     exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
     length_penalty max_length max_new_tokens min_length no_repeat_ngram_size

@@ -76,6 +76,8 @@ def named_tensors(
 
 def _is_unused(name: str, found: dict[str, Stored], config: ModelConfig) -> bool:
     """Whether a tensor belongs to nothing that the model computes."""
+    if name.startswith(rules.family(config).left_out):
+        return True
     if name.endswith(_FREQUENCIES):
         stored = found[name]
         check_frequencies(stored.file.path, stored.name, stored.tensor(), config)

@@ -20,6 +20,7 @@ _KEYS = {
     # Differs from default only beyond the context, which we refuse anyway.
     "dynamic": {"factor"},
     "llama3": {"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"},
+    "proportional": {"factor"},
     "yarn": {"factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow"}
     | {"mscale", "mscale_all_dim", "truncate"},
     "longrope": {"factor", _ORIGINAL, "attention_factor"}
@@ -136,6 +137,27 @@ def rope_config(
         raise ConfigError(
             f"rope parameters of kind {kind!r} have unknown fields {foreign}; "
             f"known: {', '.join(sorted(_ALWAYS | _KEYS[kind]))}"
+        )
+    if kind == "proportional":
+        share = parameters.get("partial_rotary_factor")
+        share = fields.number(
+            "rope partial_rotary_factor", 1 if share is None else share
+        )
+        turning = int(share * dim // 2)
+        if not 1 <= turning <= dim // 2:
+            raise ConfigError(
+                f"config.json of {fields.family}: rope partial_rotary_factor {share} "
+                f"turns {turning} of the {dim // 2} pairs of a head, expected 1.."
+                f"{dim // 2}"
+            )
+        factor = parameters.get("factor")
+        return RopeConfig(
+            dim=dim,
+            theta=fields.number("rope rope_theta", parameters["rope_theta"]),
+            interleaved=interleaved,
+            kind=kind,
+            turning=turning,
+            factor=fields.number("rope factor", 1.0 if factor is None else factor),
         )
     if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise ConfigError(

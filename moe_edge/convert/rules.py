@@ -102,6 +102,10 @@ def family(config: ModelConfig) -> Family:
 
 def published_name(config: ModelConfig, name: str) -> str:
     """The name in published checkpoints of a tensor that a file calls `name`."""
+    for theirs, ours in family(config).text_names.items():
+        if name.startswith(theirs):
+            name = ours + name.removeprefix(theirs)
+            break
     if name.startswith(_WITHOUT_MODEL):
         name = "model." + name
     match = _LAYER_PREFIX.match(name)
@@ -148,6 +152,11 @@ def has_columns(config: ModelConfig) -> bool:
     return family(config).fused == "columns"
 
 
+def _fused_form(config: ModelConfig) -> str:
+    """How its fused experts stand: as published, or as transformers 5 saves them."""
+    return family(config).fused or "halves"
+
+
 def fused_shapes(config: ModelConfig, layer: int) -> Shapes:
     """HF name -> shape of the fused routed-expert tensors of a MoE layer."""
     moe, D = config.moe, config.d_model
@@ -155,8 +164,11 @@ def fused_shapes(config: ModelConfig, layer: int) -> Shapes:
     own = family(config)
     prefix = layer_prefix(layer) + own.expert_module
     gate_up, down = (prefix + name for name in own.fused_tensors)
-    if not has_columns(config):
+    form = _fused_form(config)
+    if form == "halves":
         return {gate_up: (E, 2 * F, D), down: (E, D, F)}
+    if form == "turned":
+        return {gate_up: (E, D, 2 * F), down: (E, F, D)}
     return {
         gate_up: (E, D, 2 * F),
         gate_up + "_bias": (E, 2 * F),
@@ -221,7 +233,15 @@ def records_to_hf(
                 yield Piece(name, 0, layout.part(record_R, part))
         return
     names = list(fused_shapes(config, layer))
-    if not has_columns(config):
+    form = _fused_form(config)
+    if form == "turned":
+        for i, record_R in enumerate(records_NR, first):
+            gate, up, down = (layout.part(record_R, part) for part in layout.shapes)
+            turned = np.concatenate([gate, up]).T, down.T
+            for name, array in zip(names, turned, strict=True):
+                yield Piece(name, i * array.size, np.ascontiguousarray(array))
+        return
+    if form == "halves":
         for i, record_R in enumerate(records_NR, first):
             gate, up, down = (layout.part(record_R, part) for part in layout.shapes)
             yield Piece(names[0], 2 * i * gate.size, gate)
@@ -252,8 +272,9 @@ def split_fused(
     Args:
       arrays: in the order of `fused_shapes`.
     """
-    if not has_columns(config):
-        gate_up, down = arrays
+    form = _fused_form(config)
+    if form != "columns":
+        gate_up, down = arrays if form == "halves" else (each.T for each in arrays)
         gate, up = np.split(gate_up, 2)
         return {"gate": gate, "up": up, "down": down}
     gate_up, gate_up_bias, down, down_bias = arrays

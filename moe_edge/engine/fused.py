@@ -196,7 +196,8 @@ class FusedEngine(Engine):
             return state, x, kv, None
         (x, normed), kv = block.attend(x, chunk, window, kv)
         hidden_TD, routing = seam(block.route(normed, chunk))
-        shared = seam(block.run_shared(hidden_TD))
+        shared = seam(block.run_shared(hidden_TD, routing))
+        hidden_TD = block.expert_input(hidden_TD, routing)
         if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
             state, routing = self._reroute(state, layer, routing)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)

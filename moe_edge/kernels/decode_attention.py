@@ -46,7 +46,9 @@ def suits(rows_of_step: int, tokens: int) -> bool:
 def knows(attention) -> bool:
     """Whether the kernel computes such attention, an `AttentionConfig`."""
     plain_v = attention.value_dim == attention.head_dim and attention.value_scale == 1
-    return plain_v and attention.rope is not None and not attention.chunked
+    plain_v = plain_v and not (attention.v_norm or attention.k_is_v)
+    plain_q = attention.qk_norm != "unit" and not attention.temperature
+    return plain_q and plain_v and attention.rope is not None and not attention.chunked
 
 
 def is_asked() -> bool:

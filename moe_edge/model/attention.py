@@ -71,7 +71,8 @@ class Attention(nnx.Module):
         """A product as q, k or v: normed, clipped, rotated `[B, S, heads, P]`."""
         attention = self.config
         if attention.qkv_bias:
-            y = add_bias(y, getattr(self, f"{name}_bias"))
+            product = "k" if attention.k_is_v and name == "v" else name
+            y = add_bias(y, getattr(self, f"{product}_bias"))
         B, S, _ = y.shape
         normed = name != "v" and attention.qk_norm != "none"
         if normed and attention.qk_norm == "full":
@@ -79,16 +80,34 @@ class Attention(nnx.Module):
         if attention.clip_qkv is not None:
             y = jnp.clip(y, -attention.clip_qkv, attention.clip_qkv)
         y = y.reshape(B, S, heads, -1)
-        by_head = normed and attention.qk_norm == "head"
+        by_head = normed and attention.qk_norm in ("head", "unit")
         if by_head and not attention.qk_norm_after_rope:
-            y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
+            y = self._norm_head(y, name)
+        if name == "v" and attention.v_norm:
+            y = rms_norm(y, jnp.ones(y.shape[-1], jnp.float32), self.eps)
         if name == "v" and attention.value_scale != 1.0:
             y = y * attention.value_scale
         if name != "v" and attention.rope is not None:
             y = rotate(y, tables, attention.rope.interleaved)
         if by_head and attention.qk_norm_after_rope:
-            y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
+            y = self._norm_head(y, name)
         return y
+
+    def _norm_head(self, y, name: str) -> jax.Array:
+        weight_P = jnp.ones(y.shape[-1], jnp.float32)
+        if self.config.qk_norm == "head":
+            weight_P = getattr(self, f"{name}_norm")[...]
+        return rms_norm(y, weight_P, self.eps)
+
+    def _tempered(self, q_BSHP, start_B) -> jax.Array:
+        """Queries by the temperature of their positions, if the layer has one."""
+        rate, span = self.config.temperature, self.config.temperature_span
+        if not rate:
+            return q_BSHP
+        places_1S = jnp.arange(1, q_BSHP.shape[1] + 1, dtype=jnp.int32)[None]
+        spans_BS = ((start_B[:, None] + places_1S) // span).astype(jnp.float32)
+        factor_BS = 1.0 + jnp.float32(rate) * jnp.log1p(spans_BS)
+        return q_BSHP * factor_BS[..., None, None]
 
     def __call__(self, x_BSD, tables, start_B, window, cache=None):
         """Attends causally.
@@ -107,7 +126,9 @@ class Attention(nnx.Module):
         B, S, _ = x_BSD.shape
         G = attention.num_kv_heads
         P = attention.head_dim
-        q, k, v = linear_each(x_BSD, self.q[...], self.k[...], self.v[...])
+        names = ("q", "k") if attention.k_is_v else ("q", "k", "v")
+        q, k, *v = linear_each(x_BSD, *(getattr(self, name)[...] for name in names))
+        v = v[0] if v else k
         fused = cache is not None and decode_attention.suits(B, S)
         if fused and decode_attention.knows(attention):
             products = {"q": q, "k": k, "v": v}
@@ -115,6 +136,7 @@ class Attention(nnx.Module):
             y, cache = decode_attention.attend(*given, attention, self.eps)
             return self._output(y.reshape(B, S, -1)), cache
         q = self._heads(q, "q", attention.num_heads, tables)
+        q = self._tempered(q, start_B)
         k, v = self._heads(k, "k", G, tables), self._heads(v, "v", G, tables)
         k, v = (y.transpose(0, 2, 1, 3).reshape(B * G, S, -1) for y in (k, v))
         first_query = start_B

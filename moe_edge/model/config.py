@@ -12,8 +12,8 @@ from typing import Any
 from moe_edge.core.checks import ConfigError, check_count, check_known
 
 ATTENTION_KINDS = ("gqa", "mla")
-QK_NORMS = ("none", "head", "full")
-ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope")
+QK_NORMS = ("none", "head", "unit", "full")
+ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "proportional")
 SCORINGS = ("softmax", "sigmoid", "softmax_topk", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
@@ -34,6 +34,8 @@ class RopeConfig:
     interleaved: bool = False  # pairs (0,1),(2,3).. (DeepSeek, ERNIE), not halves
     factor: float = 1.0
     factors: tuple[float, ...] = ()  # longrope: divide the frequencies, one by one
+    # proportional: pairs that turn, the first ones; others stand still
+    turning: int = 0
     original_positions: int = 0  # yarn, llama3, longrope
     attention_factor: float = 1.0  # multiplies cos and sin (yarn, longrope)
     beta_fast: float = 32.0
@@ -55,7 +57,8 @@ class AttentionConfig:
     softmax_scale: float | None = None  # None: head_dim ** -0.5
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: str = "none"  # "head": per head; "full": over the whole projection
+    # "head": per head; "unit": without weights; "full": over the whole projection.
+    qk_norm: str = "none"
     qk_norm_after_rope: bool = False  # per head only (HunYuan)
     clip_qkv: float | None = None
     sinks: bool = False  # one learned logit per head in the softmax's denominator
@@ -65,6 +68,12 @@ class AttentionConfig:
     chunked: bool = False  # a query sees its own chunk of `window` positions (Llama 4)
     v_head_dim: int = 0  # 0: head_dim (MLA states it always)
     value_scale: float = 1.0  # multiplies v
+    v_norm: bool = False  # RMSNorm without weights of each head of v
+    k_is_v: bool = False  # v is the product of k, before its norm and rotation
+    # q of position p is multiplied by 1 + temperature * log(1 + (p + 1) // span)
+    # (Llama 4, arXiv 2501.19399).
+    temperature: float = 0.0
+    temperature_span: int = 1
     # MLA only
     kv_lora_rank: int = 0
     q_lora_rank: int | None = None
@@ -130,6 +139,13 @@ class MoeConfig:
     expert_kind: str | None = None
     activation: str = "silu"
     swiglu_limit: float | None = None  # clamped_swiglu: clip of gate and up
+    # A token's score multiplies what its one expert takes, not what it gives (Llama 4).
+    input_scaled: bool = False
+    # Router, experts and shared expert (here a dense MLP beside them) take the state
+    # before them normed without weights, each by weights of its own, and experts and
+    # shared expert have a norm of their own behind them (Gemma 4).
+    own_norms: bool = False
+    expert_scale: bool = False  # a factor of each expert, after normalisation
     shared_dim: int = 0  # 0: no shared expert
     shared_gate: bool = False  # sigmoid gate on the shared expert's output
     sub_experts: int = 1  # U, blocks of a parent expert
@@ -198,6 +214,8 @@ class ModelConfig:
     other_attention: tuple[AttentionConfig, ...] = ()
     attention_kinds: tuple[int, ...] = ()
     indexer: IndexerConfig | None = None
+    logit_cap: float | None = None  # c tanh(logits / c)
+    layer_scale: bool = False  # a factor of the residual stream behind each layer
     hf_config: dict[str, Any] = dataclasses.field(
         default_factory=dict, compare=False, hash=False, repr=False
     )
@@ -226,12 +244,26 @@ class ModelConfig:
         for each in self.attentions:
             _check_attention(each)
         self._check_kinds()
+        if self.layer_scale and self.dense_layers:
+            raise ConfigError(
+                "a layer_scale is implemented for layers with experts, got dense "
+                f"layers {self.dense_layers}"
+            )
+        if moe.own_norms and not (
+            self.norm_before and self.norm_after and self.norm == "rms"
+        ):
+            raise ConfigError("own_norms of a MoE layer need RMSNorms on both sides")
         if not 1 <= moe.top_k <= moe.max_top_k:
             limit = "parent_top_k x sub_experts" if moe.keeps_router else "num_experts"
             raise ConfigError(
                 f"top_k must be in 1..{limit}={moe.max_top_k}, got {moe.top_k}"
             )
         _check_split(moe)
+        if moe.input_scaled and moe.top_k != 1:
+            raise ConfigError(
+                "experts whose input is scaled compute one a token: another scale for "
+                f"each of several is not implemented, got top_k {moe.top_k}; use 1"
+            )
         if (
             moe.num_parents % moe.num_groups
             or not 1 <= moe.topk_groups <= moe.num_groups
@@ -331,17 +363,23 @@ def _check_attention(attention: AttentionConfig) -> None:
     """Raises ConfigError unless the fields of a kind of attention fit together."""
     check_known("attention kind", attention.kind, ATTENTION_KINDS)
     check_known("qk norm", attention.qk_norm, QK_NORMS)
-    for name in ("num_heads", "num_kv_heads", "head_dim", "value_dim"):
+    sizes = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "temperature_span")
+    for name in sizes:
         check_count(name, getattr(attention, name))
     if attention.num_heads % attention.num_kv_heads:
         raise ConfigError(
             f"num_heads {attention.num_heads} must be a multiple of num_kv_heads "
             f"{attention.num_kv_heads}"
         )
-    if attention.qk_norm_after_rope and attention.qk_norm != "head":
+    if attention.qk_norm_after_rope and attention.qk_norm not in ("head", "unit"):
         raise ConfigError(
             "a norm of q and k after rotation is one per head, got qk_norm "
             f"{attention.qk_norm!r}"
+        )
+    if attention.k_is_v and attention.value_dim != attention.head_dim:
+        raise ConfigError(
+            f"v that is k has its width {attention.head_dim}, got v_head_dim "
+            f"{attention.v_head_dim}"
         )
     rope = attention.rope
     if rope is None:
@@ -360,6 +398,13 @@ def _check_attention(attention: AttentionConfig) -> None:
             f"{len(rope.factors)} factors; longrope needs one for two dimensions, "
             "others none"
         )
+    if rope.turning > rope.dim // 2 or (rope.kind == "proportional") != (
+        rope.turning > 0
+    ):
+        raise ConfigError(
+            f"a proportional rope turns 1..{rope.dim // 2} pairs, others state none; "
+            f"got {rope.turning} of a rope {rope.kind}"
+        )
 
 
 def _check_split(moe: MoeConfig) -> None:
@@ -372,6 +417,11 @@ def _check_split(moe: MoeConfig) -> None:
     if U > 1 and not 1 <= moe.parent_top_k <= moe.num_parents:
         raise ConfigError(
             f"parent_top_k must be in 1..{moe.num_parents}, got {moe.parent_top_k}"
+        )
+    if U > 1 and (moe.own_norms or moe.expert_scale):
+        raise ConfigError(
+            "experts with norms or factors of their own have no sub-experts yet; got "
+            f"sub_experts {U}, expected 1"
         )
     if not moe.has_proxy_gate:
         if moe.gate_neurons or shares:

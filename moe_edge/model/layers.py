@@ -27,7 +27,8 @@ def add_params(module: nnx.Module, shapes: Shapes, rngs: nnx.Rngs) -> None:
         if len(shape) > 1:
             value = new_matrix(rngs, *shape)
         else:
-            is_scale = name.endswith("norm")
+            is_scale = name.endswith(("norm", "layer_scale", "input_scale"))
+            is_scale |= name == "expert_scale"
             value = nnx.Param(jnp.full(shape, float(is_scale), jnp.float32))
         setattr(module, name, value)
 

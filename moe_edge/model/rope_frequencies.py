@@ -21,6 +21,8 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray:
         base = base / np.asarray(rope.factors, np.float32)
     elif rope.kind == "linear":
         base = base / rope.factor
+    elif rope.kind == "proportional":
+        base = base / rope.factor * (np.arange(len(base)) < rope.turning)
     elif rope.kind == "yarn":
         base = _yarn(rope, base)
     elif rope.kind == "llama3":

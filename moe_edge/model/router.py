@@ -105,12 +105,14 @@ def _choose(
         scores = jax.nn.sigmoid(logits_TE)
     else:
         scores = jax.nn.softmax(logits_TE, axis=-1)
-    choice = scores
+    # Of scores that round to 1 the largest logit is chosen.
+    choice = logits_TE if moe.input_scaled else scores
     if correction_E is not None:
         choice = choice + correction_E.astype(jnp.float32).reshape(1, -1)
     if moe.num_groups > 1:
         choice = keep_best_groups(choice, moe)
     ids, weights = pick(choice, scores, moe.top_k)
+    weights = jnp.ones_like(weights) if moe.input_scaled else weights
     weights = _cut(weights, k_T1, 0.0)
     if moe.norm_topk:
         weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
@@ -173,11 +175,14 @@ class Router(nnx.Module):
           k_T: int32, how many blocks each token takes, as of `choose`.
         """
         moe = self.moe
+        if moe.own_norms:
+            scale_D = self.input_scale[...].astype(jnp.float32)[None]
+            x_TD = x_TD * scale_D * jnp.float32(x_TD.shape[-1] ** -0.5)
         logits = linear(x_TD, self.weight[...])
         logits = add_bias(logits, self.bias if moe.router_bias else None)
         correction = self.correction_bias[...] if moe.correction_bias else None
         if not moe.keeps_router:
-            return choose(logits, moe, correction, k_T)
+            return self._scaled(choose(logits, moe, correction, k_T))
         parents = choose(logits, parent_rule(moe), correction)
         levels_TPU = self._levels(x_TD, parents.ids_TK)
         ids_TK, weights_TK = choose_blocks(
@@ -188,6 +193,14 @@ class Router(nnx.Module):
             ids_TK = _cut(ids_TK, k_T1, moe.num_experts, ranks_K)
             weights_TK = _cut(weights_TK, k_T1, 0.0, ranks_K)
         return Routing(ids_TK, weights_TK, block_scores(parents, levels_TPU, moe))
+
+    def _scaled(self, routing: Routing) -> Routing:
+        """The weights times the factors of their experts, if these have some."""
+        if not self.moe.expert_scale:
+            return routing
+        ids_TK = jnp.minimum(routing.ids_TK, self.moe.num_experts - 1)
+        scale_TK = self.expert_scale[...].astype(jnp.float32)[ids_TK]
+        return routing._replace(weights_TK=routing.weights_TK * scale_TK)
 
     def _levels(self, x_TD: jax.Array, parents_TP: jax.Array) -> jax.Array:
         """How active each block of the chosen parents should be: `[T, P, U]`."""

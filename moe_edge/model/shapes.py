@@ -11,7 +11,7 @@ Shapes = dict[str, tuple[int, ...]]
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
     """Everything of a layer but its routed experts, by canonical name."""
     D, moe = config.d_model, config.moe
-    shapes = block_norm_shapes(config)
+    shapes = block_shapes(config, layer)
     parts = {"attn": attention_shapes(config.attention_of(layer), D)}
     if layer in config.dense_layers:
         parts["mlp"] = mlp_shapes(D, config.dense_dim)
@@ -42,11 +42,16 @@ def kept_shapes(config: ModelConfig, layer: int) -> Shapes:
     }
 
 
-def block_norm_shapes(config: ModelConfig) -> Shapes:
-    """The norms of a layer: of what attention and MLP take, and of what they give."""
+def block_shapes(config: ModelConfig, layer: int) -> Shapes:
+    """Vectors of a layer: norms of what attention and MLP take, and of what they give;
+    with experts' own norms `mlp_norm` is the shared expert's. Its factor.
+    """
     names = ["attn_norm", "mlp_norm"] if config.norm_before else []
     names += ["attn_after_norm", "mlp_after_norm"] if config.norm_after else []
-    return norm_shapes(config, *names)
+    if config.moe.own_norms and layer not in config.dense_layers:
+        names += ["expert_norm", "expert_after_norm", "shared_after_norm"]
+    shapes = norm_shapes(config, *names)
+    return shapes | ({"layer_scale": (1,)} if config.layer_scale else {})
 
 
 def norm_shapes(config: ModelConfig, *names: str) -> Shapes:
@@ -70,6 +75,10 @@ def router_shapes(config: ModelConfig) -> Shapes:
         shapes["bias"] = (E,)
     if moe.correction_bias:
         shapes["correction_bias"] = (E,)
+    if moe.own_norms:
+        shapes["input_scale"] = (D,)
+    if moe.expert_scale:
+        shapes["expert_scale"] = (E,)
     if moe.has_proxy_gate:
         neurons = moe.num_experts * moe.gate_neurons
         shapes |= {"proxy_gate": (neurons, D), "proxy_up": (neurons, D)}
@@ -91,8 +100,11 @@ def attention_shapes(attention: AttentionConfig, d_model: int) -> Shapes:
     values = attention.num_kv_heads * attention.value_dim
     shapes: Shapes = {"q": (q, D), "k": (kv, D), "v": (values, D)}
     shapes["o"] = (D, H * attention.value_dim)
+    if attention.k_is_v:
+        del shapes["v"]
     if attention.qkv_bias:
-        shapes |= {"q_bias": (q,), "k_bias": (kv,), "v_bias": (values,)}
+        shapes |= {"q_bias": (q,), "k_bias": (kv,)}
+        shapes |= {} if attention.k_is_v else {"v_bias": (values,)}
     if attention.out_bias:
         shapes["o_bias"] = (D,)
     if attention.qk_norm == "head":

@@ -29,7 +29,7 @@ from moe_edge.model.mla import LatentAttention
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.rope import rope_tables
 from moe_edge.model.router import Router, Routing
-from moe_edge.model.shapes import block_norm_shapes, norm_shapes
+from moe_edge.model.shapes import block_shapes, norm_shapes
 
 # (x_TD, ids_TK, weights_TK, experts_ER) -> y_TD, all float32.
 ExpertFn = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -70,6 +70,9 @@ class Shared(NamedTuple):
     mlp_TD: jax.Array | None  # the shared expert's, before its gate
     logit_T1: jax.Array | None
     after: Norm | None = None  # of the sum
+    own_after: tuple[Norm, Norm] | None = None  # of the experts' output, of mlp_TD
+    scale_1: jax.Array | None = None  # of the residual stream after the layer
+    ids_T1: jax.Array | None = None  # int32, none below 0: for `rounded`
 
 
 def make_chunk(config: ModelConfig, start_B, valid_BS, k_B=None) -> Chunk:
@@ -92,7 +95,8 @@ class Block(nnx.Module):
         attention = config.attention_of(layer)
         rope = attention.rope
         self.rope = None if rope is None else config.ropes.index(rope)
-        add_params(self, block_norm_shapes(config), rngs)
+        add_params(self, block_shapes(config, layer), rngs)
+        self.has_own_norms = self.is_moe and config.moe.own_norms
         kind = LatentAttention if attention.kind == "mla" else Attention
         self.attn = kind(config, layer, rngs)
         if not self.is_moe:
@@ -113,7 +117,8 @@ class Block(nnx.Module):
         y, cache = self.attn(normed_BSD, tables, chunk.start_B, window, cache)
         y = leave_branch(config, y, self.norm_after("attn"))
         if config.norm_before and config.norm == "rms":
-            found = add_norm(x_BSD, y, self.mlp_norm[...], config.norm_eps)
+            scale_D = self._norm_before("mlp").scale_D
+            found = add_norm(x_BSD, y, scale_D, config.norm_eps)
             return Attended(*found), cache
         x_BSD = x_BSD + y
         return Attended(x_BSD, self.norm_before("mlp", x_BSD)), cache
@@ -122,8 +127,12 @@ class Block(nnx.Module):
         """What a branch, attn or mlp, takes."""
         if not self.config.norm_before:
             return x_BSD
-        scale_D, bias_D = self._norm_of(f"{branch}_norm")
-        return norm(x_BSD, scale_D, bias_D, self.config.norm_eps)
+        return norm(x_BSD, *self._norm_before(branch), self.config.norm_eps)
+
+    def _norm_before(self, branch: str) -> Norm:
+        if branch == "mlp" and self.has_own_norms:
+            return Norm(jnp.ones(self.config.d_model, jnp.float32), None)
+        return self._norm_of(f"{branch}_norm")
 
     def norm_after(self, branch: str) -> Norm | None:
         """The norm of what a branch gives, if it has one."""
@@ -142,15 +151,35 @@ class Block(nnx.Module):
         hidden_TD = normed_BSD.reshape(-1, normed_BSD.shape[-1])
         return hidden_TD, self.router(hidden_TD, chunk.k_T(self.router.moe.top_k))
 
-    def run_shared(self, hidden_TD) -> Shared:
+    def expert_input(self, hidden_TD, routing: Routing) -> jax.Array:
+        """What the routed experts take, `[T, D]`."""
+        if self.has_own_norms:
+            return seam(hidden_TD * self._weights_of("expert_norm"))
+        if not self.config.moe.input_scaled:
+            return hidden_TD
+        scores_TE = routing.scores_TE
+        chosen_T1 = jnp.minimum(routing.ids_TK, scores_TE.shape[1] - 1)
+        return seam(hidden_TD * jnp.take_along_axis(scores_TE, chosen_T1, axis=1))
+
+    def _weights_of(self, name: str) -> jax.Array:
+        return getattr(self, name)[...].astype(jnp.float32)[None]
+
+    def run_shared(self, hidden_TD, routing: Routing) -> Shared:
         """The shared expert before its gate, and what its sum with others meets."""
-        after = self.norm_after("mlp")
+        found = Shared(None, None, self.norm_after("mlp"))
+        if self.has_own_norms:
+            names = "expert_after_norm", "shared_after_norm"
+            found = found._replace(own_after=tuple(map(self._norm_of, names)))
+            hidden_TD = hidden_TD * self._weights_of("mlp_norm")
+        if self.config.layer_scale:
+            scale_1 = self.layer_scale[...].astype(jnp.float32)
+            found = found._replace(scale_1=scale_1, ids_T1=routing.ids_TK[:, :1])
         if not self.has_shared:
-            return Shared(None, None, after)
+            return found
         logit_T1 = None
         if self.has_shared_gate:
             logit_T1 = linear(hidden_TD, self.shared_gate[...])
-        return Shared(self.shared(hidden_TD), logit_T1, after)
+        return found._replace(mlp_TD=self.shared(hidden_TD), logit_T1=logit_T1)
 
     def add_mlp(self, x_BSD, normed_BSD) -> jax.Array:
         """The residual stream after a dense layer's MLP."""
@@ -175,8 +204,9 @@ class Block(nnx.Module):
             return self.add_mlp(x_BSD, normed_BSD), cache, None
         # The seams at which an offloading engine cuts the layer into programs.
         hidden, routing = seam(self.route(normed_BSD, chunk))
-        shared = seam(self.run_shared(hidden))
-        y_TD = expert_fn(hidden, routing.ids_TK, routing.weights_TK, experts_ER)
+        shared = seam(self.run_shared(hidden, routing))
+        taken = self.expert_input(hidden, routing)
+        y_TD = expert_fn(taken, routing.ids_TK, routing.weights_TK, experts_ER)
         x_BSD = add_experts(self.config, x_BSD, seam(y_TD), shared)
         return x_BSD, cache, routing
 
@@ -198,13 +228,21 @@ def add_experts(config: ModelConfig, x_BSD, y_TD, shared: Shared) -> jax.Array:
     The gate is applied together with the sums, because XLA joins a product and a sum
     into one rounding wherever it sees both: so all engines round alike.
     """
+    if shared.own_after is not None:
+        y_TD = norm(y_TD, *shared.own_after[0], config.norm_eps)
     if shared.mlp_TD is not None:
         shared_TD = shared.mlp_TD
+        if shared.own_after is not None:
+            shared_TD = norm(shared_TD, *shared.own_after[1], config.norm_eps)
         if shared.logit_T1 is not None:
             shared_TD = shared_TD * jax.nn.sigmoid(shared.logit_T1)
         y_TD = y_TD + shared_TD
     y_TD = leave_branch(config, y_TD, shared.after)
-    return x_BSD + y_TD.reshape(x_BSD.shape)
+    x_BSD = x_BSD + y_TD.reshape(x_BSD.shape)
+    if shared.scale_1 is None:
+        return x_BSD
+    number_BS1 = shared.ids_T1.reshape(*x_BSD.shape[:-1], 1)
+    return rounded(x_BSD * shared.scale_1.reshape(1, 1, 1), number_BS1)
 
 
 def embed_tokens(config: ModelConfig, embed_VD, tokens_BS) -> jax.Array:
@@ -225,7 +263,10 @@ def logits_of(config: ModelConfig, top: Mapping[str, jax.Array], x) -> jax.Array
     x = norm(x, top["final_norm"], bias_D, config.norm_eps)
     logits = linear(x, top["embed" if config.tie_embeddings else "head"])
     logits = add_bias(logits, top["head_bias"] if config.head_bias else None)
-    return logits if config.logit_divisor == 1 else logits / config.logit_divisor
+    logits = logits if config.logit_divisor == 1 else logits / config.logit_divisor
+    if config.logit_cap is None:
+        return logits
+    return config.logit_cap * jnp.tanh(logits / config.logit_cap)
 
 
 def layer_window(config: ModelConfig, layer: int) -> int:

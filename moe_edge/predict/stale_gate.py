@@ -125,7 +125,8 @@ class GatePredictor(LooksAhead):
         other's. Where a weight is zero the state is lost, and nothing can be restored.
         """
         scale_D = np.ones(self.config.d_model, np.float32)
-        if self.norm == "own" or not self.config.norm_before:
+        has_own = self.config.moe.own_norms  # then the norm before it has no weights
+        if self.norm == "own" or has_own or not self.config.norm_before:
             return {"scale": scale_D}
         own_D, target_D = (np.asarray(x["mlp_norm"], np.float32) for x in (own, target))
         safe_D = np.where(own_D == 0, 1.0, own_D)

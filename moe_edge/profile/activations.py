@@ -28,7 +28,7 @@ def _not_finite(what: str) -> CheckpointError:
 class Seen(NamedTuple):
     """What the experts of a layer were given; T = windows x tokens, with padding."""
 
-    hidden_TD: jax.Array  # float32, normed: input of router and experts
+    hidden_TD: jax.Array  # float32, normed: input of the experts
     ids_TK: jax.Array  # int32, best first; padding has id E
     weights_TK: jax.Array  # float32
 
@@ -133,7 +133,8 @@ class LayerPrograms:
         block = bind_block(self._graphs[kind], layer)
         x_BSD, normed_BSD, chunk = self._attend(block, x_BSD, valid_BS, window)
         hidden, routing = seam(block.route(normed_BSD, chunk))
-        shared = seam(block.run_shared(hidden))
+        shared = seam(block.run_shared(hidden, routing))
+        hidden = block.expert_input(hidden, routing)
         y_TD = run_experts(
             hidden,
             routing.ids_TK,

@@ -4,11 +4,14 @@ Values are those of the files on the hub, from public copies; lists of layers ar
 fewer layers.
 """
 
+import numpy as np
 import pytest
 
-from moe_edge.convert.families import config_from_hf
+from moe_edge.checkpoint.schema import dense_items
+from moe_edge.convert.families import FAMILIES, config_from_hf
+from moe_edge.convert.hf_reader import HfReader
 from moe_edge.core.checks import ConfigError
-from tests.support.tiny_checkpoints import raw_config
+from tests.support.tiny_checkpoints import random_tensors, raw_config, write_folder
 
 MIMO = {
     "architectures": ["MiMoV2FlashForCausalLM"],
@@ -57,6 +60,132 @@ MIMO = {
     "v_head_dim": 128,
     "vocab_size": 152576,
 }
+
+
+LLAMA4 = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "model_type": "llama4",
+    "boi_token_index": 200080,
+    "eoi_token_index": 200081,
+    "image_token_index": 200092,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "text_config": {
+        "_attn_implementation_autoset": True,
+        "attention_bias": False,
+        "attention_chunk_size": 8192,
+        "attention_dropout": 0.0,
+        "attn_scale": 0.1,
+        "attn_temperature_tuning": 4,
+        "bos_token_id": 200000,
+        "cache_implementation": "hybrid",
+        "eos_token_id": [200001, 200007, 200008],
+        "floor_scale": 8192,
+        "for_llm_compressor": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "initializer_range": 0.02,
+        "interleave_moe_layer_step": 1,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "max_position_embeddings": 10485760,
+        "model_type": "llama4_text",
+        "moe_layers": [0, 1, 2, 3, 4],
+        "no_rope_layers": [1, 1, 1, 0, 1],
+        "num_attention_heads": 40,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 8,
+        "num_local_experts": 16,
+        "output_router_logits": False,
+        "pad_token_id": 200018,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 8.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "router_aux_loss_coef": 0.001,
+        "router_jitter_noise": 0.0,
+        "use_cache": True,
+        "use_qk_norm": True,
+        "vocab_size": 202048,
+    },
+    "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model"},
+}
+
+
+def test_llama4_as_published():
+    config = config_from_hf(LLAMA4)
+    assert config.model_type == "llama4_text" and not config.tie_embeddings
+    assert config.eos_ids == (200001, 200007, 200008) and config.bos_id == 200000
+    assert config.attention_kinds == (0, 0, 0, 1, 0)
+    rotary, plain = config.attentions
+    assert rotary.chunked and not plain.chunked and plain.rope is None
+    assert [config.window(i) for i in (2, 3)] == [8192, None]
+    assert (rotary.rope.kind, rotary.rope.interleaved) == ("llama3", True)
+    assert (rotary.qk_norm, plain.qk_norm) == ("unit", "none")
+    assert (rotary.temperature, plain.temperature) == (0.0, 0.1)
+    assert config.moe.input_scaled and config.moe.shared_dim == 8192
+    assert config.dense_layers == () and config.dense_dim == 16384
+    every_other = config_from_hf(
+        with_text(moe_layers=None, interleave_moe_layer_step=2)
+    )
+    assert every_other.dense_layers == (0, 2, 4)
+
+
+def with_text(**changes) -> dict:
+    """Llama 4 with other fields of the text model."""
+    return LLAMA4 | {"text_config": LLAMA4["text_config"] | changes}
+
+
+@pytest.mark.parametrize(
+    "raw, message",
+    [
+        (with_text(num_experts_per_tok=2), "compute one a token.*got top_k 2"),
+        (with_text(attn_temperature_tuning="no"), "attn_temperature_tuning is 'no'"),
+        (with_text(moe_layers=[7]), r"moe_layers is .7., expected .* 0..4"),
+        (with_text(for_llm_compressor=True), "for_llm_compressor is true"),
+        (with_text(qk_clip=3.0), "qk_clip=3.0"),
+        (LLAMA4 | {"text_config": None}, "text_config is None, expected an object"),
+    ],
+)
+def test_what_llama4_cannot_is_refused(raw, message):
+    with pytest.raises(ConfigError, match=message):
+        config_from_hf(raw)
+
+
+# Of a folder with other modalities: how names of its text model and of the rest begin.
+PREFIXES = {
+    "llama4_text": (
+        {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+        ["vision_model.patch.weight", "multi_modal_projector.linear_1.weight"],
+    ),
+}
+
+
+@pytest.mark.parametrize("family", PREFIXES)
+def test_text_model_of_a_folder_with_other_modalities(family, tmp_path):
+    raw = raw_config(family)
+    text = HfReader(write_folder(tmp_path / "text", raw))
+    renamed, others = PREFIXES[family]
+    tensors = {}
+    for name, array in random_tensors(raw).items():
+        ours = next(each for each in renamed if name.startswith(each))
+        tensors[renamed[ours] + name.removeprefix(ours)] = array
+    tensors |= {name: np.ones((2, 3), np.float32) for name in others}
+    whole = {"model_type": FAMILIES[family].whole, "text_config": raw}
+    reader = HfReader(write_folder(tmp_path / "whole", whole, tensors))
+    assert reader.config == text.config and sorted(reader.dropped) == sorted(others)
+    for item in dense_items(reader.config):
+        for name, array in text.dense(item).items():
+            np.testing.assert_array_equal(reader.dense(item)[name], array)
+    layer = reader.config.moe_layers[0]
+    np.testing.assert_array_equal(reader.experts(layer), text.experts(layer))
 
 
 def test_mimo_as_published():

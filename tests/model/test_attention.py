@@ -70,7 +70,7 @@ def attend_of(kind, config):
 
 
 def parts(**changes):
-    attention = dataclasses.replace(GQA.attention, qk_norm="head", **changes)
+    attention = dataclasses.replace(GQA.attention, **{"qk_norm": "head", **changes})
     return dataclasses.replace(GQA, attention=attention)
 
 
@@ -85,6 +85,8 @@ PARTS = {
     "no_rope": parts(rope=None),
     "value_width": parts(v_head_dim=10, sinks=True, value_scale=0.7),
     "chunked": parts(chunked=True),
+    "unit_norm": parts(qk_norm="unit", qk_norm_after_rope=True),
+    "temperature": parts(rope=None, temperature=0.4, temperature_span=3),
 }
 
 
@@ -116,10 +118,10 @@ def test_attention_matches_numpy_loop(name, window):
     v = v * a.value_scale
 
     def turned(x, position, weight):
-        rope, normed = a.rope, weight in w
+        rope, normed = a.rope, a.qk_norm != "none"
 
         def norm(y):
-            return y / np.sqrt((y**2).mean() + config.norm_eps) * w[weight]
+            return y / np.sqrt((y**2).mean() + config.norm_eps) * w.get(weight, 1.0)
 
         x = norm(x) if normed and not a.qk_norm_after_rope else x
         if rope is not None:
@@ -132,6 +134,7 @@ def test_attention_matches_numpy_loop(name, window):
         for h in range(heads):
             g = h // (heads // groups)
             query = turned(q[s, h], s, "q_norm")
+            query *= 1 + a.temperature * np.log1p((s + 1) // a.temperature_span)
             keys = [turned(k[j, g], j, "k_norm") for j in range(first, s + 1)]
             scores = [query @ key / np.sqrt(P) for key in keys]
             if a.sinks:

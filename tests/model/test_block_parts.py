@@ -76,7 +76,8 @@ def test_branches_are_normed_where_the_config_says(before, after, kind, is_moe):
     config = dataclasses.replace(
         GQA, norm_before=before, norm_after=after, norm=kind, residual_scale=0.5
     )
-    block, rng = Block(config, is_moe, nnx.Rngs(0)), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
+    block = Block(config, int(is_moe), nnx.Rngs(0))  # layer 0 is dense
     for path, leaf in nnx.to_flat_state(nnx.state(block, nnx.Param)):
         if "norm" in path[-1]:
             assert (leaf[...] == float(path[-1].endswith("norm"))).all()
@@ -97,7 +98,8 @@ def test_branches_are_normed_where_the_config_says(before, after, kind, is_moe):
         if not is_moe:
             own = block.mlp(attended.normed_BSD), block.add_mlp(*attended)
             return attended, y, *own
-        shared = block.run_shared(attended.normed_BSD[0])
+        _, routing = block.route(attended.normed_BSD, chunk)
+        shared = block.run_shared(attended.normed_BSD[0], routing)
         all_TD = y_TD + jax.nn.sigmoid(shared.logit_T1) * shared.mlp_TD
         own = all_TD, add_experts(config, attended.x_BSD, y_TD, shared)
         return attended, y, *own

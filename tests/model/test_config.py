@@ -48,6 +48,7 @@ def change(part=None, **fields):
         ("attention", {"qk_norm_after_rope": True}, "one per head, got qk_norm 'none'"),
         ("attention", {"windows": (1, 2)}, "name 2 layers, the model has 3"),
         ("attention", {"head_dim": 6}, "rotary width 8 must be even and at most"),
+        ("moe", {"input_scaled": True}, "compute one a token.* got top_k 3; use 1"),
         (None, {"attention_kinds": (0, 0, 0)}, "where there are other_attention"),
         (
             None,

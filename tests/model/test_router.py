@@ -119,6 +119,21 @@ def test_k_of_a_token_is_data(choose, options):
         assert not weights_TK[has_k_T, k:].any()
 
 
+def test_a_scale_of_the_input_leaves_the_outputs_weight_one(choose):
+    """The largest logit is chosen, also of scores that round to 1."""
+    one = MoeConfig(
+        num_experts=12, top_k=1, expert_dim=8, scoring="sigmoid", input_scaled=True
+    )
+    logits = LOGITS.copy()
+    logits[0, 3], logits[0, 8] = 40.0, 41.0
+    k_T = np.array([1] * 6 + [0], np.int32)
+    got = choose(logits, one, k_T=k_T)
+    np.testing.assert_array_equal(got.ids_TK[:-1, 0], logits[:-1].argmax(-1))
+    np.testing.assert_array_equal(got.weights_TK[:, 0], k_T)
+    assert got.ids_TK[-1, 0] == 12
+    np.testing.assert_allclose(got.scores_TE, 1 / (1 + np.exp(-logits)), rtol=1e-6)
+
+
 def test_correction_bias_changes_choice_not_weight(choose):
     correction = np.zeros(12, np.float32)
     correction[5] = 10.0

@@ -142,7 +142,7 @@ def hf_checkpoint(
         for name, tensor in tensors.items():
             if name.endswith("inv_freq"):
                 continue
-            if "norm" in name:
+            if "norm" in name or name.endswith(("scale", "scalar")):
                 tensor.copy_(1 + 0.2 * torch.randn_like(tensor))
             elif tensor.ndim > 1:
                 tensor.copy_(1.2 * torch.randn_like(tensor) / tensor.shape[-1] ** 0.5)
@@ -152,10 +152,10 @@ def hf_checkpoint(
     return folder
 
 
-def load_model(folder: Path):
+def load_model(folder: Path, **options):
     """transformers' model of a folder, in eval mode, eager attention."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    return model.eval()
+    options |= {"attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
 
 
 def hf_logits(folder: Path, ids_BS) -> torch.Tensor:

@@ -18,6 +18,7 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 from tests.parity.models import CASES, FAMILIES, hf_checkpoint, hf_logits, load_model
+from tests.support.tiny_checkpoints import raw_config
 from tests.support.tiny_models import score_all
 
 pytestmark = [
@@ -26,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 TOLERANCE = 1e-4  # of the logits' standard deviation
+TOP_K = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
 
 
 def engine_of(folder) -> ResidentEngine:
@@ -52,14 +54,15 @@ def test_long_text_at_a_smaller_k(family, tmp_path):
     positions = {"max_position_embeddings": 320}
     hf = hf_checkpoint(family, tmp_path / "hf", **positions)
     ids = np.random.default_rng(0).integers(0, 101, (1, 300))
-    ours = score_all(load_engine(hf, with_tokenizer=False, k=2).engine, ids.tolist())
+    k = min(2, raw_config(family).get("num_experts_per_tok", 2))
+    ours = score_all(load_engine(hf, with_tokenizer=False, k=k).engine, ids.tolist())
     config_path = hf / "config.json"
     config = json.loads(config_path.read_text())
-    names = [n for n in ("num_experts_per_tok", "moe_topk", "moe_k") if n in config]
+    names = [n for n in TOP_K if n in config]
     # transformers' Phi chooses two, whatever its config says.
-    own_k = 2 if family == "phimoe" else 3
+    own_k = 2 if family == "phimoe" else 2 * k - 1
     assert names and all(config[name] == own_k for name in names)
-    config_path.write_text(json.dumps(config | dict.fromkeys(names, 2)))
+    config_path.write_text(json.dumps(config | dict.fromkeys(names, k)))
     reference = hf_logits(hf, ids).numpy()
     assert relative_difference(np.stack(ours), reference) <= TOLERANCE
 
@@ -70,7 +73,9 @@ def test_bfloat16_file_gives_float32_logits_of_its_weights(family, tmp_path):
     ids = np.random.default_rng(0).integers(0, 101, (1, 70))
     ours = np.stack(score_all(engine_of(hf), ids.tolist()))
     with torch.no_grad():
-        reference = load_model(hf).float()(torch.as_tensor(ids)).logits.numpy()
+        reference = load_model(hf, dtype=torch.float32)(
+            torch.as_tensor(ids)
+        ).logits.numpy()
     assert relative_difference(ours, reference) <= TOLERANCE
 
 

@@ -35,6 +35,13 @@ UNSET = {
     "deepseek_v2": {"num_experts_per_tok": 6},  # see the last test
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "glm4_moe": {"head_dim": 128},
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "hidden_size_per_layer_input": 0,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    },
 }
 IDS = np.random.default_rng(0).integers(0, 101, (2, 40))
 
@@ -100,7 +107,8 @@ def test_fused_layout_is_the_familys_where_shapes_are_equal(family, hidden, tmp_
     assert_same_logits(folder)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# transformers itself looks for another word in front of Llama 4's.
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "llama4_text"])
 def test_names_without_model_in_front(family, tmp_path):
     folder = hf_checkpoint(family, tmp_path / "a", as_published=False)
     rewrite(folder, lambda t: {n.removeprefix("model."): a for n, a in t.items()})

@@ -301,6 +301,46 @@ CONFIGS["exaone_moe"] = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "rope_theta": 9000.0,
 }
+CONFIGS["llama4_text"] = {
+    **_PLAIN,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "intermediate_size": 20,
+    "intermediate_size_mlp": 28,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layers": [1, 0, 1, 1],
+    "attention_chunk_size": 24,
+    "floor_scale": 11,
+    "attn_scale": 0.3,
+    "attention_bias": True,
+    "pad_token_id": 0,
+}
+CONFIGS["gemma4_text"] = {
+    **_PLAIN,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "enable_moe_block": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 11,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 7e2},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 9e3}
+        | {"partial_rotary_factor": 0.5},
+    },
+}
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
 # One family of each kind of experts and their choice: what is refactored and profiled.

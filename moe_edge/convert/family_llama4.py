@@ -1,0 +1,140 @@
+"""Llama 4 (text): every fourth layer without rotary, the others within chunks.
+
+Defaults and the meaning of every field are those of transformers 5.24. In
+`no_rope_layers` a 1 means that a layer has rotary. A token's score multiplies what its
+one expert takes; the shared expert takes the token as it is.
+"""
+
+import dataclasses
+
+from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family_parts import (
+    layer_kinds,
+    listed_layers,
+    read_gqa,
+    read_moe,
+)
+from moe_edge.convert.hf_config import Fields
+from moe_edge.core.checks import ConfigError
+
+_TYPES = ("chunked_attention", "full_attention")
+
+
+def llama4_text(fields: Fields, common: dict) -> dict:
+    layers = common["num_layers"]
+    bias = fields.bool("attention_bias", False)
+    full = read_gqa(
+        fields,
+        common,
+        kv_heads=8,
+        head_dim=128,
+        theta=500_000.0,
+        interleaved=True,
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    if fields.bool("use_qk_norm", True):
+        full = dataclasses.replace(full, qk_norm="unit", qk_norm_after_rope=True)
+    plain = dataclasses.replace(
+        full, rope=None, qk_norm="none", qk_norm_after_rope=False
+    )
+    rate, span = fields.float("attn_scale", 0.1), fields.int("floor_scale", 8192)
+    if _tunes_temperature(fields):
+        plain = dataclasses.replace(plain, temperature=rate, temperature_span=span)
+    has_rope = _layers_with_rope(fields, layers)
+    chunk = fields.get("attention_chunk_size", 8192)
+    types = listed_layers(fields, "layer_types", layers, _TYPES) or [
+        _TYPES[0] if each and chunk is not None else _TYPES[1] for each in has_rope
+    ]
+    is_chunked = [each == _TYPES[0] for each in types]
+    if any(is_chunked):
+        chunk = fields.int("attention_chunk_size", 8192)
+    attention_L = [
+        dataclasses.replace(full if rope else plain, chunked=chunked)
+        for rope, chunked in zip(has_rope, is_chunked, strict=True)
+    ]
+    windows = tuple(chunk if each else None for each in is_chunked)
+    width = fields.int("intermediate_size", 8192)
+    moe = read_moe(
+        fields,
+        common,
+        top_k=1,
+        width=width,
+        scoring="sigmoid",
+        input_scaled=True,
+        shared_dim=width,
+    )
+    fields.only("for_llm_compressor", (False,), "a tool's own switch")
+    return {
+        **layer_kinds(attention_L, windows if any(is_chunked) else ()),
+        "moe": moe,
+        "dense_layers": _dense_layers(fields, layers),
+        "dense_dim": fields.int("intermediate_size_mlp", 16_384),
+    }
+
+
+def _tunes_temperature(fields: Fields) -> bool:
+    """A number in published files: all but 0 mean true."""
+    value = fields.get("attn_temperature_tuning", True)
+    if type(value) not in (bool, int):
+        raise ConfigError(
+            f"attn_temperature_tuning is {value!r:.60}, expected true, false or a "
+            "whole number"
+        )
+    return bool(value)
+
+
+def _layers_with_rope(fields: Fields, layers: int) -> list[int]:
+    interval = fields.int("no_rope_layer_interval", 4)
+    if fields.get("no_rope_layers") == []:
+        stated = None
+    else:
+        stated = listed_layers(fields, "no_rope_layers", layers, (0, 1))
+    return stated or [int((i + 1) % interval != 0) for i in range(layers)]
+
+
+def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
+    step = fields.int("interleave_moe_layer_step", 1)
+    moe = fields.get("moe_layers")
+    if moe is None:
+        moe = list(range(step - 1, layers, step))
+    if not isinstance(moe, list) or any(
+        type(i) is not int or not 0 <= i < layers for i in moe
+    ):
+        raise ConfigError(
+            f"moe_layers is {moe!r:.80}, expected a list of layers 0..{layers - 1}"
+        )
+    return tuple(i for i in range(layers) if i not in moe)
+
+
+_MLP = ("gate", "up", "down")
+LLAMA4_TEXT = Family(
+    read=llama4_text,
+    experts=ExpertNames(
+        ("num_local_experts", "num_experts"), width=("intermediate_size",)
+    ),
+    max_positions=131_072,
+    norm_eps=1e-5,
+    bos=1,
+    eos=2,
+    tensors={
+        "router.weight": "feed_forward.router.weight",
+        **{f"mlp.{name}": f"feed_forward.{name}_proj.weight" for name in _MLP},
+        **{
+            f"shared.{name}": f"feed_forward.shared_expert.{name}_proj.weight"
+            for name in _MLP
+        },
+    },
+    expert_module="feed_forward.experts.",
+    fused="turned",
+    whole="llama4",
+    text_names={
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+        # transformers 5 in memory
+        "model.language_model.": "model.",
+    },
+    left_out=("vision_model.", "multi_modal_projector.", "model.vision_model.")
+    + ("model.multi_modal_projector.",),
+    exported=False,
+)
