@@ -201,7 +201,7 @@ def from_hf(
                 key = "num_attention_heads" if ".q_" in rest else "num_key_value_heads"
                 array = _permute(array, raw[key])
             target = _NAMES[rest]
-            if family in _POST_NORM and target == "ffn_norm.weight":
+            if family in _POST_NORM and rest == "post_attention_layernorm.weight":
                 target = "post_attention_norm.weight"
             found[prefix + target] = array
     if family == "gemma4_text":  # pairs of full layers that turn, and those that do not
