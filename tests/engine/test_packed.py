@@ -15,6 +15,7 @@ from tests.support.layered import (
     forced_logits,
     layered,
 )
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
 BITS = ("gqa", BF16, NINE)
@@ -42,9 +43,11 @@ def packed(name="gqa", dtype=BF16, slots=9, **options):
         (*BITS, 9, {}),
         (*BITS, 9, {"with_trace": False}),
         (*BITS, 2, {}),  # decoding in waves
-        ("gqa", np.float32, THREE, 6, {}),
         ("mla", np.float32, NINE, 6, {"with_trace": False}),
-        ("gpt_oss", BF16, NINE, 8, {"slot_plan": "equal"}),
+        *slow(
+            ("gqa", np.float32, THREE, 6, {}),
+            ("gpt_oss", BF16, NINE, 8, {"slot_plan": "equal"}),
+        ),
         (*BITS, 9, {"predictor": "stale_gate", "with_trace": False}),
         (*BITS, 9, {"predictor": "smoe_partial", "eviction": "smoe_score"}),
         (*BITS, 9, {"predictor": "moe_infinity"}),

@@ -27,6 +27,7 @@ from tests.support.layered import (
     layered,
     resident_of,
 )
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
 STEPS = 12
@@ -155,7 +156,11 @@ def test_keys_by_message_equal_keys_by_copy():
 
 @pytest.mark.parametrize(
     "model, precision",
-    [(ONE, "fp16"), (ONE, "nf4"), (MLA_ONE, "int8"), (GPT_OSS_ONE, "bf16")],
+    [
+        *slow((ONE, "fp16"), (ONE, "nf4")),
+        (MLA_ONE, "int8"),
+        *slow((GPT_OSS_ONE, "bf16")),
+    ],
 )
 def test_lower_precisions_name_most_of_the_experts(model, precision):
     actual, predicted = run_beside(*model, precision, Shadow(precision))
