@@ -20,6 +20,7 @@ from tests.support.refactored import (
     wide_parent,
     write_random,
 )
+from tests.support.slow_cases import slow_but
 
 EXPORTED = (
     *("olmoe", "mixtral", "qwen2_moe", "qwen3_moe"),
@@ -27,7 +28,7 @@ EXPORTED = (
 )
 
 
-@pytest.mark.parametrize("family", EXPORTED)
+@pytest.mark.parametrize("family", slow_but(["olmoe", "deepseek_v3"], EXPORTED))
 def test_export_holds_the_same_model(family, tmp_path):
     parent = wide_parent(tmp_path / "hf", family)
     ours = write_random(parent, tmp_path / "r")

@@ -25,6 +25,7 @@ from moe_edge.predict.probe import neurons_path, probe_path
 from moe_edge.predict.stale_gate import GatePredictor, PartialState
 from moe_edge.profile.probes import values_of
 from tests.predict.support import Shape, rows_of
+from tests.support.slow_cases import slow_but
 from tests.support.tiny_models import ALL, BF16, random_weights
 
 BATCH, PROMPT, CAPACITY = 2, 7, 16
@@ -354,7 +355,7 @@ def run_partial_gate(config, flat, x_BSD, chunk, window, cache):
     return partial_gate(block, x_BSD, chunk, window, cache, None)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_but(["gqa", "mla_bias", "q4_0"], ALL))
 def test_partial_gate_of_the_full_state_is_the_next_layers_choice(name):
     weights = model(name)
     config, (seen, chunk) = weights.config, decode_step(name)
