@@ -236,6 +236,7 @@ def test_compilation_is_in_compile_s_alone():
     assert engine.stats()["bytes_moved"] == 0 and engine.stats()["ttft_s"] is None
 
 
+@pytest.mark.slow
 def test_stream_that_is_open_at_the_end_of_a_script_says_nothing():
     code = (
         "import moe_edge as me\n"
@@ -784,6 +785,7 @@ def test_label_says_what_an_object_was_made_with():
     assert label(ROUTES, "substitute", {"a": 0.5}) == "substitute(a=0.5)"
 
 
+@pytest.mark.slow
 def test_resident_child_runs_this_code_on_this_checkpoint(tmp_path, monkeypatch):
     """Wherever the process has gone since: `python -m` takes what lies there first."""
     monkeypatch.chdir(tiny_folder().parent)

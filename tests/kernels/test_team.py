@@ -86,6 +86,7 @@ def all_calls():
     }
 
 
+@pytest.mark.slow
 def test_many_calls_of_two_threads_while_the_team_changes():
     """Ten thousand, of all kernels; each result has the bits of a calm one."""
     calls = all_calls()

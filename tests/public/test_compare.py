@@ -139,6 +139,7 @@ def test_plot_tells_two_predictors_apart_without_the_resident_row():
     assert alike == 2 * ["25% lru (50% hits)"]
 
 
+@pytest.mark.slow
 def test_resident_engine_runs_before_this_process_opens_the_device():
     """On a GPU who opens it takes most of its memory."""
     code = (
@@ -155,6 +156,7 @@ def test_resident_engine_runs_before_this_process_opens_the_device():
     assert done.returncode == 5
 
 
+@pytest.mark.slow
 def test_resident_child_gets_what_is_left_and_says_what_helps(monkeypatch, tmp_path):
     """This process has started JAX."""
     seen = {}

@@ -151,6 +151,7 @@ def test_servers_may_load_what_they_lack_and_migrate(tmp_path):
         run_simulate(out_dir=str(tmp_path / "o"), cache_share=1.0, dry_run=True, **FEW)
 
 
+@pytest.mark.slow
 def test_all_leaves_out_what_the_cache_leaves_no_room_for(tmp_path):
     machines = {"cluster": "mixed", "cluster_options": {"gpus": [["h200"]] * 3}}
 
