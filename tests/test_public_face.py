@@ -26,6 +26,7 @@ from moe_edge.public.resident_run import run_resident
 from moe_edge.route.base import ROUTES
 from moe_edge.route.substitute import Substitute
 from tests.support.public import resident, tiny_folder, tiny_model
+from tests.support.slow_cases import slow
 
 TEXT = "Once upon a time"
 NEW = 12
@@ -134,7 +135,7 @@ def test_five_lines():
     assert 0 < out.stats["hit_ratio"] < 1 and out.stats["bytes_moved"] > 0
 
 
-@pytest.mark.parametrize("budget", ["50%", 0.5, "auto", None])
+@pytest.mark.parametrize("budget", ["50%", *slow(0.5, "auto"), None])
 def test_tokens_are_those_of_the_command(budget):
     """The command's engine, by its own function."""
     loaded = load_engine(tiny_folder(), offload=resolve_offload("50%", None))
@@ -800,6 +801,7 @@ def test_resident_child_runs_this_code_on_this_checkpoint(tmp_path, monkeypatch)
     assert model.resident(max_batch=1).generate([3, 4, 5], 4).tokens, "read from there"
 
 
+@pytest.mark.slow
 def test_compare_goes_on_where_the_resident_engine_fails(tmp_path, capfd):
     """Its process finds no checkpoint here; too little memory ends it as well."""
     model = me.load(tiny_folder())

@@ -126,10 +126,12 @@ def test_traces_and_callbacks_see_the_same():
     [
         {},
         DIRECT,
-        DIRECT | {"with_trace": False, "predictor": "stale_gate"},
         {"predictor": "smoe_partial"},
-        {"slots": 2},
-        {"route": "substitute", "eviction": "smoe_score"},
+        *slow(
+            DIRECT | {"with_trace": False, "predictor": "stale_gate"},
+            {"slots": 2},
+            {"route": "substitute", "eviction": "smoe_score"},
+        ),
         {"assist": "two_pointer", "link_bytes_per_s": 2e6},
     ],
 )

@@ -71,7 +71,9 @@ def run_beside(name, dtype, lengths, precision, periods, steps=STEPS):
     )
 
 
-@pytest.mark.parametrize("name, dtype, lengths", [ONE, BATCH, MLA_ONE, GPT_OSS_ONE])
+@pytest.mark.parametrize(
+    "name, dtype, lengths", [*slow(ONE), BATCH, MLA_ONE, *slow(GPT_OSS_ONE)]
+)
 def test_full_shadow_aligned_at_every_step_chooses_what_the_model_chooses(
     name, dtype, lengths
 ):

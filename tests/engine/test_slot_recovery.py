@@ -47,12 +47,14 @@ def itself(engine):
 
 CASES = [
     # mode, model, whose program or function fails, at which of its calls
-    ("resident", "gqa", programs, "layers", 2, True),
-    ("resident", "gqa", programs, "decode", 2, True),
+    *slow(
+        ("resident", "gqa", programs, "layers", 2, True),
+        ("resident", "gqa", programs, "decode", 2, True),
+    ),
     ("layered", "mla", programs, "advance", 3, True),
     ("layered", "mla", programs, "experts", 2, False),
     ("layered", "mla", transfers, "_source", 5, False),  # of whoever carries blocks
-    ("threaded", "mla", transfers, "_source", 5, False),  # the queue's thread dies
+    *slow(("threaded", "mla", transfers, "_source", 5, False)),  # its thread dies
     ("layered", "mla", transfers, "wait", 3, False),
     *slow(
         ("waves", "gpt_oss", programs, "wave", 2, True),

@@ -205,7 +205,7 @@ def test_dense_products_read_bfloat16_weights_as_they_are(rows, all_parts):
         (grouped.MANY_WIDE, jnp.float32, "1"),
     ],
 )
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*slow(*LAYOUTS[:2]), LAYOUTS[2]])
 def test_kernel_lowers_to_triton_without_a_gpu(
     tiles, dtype, parts, layout, monkeypatch
 ):

@@ -151,6 +151,7 @@ def test_a_child_of_fork_computes_too():
     assert ends_well_in_a_child(lambda: (call() == wanted).all())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:os.fork")
 def test_fork_while_the_team_works():
     native.resize(3)

@@ -25,7 +25,7 @@ from moe_edge.predict.probe import neurons_path, probe_path
 from moe_edge.predict.stale_gate import GatePredictor, PartialState
 from moe_edge.profile.probes import values_of
 from tests.predict.support import Shape, rows_of
-from tests.support.slow_cases import slow_but
+from tests.support.slow_cases import slow, slow_but
 from tests.support.tiny_models import ALL, BF16, random_weights
 
 BATCH, PROMPT, CAPACITY = 2, 7, 16
@@ -166,7 +166,7 @@ def computed(predictor, state, layer, hidden_TD, ids_TK):
 
 
 @pytest.mark.parametrize(
-    "name, dtype", [("gqa", np.float32), ("gqa", BF16), ("gpt_oss", np.float32)]
+    "name, dtype", [*slow(("gqa", np.float32), ("gqa", BF16)), ("gpt_oss", np.float32)]
 )
 def test_n_layer_gate_is_later_routers_on_this_state(name, dtype):
     weights = model(name, dtype)

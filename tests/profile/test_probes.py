@@ -38,6 +38,7 @@ def test_planted_choices_are_named_also_of_new_tokens():
     assert abs(named(probe, x_PD[place_T], ids_TK) - probe.recall) < 0.03
 
 
+@pytest.mark.slow
 def test_values_say_how_likely_an_expert_is_chosen():
     x_PD, place_T, ids_TK = routed(1.0)
     probe = fit_probe(x_PD, place_T, ids_TK, E, NEURONS)

@@ -84,6 +84,7 @@ def test_gradient_matches_jax_grad_of_plain_transformer(name, k):
         )
 
 
+@pytest.mark.slow
 def test_loss_of_a_teacher_is_nats_and_divergence():
     config, router, frozen, _ = _case("gqa", 2)
     teacher = at_k(config, 12)

@@ -42,6 +42,7 @@ def test_rows_files_and_table(tmp_path, capsys):
     assert "remote calls" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_all_leaves_out_what_needs_equal_servers(tmp_path):
     summary = run_simulate(
         out_dir=str(tmp_path / "out"), input_tokens=1, output_tokens=1, **FEW
