@@ -59,9 +59,15 @@ def pytest_collection():
 
 @pytest.fixture(autouse=True, scope="module")
 def few_memory_maps():
-    """Between modules: tests of one module may count what they compile."""
+    """Between modules: tests of one module may count what they compile.
+
+    What a module leaves behind, traced programs above all, is looked through once:
+    every collection of those after it would cost more and more.
+    """
     yield
     free_programs()
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """The house rules of who may import what, read from the source with `ast`."""
 
 import ast
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -81,6 +82,7 @@ RESTRICTED = {
 }
 
 
+@functools.cache
 def imported_modules(path: Path) -> list[str]:
     """Absolute dotted names that a file imports, at any depth."""
     names = []

@@ -26,6 +26,7 @@ from moe_edge.public.resident_run import run_resident
 from moe_edge.route.base import ROUTES
 from moe_edge.route.substitute import Substitute
 from tests.support.public import resident, tiny_folder, tiny_model
+from tests.support.slow_cases import slow
 
 TEXT = "Once upon a time"
 NEW = 12
@@ -134,7 +135,7 @@ def test_five_lines():
     assert 0 < out.stats["hit_ratio"] < 1 and out.stats["bytes_moved"] > 0
 
 
-@pytest.mark.parametrize("budget", ["50%", 0.5, "auto", None])
+@pytest.mark.parametrize("budget", ["50%", *slow(0.5, "auto"), None])
 def test_tokens_are_those_of_the_command(budget):
     """The command's engine, by its own function."""
     loaded = load_engine(tiny_folder(), offload=resolve_offload("50%", None))
@@ -236,6 +237,7 @@ def test_compilation_is_in_compile_s_alone():
     assert engine.stats()["bytes_moved"] == 0 and engine.stats()["ttft_s"] is None
 
 
+@pytest.mark.slow
 def test_stream_that_is_open_at_the_end_of_a_script_says_nothing():
     code = (
         "import moe_edge as me\n"
@@ -784,6 +786,7 @@ def test_label_says_what_an_object_was_made_with():
     assert label(ROUTES, "substitute", {"a": 0.5}) == "substitute(a=0.5)"
 
 
+@pytest.mark.slow
 def test_resident_child_runs_this_code_on_this_checkpoint(tmp_path, monkeypatch):
     """Wherever the process has gone since: `python -m` takes what lies there first."""
     monkeypatch.chdir(tiny_folder().parent)
@@ -798,6 +801,7 @@ def test_resident_child_runs_this_code_on_this_checkpoint(tmp_path, monkeypatch)
     assert model.resident(max_batch=1).generate([3, 4, 5], 4).tokens, "read from there"
 
 
+@pytest.mark.slow
 def test_compare_goes_on_where_the_resident_engine_fails(tmp_path, capfd):
     """Its process finds no checkpoint here; too little memory ends it as well."""
     model = me.load(tiny_folder())

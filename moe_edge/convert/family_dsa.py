@@ -102,7 +102,6 @@ DEEPSEEK_V32 = Family(
     norm_eps=1e-6,
     bos=0,
     eos=1,
-    mtp_layers=1,
 )
 GLM_MOE_DSA = dataclasses.replace(
     DEEPSEEK_V32, read=glm_moe_dsa, max_positions=202_752, norm_eps=1e-5

@@ -73,5 +73,4 @@ EXAONE_MOE = Family(
     eos=53,
     tensors={"router.correction_bias": "mlp.e_score_correction_bias"},
     renamed={"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
-    mtp_prefixes=("mtp.",),
 )

@@ -58,6 +58,7 @@ def serve(tiny, prompts, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_servers_give_the_tokens_of_one_machine(serve, of_one_machine, tmp_path):
     """Two methods in turn, blocks migrate over the network meanwhile."""
     more = {"period_s": 0.05, "source": "network"}

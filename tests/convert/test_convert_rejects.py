@@ -14,6 +14,7 @@ from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from tests.support.conversion import assert_same_tensors, convert, load_all
 from tests.support.old_checkpoints import as_version_1
 from tests.support.refactored import write_random
+from tests.support.slow_cases import slow
 from tests.support.tiny_checkpoints import (
     hf_folder,
     random_tensors,
@@ -67,8 +68,8 @@ def test_convert_rejects_wrong_shape_with_both_shapes(tmp_path):
     "name, value",
     [
         ("model.layers.1.mlp.experts.3.up_proj.weight", np.nan),
-        ("model.layers.1.mlp.experts.3.up_proj.weight", np.inf),
-        ("model.norm.weight", -np.inf),
+        *slow(("model.layers.1.mlp.experts.3.up_proj.weight", np.inf)),
+        *slow(("model.norm.weight", -np.inf)),
     ],
 )
 def test_convert_rejects_nonfinite_by_name_unless_allowed(tmp_path, name, value):
@@ -142,7 +143,9 @@ def test_the_generation_config_overrules_a_wrong_id_in_each_conversion(name, tmp
         ] == (5,)
 
 
-@pytest.mark.parametrize("value, kept", [(500, ()), ([5, 500], (5,)), ("</s>", ())])
+@pytest.mark.parametrize(
+    "value, kept", [*slow((500, ())), ([5, 500], (5,)), *slow(("</s>", ()))]
+)
 def test_wrong_ids_in_a_checkpoint_of_ours_are_ignored_and_named(
     value, kept, tmp_path, capsys
 ):
@@ -288,7 +291,9 @@ def test_convert_notices_altered_files_of_ours(tmp_path, dtype):
         convert(tmp_path / "ours", None, verify=True)
 
 
-@pytest.mark.parametrize("change", [{"dtype": "float16"}, {"expert_dtype": "q8_0"}])
+@pytest.mark.parametrize(
+    "change", [*slow({"dtype": "float16"}), {"expert_dtype": "q8_0"}]
+)
 def test_a_source_with_checksums_is_read_once(change, tmp_path, monkeypatch):
     """What is cast has another hash than its source; CRCs vouch for that as well."""
     raw = raw_config("olmoe", hidden_size=96, intermediate_size=32)

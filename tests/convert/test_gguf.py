@@ -18,6 +18,7 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 from tests.support.conversion import assert_same_tensors, convert, load_all
 from tests.support.gguf_files import from_hf, tokenizer_metadata, write_gguf
+from tests.support.slow_cases import slow, slow_but
 from tests.support.tiny_checkpoint import tiny_tokenizer
 from tests.support.tiny_checkpoints import random_tensors, raw_config, write_folder
 from tests.support.tiny_models import random_prompts, score_all
@@ -138,7 +139,7 @@ def assert_same_weights(got, expected, exact_dtypes=True):
         )
 
 
-@pytest.mark.parametrize("family", SAYABLE)
+@pytest.mark.parametrize("family", slow_but(["deepseek_v2", "gpt_oss"], SAYABLE))
 def test_float32_file_holds_the_folders_config_and_weights(family, tmp_path):
     raw, tensors = model(family)
     hf = write_folder(tmp_path / "hf", raw, tensors)
@@ -212,7 +213,7 @@ def test_joined_tensors_are_cut_into_their_parts(tmp_path):
         )
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("family", [*slow("mixtral"), "gpt_oss"])
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "MXFP4"])
 def test_other_types_are_what_they_decode_to(family, kind, tmp_path):
     raw, tensors = model(family, **(WIDE if family == "mixtral" else {}))
@@ -407,8 +408,7 @@ OWN_CODE = "granitemoeshared exaone_moe mimo_v2_flash llama4_text gemma4_text ph
 
 @pytest.mark.parametrize(
     "family",
-    ["olmoe", "qwen2_moe", "deepseek_v3", "gpt_oss"]
-    + [pytest.param(f, marks=pytest.mark.slow) for f in OWN_CODE.split()],
+    ["olmoe", *slow("qwen2_moe", "deepseek_v3", "gpt_oss", *OWN_CODE.split())],
 )
 def test_any_value_of_any_key_is_read_or_refused(family, tmp_path):
     """Nothing but our own errors, which end a script in one line."""

@@ -11,11 +11,12 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.weights import load_weights
 from tests.convert.test_gguf import WIDE, gguf, model
 from tests.support.conversion import convert, load_all
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import random_prompts, score_all
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "MXFP4"])
+@pytest.mark.parametrize("family", ["mixtral", *slow("gpt_oss")])
+@pytest.mark.parametrize("kind", ["Q8_0", *slow("Q4_0"), "MXFP4"])
 def test_blocks_are_taken_over(family, kind, tmp_path):
     raw, tensors = model(family, **(WIDE if family == "mixtral" else {}))
     file = gguf(tmp_path / "x.gguf", raw, tensors, kind)

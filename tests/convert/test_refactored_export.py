@@ -20,10 +20,13 @@ from tests.support.refactored import (
     wide_parent,
     write_random,
 )
+from tests.support.slow_cases import slow_but
 from tests.support.tiny_checkpoints import KINDS_OF_EXPERTS
 
+EXPORTS = [family for family in KINDS_OF_EXPERTS if family in EXPORTED]
 
-@pytest.mark.parametrize("family", [f for f in KINDS_OF_EXPERTS if f in EXPORTED])
+
+@pytest.mark.parametrize("family", slow_but(["olmoe", "deepseek_v3"], EXPORTS))
 def test_export_holds_the_same_model(family, tmp_path):
     parent = wide_parent(tmp_path / "hf", family)
     ours = write_random(parent, tmp_path / "r")

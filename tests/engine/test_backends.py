@@ -24,6 +24,7 @@ from tests.support.layered import (
     layered,
     resident_logits,
 )
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
 SLOW = {"link_bytes_per_s": 2e6}  # 2 to 4 ms a block: the host is quicker
@@ -53,8 +54,7 @@ def assert_gate_b(logits, expected):
 @pytest.mark.parametrize(
     "name, dtype, lengths, slots",
     [
-        ("gqa", BF16, NINE, 9),
-        ("gqa", np.float32, THREE, 6),
+        *slow(("gqa", BF16, NINE, 9), ("gqa", np.float32, THREE, 6)),
         ("gpt_oss", BF16, NINE, 4),
     ],
 )

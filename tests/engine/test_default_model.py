@@ -40,10 +40,12 @@ def test_default_model_folder_is_a_complete_hf_checkpoint():
     assert config["architectures"] == ["Qwen2MoeForCausalLM"]
 
 
+@pytest.mark.slow
 def test_default_model_uses_experts_by_task(findings):
     assert findings.ratio >= 3.0
 
 
+@pytest.mark.slow
 def test_default_model_needs_its_experts(findings):
     # No loss forces more: see results/default_shapes.
     assert findings.total.lost_ratio > 0.005

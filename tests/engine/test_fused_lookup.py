@@ -11,6 +11,7 @@ from moe_edge.engine.fused_cache import DeviceCache
 from moe_edge.engine.fused_lookup import look_up, own_choice
 from moe_edge.kernels import lookup
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, Eviction, get_eviction
+from tests.support.slow_cases import slow, slow_but
 
 L, E, K, R = 3, 11, 3, 32
 MOE_LAYERS = (0, 2)
@@ -99,7 +100,7 @@ def check_rows(rows, ids_P, expert_S, experts):
     assert len(set(slots)) == len(slots), "rows of an expert stand in one block"
 
 
-@pytest.mark.parametrize("name", AT_ONCE)
+@pytest.mark.parametrize("name", slow_but(["hybrimoe", "lru"], AT_ONCE))
 def test_several_rows_find_what_the_loop_finds(name):
     check_equal(device_of(name, POOL), 4)
 
@@ -109,7 +110,7 @@ def test_more_pairs_than_the_kernel_takes(monkeypatch):
     check_equal(device_of("hybrimoe", POOL), 4)
 
 
-@pytest.mark.parametrize("most_pairs", [0, lookup.MOST_PAIRS])
+@pytest.mark.parametrize("most_pairs", [*slow(0), lookup.MOST_PAIRS])
 def test_scores_that_are_no_numbers_give_each_miss_a_slot_of_its_own(
     most_pairs, monkeypatch
 ):
@@ -128,14 +129,14 @@ class OwnTime(Eviction):
         return {**state, "last_B": last_B, "clock": clock}
 
 
-@pytest.mark.parametrize("most_pairs", [0, lookup.MOST_PAIRS])
+@pytest.mark.parametrize("most_pairs", [*slow(0), lookup.MOST_PAIRS])
 def test_a_policy_with_a_time_of_its_own(most_pairs, monkeypatch):
     monkeypatch.setattr(lookup, "MOST_PAIRS", most_pairs)
     device = device_of("lru", POOL)
     check_equal(dataclasses.replace(device, policy=OwnTime()), 2)
 
 
-@pytest.mark.parametrize("name", ["lru", "smoe_score"])
+@pytest.mark.parametrize("name", [*slow("lru"), "smoe_score"])
 def test_one_row_finds_what_the_loop_finds(name):
     check_equal(device_of(name, LAYERED), 1)
 
@@ -150,6 +151,7 @@ def test_a_layer_evicts_all_that_it_does_not_need():
     assert seen[0] > 60
 
 
+@pytest.mark.slow
 def test_sub_experts_with_thousands_of_slots():
     device = device_of("successor", (-1,) * 1100, experts=512)
     check_equal(device, 2, chosen=32, steps=12)

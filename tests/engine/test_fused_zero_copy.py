@@ -39,19 +39,19 @@ def options_of(slots, **options):
     return OffloadOptions(device_memory=f"{100 * slots / BLOCKS}%", **mode | options)
 
 
-def check_bits(name, dtype, lengths, slots, steps=STEPS, **options):
+def check_bits(name, dtype, lengths, slots):
     """Logits of the resident engine by the same kernel, and what the loop moves."""
     prompts = random_prompts(ALL[name], lengths)
     with interpreted_kernels(None) as patch:
         patch.setenv(few.VARIABLE, "1")
         patch.setattr(few, "MISS_PROGRAMS", 3)
         resident = ResidentEngine(random_weights(ALL[name], dtype=dtype))
-        want = forced_logits(resident, prompts, steps)
+        want = forced_logits(resident, prompts, STEPS)
         moved = []
         for zero_copy in (True, False):
-            given = options_of(slots, zero_copy=zero_copy, **options)
+            given = options_of(slots, zero_copy=zero_copy)
             with make_offloaded(StoreReader(ALL[name], dtype=dtype), given) as engine:
-                got = forced_logits(engine, prompts, steps)
+                got = forced_logits(engine, prompts, STEPS)
                 assert engine.report()["zero_copy"] == zero_copy
                 moved.append((engine.counts(), engine.moved()))
             np.testing.assert_array_equal(got, want)
@@ -99,12 +99,8 @@ def test_a_layer_computes_its_experts_and_keeps_them():
     assert (counts_L3[1:] >= [1, 12, 12]).all(), "hits, misses, evictions"
 
 
-def test_one_row_has_the_bits_of_the_resident_engine():
-    check_bits("gqa", BF16, (9,), 8, steps=2)
-
-
 @pytest.mark.slow
-def test_one_row():
+def test_one_row_has_the_bits_of_the_resident_engine():
     counts = check_bits("gqa", BF16, (9,), 8)
     assert (counts.misses_L[1:] > STEPS).all() and (counts.evictions_L[1:] > 4).all()
 
@@ -229,6 +225,7 @@ def test_what_runs_by_the_loop_says_why(policy, slots, reason):
         assert reason in zero_copy.hindrance and not zero_copy.suits(1, ids_TK)
 
 
+@pytest.mark.slow
 def test_policy_that_chooses_one_by_one_runs_by_the_loop():
     prompts = random_prompts(ALL["gqa"], (9,))
     with interpreted_kernels(None) as patch:

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.support.slot_kinds import on_cpu
+from tests.support.slow_cases import slow
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = on_cpu
@@ -92,11 +93,9 @@ assert sum(each >= 5e-3 for each in spent_s) >= len(spent_s) // 2 > 2, spent_s
 @pytest.mark.parametrize(
     "modes, is_inline",
     [
-        ("layered", True),
         ("auto,resident", True),
-        ("fused", False),
-        ("shadow", False),
-        ("resident,layered", False),  # too late: something has run
+        *slow(("layered", True), ("fused", False), ("shadow", False)),
+        *slow(("resident,layered", False)),  # too late: something has run
     ],
 )
 def test_programs_run_where_the_first_engine_wants_them(modes, is_inline, tmp_path):

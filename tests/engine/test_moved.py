@@ -11,6 +11,7 @@ from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.slots import RowSlots
 from tests.support.layered import StoreReader
 from tests.support.running import GQA, SIZES, resident, row
+from tests.support.slow_cases import slow_but
 
 LOSSY = {"route": "substitute", "route_options": {"a": 0.5}}
 CASES = {
@@ -26,7 +27,7 @@ def less(after: Moved, before: Moved) -> Moved:
     return Moved(*(new - old for new, old in zip(after, before, strict=True)))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(["layered", "fused, lossy"], CASES))
 def test_steps_add_up_to_what_the_engine_counted(name):
     options = OffloadOptions(**{"device_memory": "50%"} | CASES[name])
     with make_offloaded(StoreReader(GQA), options) as engine:

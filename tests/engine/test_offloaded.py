@@ -102,6 +102,7 @@ def test_mapped_store_equals_host_store_and_resident(checkpoints):
     assert tokens[0] == tokens[1] == tokens[2]
 
 
+@pytest.mark.slow
 def test_default_model_is_bit_equal_in_a_fiftieth_of_its_experts():
     prompts = [[17, 301, 44, 8, 256, 99], [3, 1]]
     logits = []

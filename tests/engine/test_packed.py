@@ -15,6 +15,7 @@ from tests.support.layered import (
     forced_logits,
     layered,
 )
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
 BITS = ("gqa", BF16, NINE)
@@ -42,9 +43,11 @@ def packed(name="gqa", dtype=BF16, slots=9, **options):
         (*BITS, 9, {}),
         (*BITS, 9, {"with_trace": False}),
         (*BITS, 2, {}),  # decoding in waves
-        ("gqa", np.float32, THREE, 6, {}),
         ("mla", np.float32, NINE, 6, {"with_trace": False}),
-        ("gpt_oss", BF16, NINE, 8, {"slot_plan": "equal"}),
+        *slow(
+            ("gqa", np.float32, THREE, 6, {}),
+            ("gpt_oss", BF16, NINE, 8, {"slot_plan": "equal"}),
+        ),
         (*BITS, 9, {"predictor": "stale_gate", "with_trace": False}),
         (*BITS, 9, {"predictor": "smoe_partial", "eviction": "smoe_score"}),
         (*BITS, 9, {"predictor": "moe_infinity"}),
@@ -123,10 +126,12 @@ def test_traces_and_callbacks_see_the_same():
     [
         {},
         DIRECT,
-        DIRECT | {"with_trace": False, "predictor": "stale_gate"},
         {"predictor": "smoe_partial"},
-        {"slots": 2},
-        {"route": "substitute", "eviction": "smoe_score"},
+        *slow(
+            DIRECT | {"with_trace": False, "predictor": "stale_gate"},
+            {"slots": 2},
+            {"route": "substitute", "eviction": "smoe_score"},
+        ),
         {"assist": "two_pointer", "link_bytes_per_s": 2e6},
     ],
 )

@@ -21,6 +21,7 @@ from tests.support.layered import (
     layered,
     resident_of,
 )
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import GQA, random_prompts
 
 BITS, THREE = ("gqa", np.float32, (9,)), (7, 3, 9)
@@ -315,12 +316,12 @@ def same_expert(ids_TK, weights_TK):
     return ids_TK * 0 + ids_TK[:, :1], weights_TK
 
 
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("rows", [*slow(1), 2])
 @pytest.mark.parametrize(
     "change",
     [
         lambda ids_TK, weights_TK: (ids_TK + 64, weights_TK),
-        lambda ids_TK, weights_TK: (ids_TK - 64, weights_TK),
+        *slow(lambda ids_TK, weights_TK: (ids_TK - 64, weights_TK)),
         lambda ids_TK, weights_TK: (ids_TK, weights_TK * np.float32(np.nan)),
         same_expert,
     ],

@@ -23,6 +23,7 @@ from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sampling import Sampling
 from moe_edge.model.transformer import Transformer
+from tests.support.slow_cases import slow, slow_but
 from tests.support.tiny_models import (
     ALL,
     BF16,
@@ -83,7 +84,7 @@ def test_decode_matches_teacher_forced_prefill(name, dtype):
         assert_close(decoded[row], logits[len(prompts[row]) - 1 :], tolerance)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_but(["mla_bias", "gqa", "q4_0"], ALL))
 def test_engine_matches_plain_transformer(name):
     config = ALL[name]
     reader = RandomReader(config)
@@ -145,8 +146,8 @@ def test_grouped_layers_match_single_layers():
         assert_close(ours, reference)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize("name", ["gqa", "mla", "gpt_oss"])
+@pytest.mark.parametrize("dtype", [*slow(np.float32), BF16])
+@pytest.mark.parametrize("name", ["gqa", *slow("mla"), "gpt_oss"])
 def test_a_step_in_one_program_has_the_bits_of_one_in_several(name, dtype):
     whole, prompts = engine_of(name, dtype), random_prompts(ALL[name], SHORT)
     parts = ResidentEngine(whole.weights, layers_per_program=1)

@@ -27,6 +27,7 @@ from tests.support.layered import (
     layered,
     resident_of,
 )
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
 STEPS = 12
@@ -70,7 +71,9 @@ def run_beside(name, dtype, lengths, precision, periods, steps=STEPS):
     )
 
 
-@pytest.mark.parametrize("name, dtype, lengths", [ONE, BATCH, MLA_ONE, GPT_OSS_ONE])
+@pytest.mark.parametrize(
+    "name, dtype, lengths", [*slow(ONE), BATCH, MLA_ONE, *slow(GPT_OSS_ONE)]
+)
 def test_full_shadow_aligned_at_every_step_chooses_what_the_model_chooses(
     name, dtype, lengths
 ):
@@ -156,11 +159,10 @@ def test_keys_by_message_equal_keys_by_copy():
 @pytest.mark.parametrize(
     "model, precision",
     [
-        (ONE, "fp16"),
-        (ONE, "nf4"),
+        *slow((ONE, "fp16"), (ONE, "nf4")),
         (MLA_ONE, "int8"),
-        (GPT_OSS_ONE, "bf16"),
-        (("parts", np.float32, NINE), "fp16"),
+        *slow((GPT_OSS_ONE, "bf16")),
+        *slow((("parts", np.float32, NINE), "fp16")),
     ],
 )
 def test_lower_precisions_name_most_of_the_experts(model, precision):

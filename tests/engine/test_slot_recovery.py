@@ -8,6 +8,7 @@ import pytest
 
 from moe_edge.engine.slots import RowSlots
 from tests.support.running import SIZES, alone, engine_of, row, run, tokens_of
+from tests.support.slow_cases import slow
 
 ROWS = [row("a", 9, 8, k=3), row("b", 40, 8, k=1)]
 
@@ -46,15 +47,19 @@ def itself(engine):
 
 CASES = [
     # mode, model, whose program or function fails, at which of its calls
-    ("resident", "gqa", programs, "layers", 2, True),
-    ("resident", "gqa", programs, "decode", 2, True),
+    *slow(
+        ("resident", "gqa", programs, "layers", 2, True),
+        ("resident", "gqa", programs, "decode", 2, True),
+    ),
     ("layered", "mla", programs, "advance", 3, True),
     ("layered", "mla", programs, "experts", 2, False),
     ("layered", "mla", transfers, "_source", 5, False),  # of whoever carries blocks
-    ("threaded", "mla", transfers, "_source", 5, False),  # the queue's thread dies
+    *slow(("threaded", "mla", transfers, "_source", 5, False)),  # its thread dies
     ("layered", "mla", transfers, "wait", 3, False),
-    ("waves", "gpt_oss", programs, "wave", 2, True),
-    ("waves", "gpt_oss", transfers, "_source", 40, False),
+    *slow(
+        ("waves", "gpt_oss", programs, "wave", 2, True),
+        ("waves", "gpt_oss", transfers, "_source", 40, False),
+    ),
     ("fused", "gqa", itself, "_layer", 2, True),
     ("fused", "gqa", itself, "_decode", 2, True),
 ]

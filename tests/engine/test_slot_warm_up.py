@@ -17,6 +17,7 @@ from moe_edge.model.sampling import Sampling
 from tests.support.compilations import compilations
 from tests.support.layered import StoreReader
 from tests.support.running import MODELS, OPTIONS, engine_of, row, run, tokens_of
+from tests.support.slow_cases import slow
 
 # Capacities, chunks and numbers of rows by all their products: of a model whose layers
 # compile fast, because how they are listed does not depend on the engine.
@@ -78,6 +79,7 @@ def check(engine, sizes=SMALL, **options) -> None:
     }
 
 
+@pytest.mark.slow
 def test_nothing_compiles_after_a_warm_up_of_many_shapes():
     check(dense(), LARGE)
 
@@ -88,14 +90,14 @@ def test_nothing_compiles_after_a_warm_up_of_many_shapes():
         ("resident", "gqa", {}),
         ("resident", "gqa", {"deterministic": True}),
         ("layered", "mla", {}),
-        pytest.param("waves", "gpt_oss", {}, marks=pytest.mark.slow),
-        pytest.param("fused", "gqa", {}, marks=pytest.mark.slow),
+        *slow(("waves", "gpt_oss", {}), ("fused", "gqa", {})),
     ],
 )
 def test_nothing_compiles_after_a_warm_up(mode, name, options):
     check(engine_of(mode, name), **options)
 
 
+@pytest.mark.slow
 def test_a_warm_up_needs_no_program_from_before():
     """Not even of `recover`, after programs were dropped (`few_memory_maps`)."""
     engine = engine_of("fused", "gqa")
@@ -103,6 +105,7 @@ def test_a_warm_up_needs_no_program_from_before():
     check(engine)
 
 
+@pytest.mark.slow
 def test_programs_do_not_depend_on_what_a_warm_up_chooses(monkeypatch):
     """All rows choose the same three experts, which the four slots hold at once."""
 
@@ -117,7 +120,7 @@ def test_programs_do_not_depend_on_what_a_warm_up_chooses(monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"assist": "fiddler"}, {"route": "substitute"}, {"layer_io": "packed"}],
+    [*slow({"assist": "fiddler"}, {"route": "substitute"}), {"layer_io": "packed"}],
 )
 def test_nothing_compiles_after_a_warm_up_of_other_programs(options):
     options = OffloadOptions(device_memory="50%", **options)

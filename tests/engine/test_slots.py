@@ -25,6 +25,7 @@ from tests.support.running import (
     run,
     tokens_of,
 )
+from tests.support.slow_cases import slow_but
 from tests.support.tiny_models import score_all
 
 # Joins: one alone, one beside it (its prompt has three chunks), and others into the
@@ -44,7 +45,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "name"), CASES)
+@pytest.mark.parametrize(
+    ("mode", "name"), slow_but([("layered", "mla"), ("fused", "gqa")], CASES)
+)
 def test_tokens_in_company_are_those_alone(mode, name):
     slots = RowSlots(engine_of(mode, name), **SIZES)
     got = tokens_of(run(slots, ARRIVALS, leave=[("a", 7)]))

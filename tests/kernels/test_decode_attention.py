@@ -12,6 +12,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.kernels import decode_attention, rows
 from moe_edge.model.attention import NO_WINDOW
 from moe_edge.model.config import AttentionConfig, RopeConfig
+from tests.support.slow_cases import slow, slow_but
 
 EPS = 1e-5
 PLAIN = AttentionConfig(
@@ -169,7 +170,9 @@ def assert_exact(found, want):
         np.testing.assert_allclose(found[1][name], want[1][name], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", slow_but(["multi_head", "interleaved_in_part", "full_norm_bias"], KINDS)
+)
 def test_step_is_what_the_formula_says(name):
     capacity = 70 if name in ("plain", "head_norm", "one_kv_head") else 32
     given = case(KINDS[name], [0, 31, 17, 16, capacity - 2], capacity)
@@ -193,7 +196,7 @@ def test_one_row_of_one_head_keeps_the_caches_shape():
     assert_exact(found, exact(given, attention))
 
 
-@pytest.mark.parametrize("name", ["full_norm_bias", "head_norm", "sinks"])
+@pytest.mark.parametrize("name", [*slow("full_norm_bias", "head_norm"), "sinks"])
 def test_bits_depend_on_neither_company_nor_capacity(name):
     attention, starts = KINDS[name], [0, 30, 31, 12]
     given = case(attention, starts, 32)

@@ -14,6 +14,7 @@ from moe_edge.model.experts import pair_rows, run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import E, K, expected, make_case
+from tests.support.slow_cases import slow
 
 # The second fills no tile; the third has biases.
 LAYOUTS = [RecordLayout(64, 128), RecordLayout(20, 12), RecordLayout(48, 16, True)]
@@ -32,9 +33,9 @@ def step(function):
     return jax.jit(native.within(function))
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", [*slow(TYPES[0]), TYPES[1]])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tokens", [1, 2, 7, 16])
+@pytest.mark.parametrize("tokens", [1, *slow(2), 7, *slow(16)])
 def test_sums_equal_numpy_without_rounding_rows(tokens, layout, dtype):
     case = make_case(layout, tokens, dtype)
     run = step(functools.partial(run_experts, layout=layout, method="pairs"))
@@ -43,7 +44,7 @@ def test_sums_equal_numpy_without_rounding_rows(tokens, layout, dtype):
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "clamped_swiglu"])
-@pytest.mark.parametrize("tokens", [1, 7])
+@pytest.mark.parametrize("tokens", [*slow(1), 7])
 def test_activations_equal_the_dense_form(tokens, activation):
     case = make_case(LAYOUTS[2], tokens, np.float32)
     limit = 0.3 if activation == "clamped_swiglu" else None
@@ -70,8 +71,8 @@ def test_rows_of_one_expert_stand_in_one_block():
     assert (np.asarray(rows.host_B)[:2] >= 0).all() and (count_B[:3] > 0).all()
 
 
-@pytest.mark.parametrize("tokens", [1, 4])
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("tokens", [*slow(1), 4])
+@pytest.mark.parametrize("dtype", [*slow(TYPES[0]), TYPES[1]])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_absent_experts_are_computed_from_the_host_and_kept(layout, dtype, tokens):
     x_TD, ids_TK, weights_TK, host_ER = make_case(layout, tokens, dtype)

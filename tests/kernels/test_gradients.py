@@ -17,6 +17,7 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.model.rope import rope_tables
 from moe_edge.training.expert_grad import expert_fn
 from tests.support.host_kernels import needs_kernels, stored
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import GQA
 
 pytestmark = needs_kernels
@@ -272,7 +273,7 @@ def exact_attention(q_RSP, k_CSP, v_CSP, window, scale, dy_RSP):
         (6, 2, 96, 32, 1 << 30),
         (4, 4, 130, 48, 20),
         (3, 3, 61, 64, 1),
-        (12, 4, 257, 32, 1 << 30),
+        *slow((12, 4, 257, 32, 1 << 30)),
     ],
 )
 def test_gradients_of_attention(heads, cached, length, width, window):

@@ -16,6 +16,7 @@ from moe_edge.model.experts import run_experts
 from moe_edge.model.matvec import linear
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import E, K, expected, make_case, numpy_sum
+from tests.support.slow_cases import slow
 from tests.support.some_gpu import on_some_gpu
 
 ALL_PARTS = "3"  # of MOE_EDGE_PARTS: rows meet bfloat16 as they are
@@ -38,8 +39,8 @@ def all_parts(monkeypatch):
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "clamped_swiglu"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tokens", [1, 7])
+@pytest.mark.parametrize("layout", [*slow(*LAYOUTS[:2]), LAYOUTS[2]])
+@pytest.mark.parametrize("tokens", [*slow(1), 7])
 def test_activations_inside_the_product(tokens, layout, activation):
     case = make_case(layout, tokens, np.float32)
     limit = 0.3 if activation == "clamped_swiglu" else None
@@ -56,10 +57,11 @@ def step(function):
     return jax.jit(native.within(function))
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", [*slow(TYPES[0]), TYPES[1]])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "method, tokens", [("pairs", 1), ("pairs", 7), ("blocks", 40), ("blocks", 70)]
+    "method, tokens",
+    [*slow(("pairs", 1)), ("pairs", 7), *slow(("blocks", 40)), ("blocks", 70)],
 )
 def test_sums_equal_numpy(method, tokens, layout, dtype, all_parts):
     case = make_case(layout, tokens, dtype)
@@ -104,7 +106,7 @@ def test_other_numbers_of_parts_are_refused(asked, monkeypatch):
 
 
 @pytest.mark.parametrize("method, tokens", [("pairs", 5), ("blocks", 40)])
-@pytest.mark.parametrize("asked", ["1", ALL_PARTS])
+@pytest.mark.parametrize("asked", [*slow("1"), ALL_PARTS])
 def test_waves_have_the_bits_of_one(method, tokens, asked, monkeypatch):
     monkeypatch.setenv("MOE_EDGE_PARTS", asked)
     layout = LAYOUTS[2]
@@ -203,7 +205,7 @@ def test_dense_products_read_bfloat16_weights_as_they_are(rows, all_parts):
         (grouped.MANY_WIDE, jnp.float32, "1"),
     ],
 )
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*slow(*LAYOUTS[:2]), LAYOUTS[2]])
 def test_kernel_lowers_to_triton_without_a_gpu(
     tiles, dtype, parts, layout, monkeypatch
 ):

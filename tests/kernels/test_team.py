@@ -86,6 +86,7 @@ def all_calls():
     }
 
 
+@pytest.mark.slow
 def test_many_calls_of_two_threads_while_the_team_changes():
     """Ten thousand, of all kernels; each result has the bits of a calm one."""
     calls = all_calls()
@@ -150,6 +151,7 @@ def test_a_child_of_fork_computes_too():
     assert ends_well_in_a_child(lambda: (call() == wanted).all())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:os.fork")
 def test_fork_while_the_team_works():
     native.resize(3)

@@ -120,6 +120,7 @@ def write_live(folder, requests=40):
 LIVE = ("--profile", "profile.json", "--executors", "gpu:2,cpu:1")
 
 
+@pytest.mark.slow
 def test_coserve_serves_live_and_tells_the_same_of_every_policy(run_script, tmp_path):
     files = write_live(tmp_path)
     accuracy = {"collaboration": 0.99, "single": 0.9, "single_wide": None}

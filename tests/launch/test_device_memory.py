@@ -126,6 +126,7 @@ def test_rows_that_do_not_run_together_need_no_cache():
     assert _cache_room(config, [20, 20], 64, True) == {"batch": 64, "capacity": 20}
 
 
+@pytest.mark.slow
 def test_a_size_gives_the_command_the_slots_that_it_gives_python(files, tmp_path):
     """One rule: a size reserves the KV cache of rows of max_context tokens."""
     folder = shutil.copytree(files["model"], tmp_path / "long")

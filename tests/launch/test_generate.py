@@ -34,6 +34,7 @@ def test_generate_streams_one_prompt_and_writes_it(run_script, tiny, tmp_path):
     assert "generate.max_new_tokens = 9" in (tmp_path / "o" / "config.gin").read_text()
 
 
+@pytest.mark.slow
 def test_generate_as_module_shows_what_the_terminal_can(run_process, tiny, tmp_path):
     flags = ["--checkpoint", tiny, "--prompt", "café", "--max_new_tokens", 5]
     flags += ["--out_dir", "o"]

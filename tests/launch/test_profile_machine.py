@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from moe_edge.hardware.step_costs import read_step_costs
 
 
@@ -12,6 +14,7 @@ def test_profile_machine_writes_a_preset(run_script, tmp_path):
     assert stored["device"]["flops_per_s"] == done.summary["flops_per_s"]
 
 
+@pytest.mark.slow
 def test_profile_machine_times_the_steps_of_a_checkpoint(run_script, tmp_path, tiny):
     flags = ["--d_model", 256, "--expert_dim", 256, "--most_tokens", 8, "--repeats", 3]
     steps = ["--checkpoint", tiny, "--max_batch", 2]

@@ -52,6 +52,7 @@ def ask(url: str, method: str, path: str, body=None, **headers):
         return response.status, response.read()
 
 
+@pytest.mark.slow
 def test_server_is_ready_answers_and_drains(tmp_path, tiny):
     log, key = tmp_path / "log.jsonl", tmp_path / "key"
     key.write_text("a-secret-key\n")

@@ -39,6 +39,7 @@ def test_all_are_served_at_their_floors_and_decisions_are_made_again(tiny):
     assert floors == {1, 2}
 
 
+@pytest.mark.slow
 def test_caches_have_their_room_in_an_absolute_budget_of_experts(tiny):
     offload = OffloadOptions(device_memory="4MiB", slot_plan="auto")
     options = dataclasses.replace(OPTIONS, max_batch=8, max_context=128)

@@ -215,6 +215,7 @@ def test_loading_sets_the_limit_for_modes_that_pin(monkeypatch):
     assert os.environ[VARIABLE] == str(needed_gib(40, 2 * GIB))
 
 
+@pytest.mark.slow
 def test_a_fresh_process_sets_it_once():
     """With JAX itself: what loading imports must not have started it."""
     code = f"""

@@ -8,6 +8,7 @@ from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, get_eviction
 from moe_edge.offload.evict_belady import future_uses
 from moe_edge.offload.slot_cache import SlotCache
 from tests.support.evictions import eviction_of
+from tests.support.slow_cases import slow_but
 from tests.support.traces import ROUTING as TRACES
 
 # Decode hit ratios of ../shared/interfaces.md at 13, 32 and 64 slots a layer.
@@ -50,7 +51,9 @@ def read_trace(name):
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason=f"no trace folder {TRACES}")
-@pytest.mark.parametrize("name, policy", sorted(PUBLISHED))
+@pytest.mark.parametrize(
+    "name, policy", slow_but([("qwen3_30b_a3b", "lru")], sorted(PUBLISHED))
+)
 def test_hit_ratios_on_public_traces_golden(name, policy):
     steps, layers, ids_NK, first_decode = read_trace(name)
     L, E, K = int(layers.max()) + 1, 128, ids_NK.shape[1]

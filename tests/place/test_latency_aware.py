@@ -35,6 +35,7 @@ def test_latency_is_never_predicted_worse_than_the_optimum_of_eq_2(seed):
     )
 
 
+@pytest.mark.slow
 def test_more_calls_stay_at_home_where_the_prediction_hardly_tells():
     home, predicted_s = {}, {}
     for locality in (0.0, 0.4):

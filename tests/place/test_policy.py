@@ -20,6 +20,7 @@ from moe_edge.place.placer import (
 )
 from moe_edge.place.plan import Placement
 from tests.place.support import cost_model, frequencies, unequal_slots
+from tests.support.slow_cases import slow
 
 UNEQUAL = [name for name in PLACERS if name != "eplb"]
 
@@ -29,7 +30,7 @@ def machines(slots):
     return cost_model(gpus=[tuple(rng.uniform(0.5, 2, len(s))) for s in slots])
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.03, 1.5])
+@pytest.mark.parametrize("ratio", [*slow(1.0, 1.03), 1.5])
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_placer_covers_within_every_gpu_on_unequal_memory(name, ratio):
     for seed in range(4):

@@ -24,6 +24,7 @@ from moe_edge.predict.probe import neurons_path, probe_path
 from moe_edge.predict.stale_gate import GatePredictor, PartialState
 from moe_edge.profile.probes import values_of
 from tests.predict.support import Shape, rows_of
+from tests.support.slow_cases import slow, slow_but
 from tests.support.tiny_models import ALL, BF16, random_weights
 
 BATCH, PROMPT, CAPACITY = 2, 7, 16
@@ -165,7 +166,7 @@ def computed(predictor, state, layer, hidden_TD, ids_TK):
 
 
 @pytest.mark.parametrize(
-    "name, dtype", [("gqa", np.float32), ("gqa", BF16), ("gpt_oss", np.float32)]
+    "name, dtype", [*slow(("gqa", np.float32), ("gqa", BF16)), ("gpt_oss", np.float32)]
 )
 def test_n_layer_gate_is_later_routers_on_this_state(name, dtype):
     weights = model(name, dtype)
@@ -354,7 +355,7 @@ def run_partial_gate(config, flat, x_BSD, chunk, window, cache):
     return partial_gate(block, x_BSD, chunk, window, cache, None)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", slow_but(["gqa", "mla_bias", "q4_0"], ALL))
 def test_partial_gate_of_the_full_state_is_the_next_layers_choice(name):
     weights = model(name)
     config, (seen, chunk) = weights.config, decode_step(name)

@@ -38,6 +38,7 @@ def test_planted_choices_are_named_also_of_new_tokens():
     assert abs(named(probe, x_PD[place_T], ids_TK) - probe.recall) < 0.03
 
 
+@pytest.mark.slow
 def test_values_say_how_likely_an_expert_is_chosen():
     x_PD, place_T, ids_TK = routed(1.0)
     probe = fit_probe(x_PD, place_T, ids_TK, E, NEURONS)
@@ -59,6 +60,7 @@ def test_neurons_name_what_no_line_can():
     assert (values_TE.argmax(axis=1) == ids_TK[:, 0]).mean() < 0.7
 
 
+@pytest.mark.slow
 def test_recall_is_of_tokens_that_were_not_fitted():
     """Random choices: on its own tokens a fit would seem better than chance."""
     rng = np.random.default_rng(1)
@@ -77,6 +79,7 @@ def test_few_tokens_and_constant_states_give_finite_rows():
     assert probe.recall == 1.0
 
 
+@pytest.mark.slow
 def test_coordinates_that_do_not_vary_get_no_weight():
     """A float32 mean of many equal numbers is not that number."""
     x_PD, place_T, ids_TK = routed(0.0)

@@ -10,6 +10,7 @@ from moe_edge.public import case_engines, compare, resident_run
 from moe_edge.public.case_engines import CaseEngines
 from moe_edge.public.plot import _labels
 from tests.support.public import resident, tiny_folder, tiny_model
+from tests.support.slow_cases import slow
 
 GIVEN = {"evictions": ["lru", "lfu"], "budgets": ["40%"], "prompts": [[3, 4, 5]]}
 GIVEN |= {"rounds": 2, "max_new_tokens": 6}
@@ -50,6 +51,7 @@ def alive(monkeypatch):
     return count
 
 
+@pytest.mark.slow
 def test_compare_keeps_no_more_engines_than_fit(no_child, monkeypatch):
     """Both ways give the same tokens and the same traffic."""
     counted = ["budget", "eviction", "tokens_equal", "agreement", "hit_ratio"]
@@ -72,11 +74,10 @@ def test_compare_keeps_no_more_engines_than_fit(no_child, monkeypatch):
     "budgets, free, fits",
     [
         (["40%", "40%"], None, True),
-        (["40%", "40%"], 10**9, True),
-        (["40%"], 0, True),
-        (["auto", "auto"], 10**9, False),  # the second one would get what is left
+        *slow((["40%", "40%"], 10**9, True), (["40%"], 0, True)),
+        *slow((["auto", "auto"], 10**9, False)),  # the second one gets what is left
         (["40%", "1MiB"], 2**20, False),  # a tenth stays free
-        (["40%", "1MiB"], 2**21, True),
+        *slow((["40%", "1MiB"], 2**21, True)),
     ],
 )
 def test_engines_are_together_where_their_slots_fit(budgets, free, fits, monkeypatch):
@@ -139,6 +140,7 @@ def test_plot_tells_two_predictors_apart_without_the_resident_row():
     assert alike == 2 * ["25% lru (50% hits)"]
 
 
+@pytest.mark.slow
 def test_resident_engine_runs_before_this_process_opens_the_device():
     """On a GPU who opens it takes most of its memory."""
     code = (
@@ -155,6 +157,7 @@ def test_resident_engine_runs_before_this_process_opens_the_device():
     assert done.returncode == 5
 
 
+@pytest.mark.slow
 def test_resident_child_gets_what_is_left_and_says_what_helps(monkeypatch, tmp_path):
     """This process has started JAX."""
     seen = {}

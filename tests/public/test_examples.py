@@ -68,6 +68,7 @@ def test_examples_of_own_policies_run(model):
     run([test], model=model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ALONE & {*me.__all__}))
 def test_example_runs_in_a_fresh_process(name):
     code = (

@@ -28,6 +28,7 @@ from tests.support.driving import (
 )
 from tests.support.layered import StoreReader
 from tests.support.running import MODELS, alone, numbers_of, row
+from tests.support.slow_cases import slow
 
 ROWS = [
     row("a", 9, 14, k=3),
@@ -195,9 +196,8 @@ def test_every_request_ends_once_within_budget_and_never_below_its_floor(policy)
 @pytest.mark.parametrize(
     ("mode", "name"),
     [
-        ("resident", "gqa"),
+        *slow(("resident", "gqa"), ("resident", "one_head")),
         ("resident", "mla"),
-        ("resident", "one_head"),
         ("fused", "gqa"),
     ],
 )

@@ -20,6 +20,7 @@ from tests.support.live_server import (
 MOST_BYTES = (1 << 20) - 200
 
 
+@pytest.mark.slow
 def test_health_answers_and_tokens_come_while_large_bodies_are_read():
     with live_server() as server:
         length = server.model.longest_text  # each is tokenised

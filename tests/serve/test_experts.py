@@ -10,6 +10,7 @@ from moe_edge.serve.driver import Driver, RowRequest, Stepped
 from moe_edge.serve.experts import ExpertWatch
 from moe_edge.serve.options import ServingOptions, make_driver
 from tests.support.running import engine_of, resident, row
+from tests.support.slow_cases import slow_but
 
 MODES = ("resident", "layered", "waves", "fused")
 OPTIONS = ServingOptions(
@@ -67,7 +68,7 @@ def choices(name: str, prompt, tokens, k: int) -> np.ndarray:
     return counts_LE[list(layers), :E]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", slow_but(["layered", "fused"], MODES))
 def test_report_is_what_routers_chose_and_slots_hold(mode):
     engine = engine_of(mode, "gqa")
     driver = make_driver(engine, OPTIONS)

@@ -12,6 +12,7 @@ from moe_edge.serve.metrics import ENDPOINTS, Metrics, take_figures
 from moe_edge.serve.options import ServingOptions, make_driver
 from tests.support.prometheus import Reading
 from tests.support.running import engine_of, row
+from tests.support.slow_cases import slow
 
 OPTIONS = ServingOptions(
     max_batch=2, max_context=64, prefill_chunk=16, prompt_rows=2, max_waiting=2
@@ -97,7 +98,7 @@ def play(server: Server, seed: int, most: int = 40) -> None:
         assert now.value("kv_bytes") == reserved
 
 
-@pytest.mark.parametrize("mode", ["resident", "layered", "fused"])
+@pytest.mark.parametrize("mode", [*slow("resident"), "layered", *slow("fused")])
 def test_counters_add_up_over_requests_that_end_in_every_way(mode):
     server = Server(mode, fail_step=7)
     play(server, seed=1)

@@ -17,6 +17,7 @@ from moe_edge.simulate import coe_bounds
 from moe_edge.simulate.coe import CoeSimulator
 from moe_edge.workload.coe_tasks import CoeRequest, board_graph, board_requests
 from tests.support.experts import loads_by_group, small_board, small_machine
+from tests.support.slow_cases import slow
 
 EACH = pytest.mark.parametrize("name", RECIPES)
 
@@ -155,7 +156,7 @@ def test_who_is_late_by_two_loads_is_next(max_wait_s):
     assert checked > 10
 
 
-@pytest.mark.parametrize("period_s", [0.4, 0.5])
+@pytest.mark.parametrize("period_s", [*slow(0.4), 0.5])
 def test_at_a_rate_that_can_be_served_nobody_waits_beyond_the_bound_and_one_group(
     period_s,
 ):

@@ -9,6 +9,7 @@ from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.token_job import TokenJob
 from moe_edge.simulate.serving import SlotSteps, Step
 from tests.support.running import resident, row
+from tests.support.slow_cases import slow
 
 # (step before which it comes, prompt, new tokens): alone, two at a time, a third one
 # that waits for them, one of one chunk, and one of several.
@@ -38,7 +39,7 @@ class Watched:
 
 # The second one is rounded down; in the third, short prompts run together.
 @pytest.mark.parametrize("prefill_chunk, context", [(16, 64), (24, 64), (128, 256)])
-@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("is_deterministic", [*slow(False), True])
 def test_steps_are_those_of_row_slots(prefill_chunk, context, is_deterministic):
     engine = Watched(resident("gqa"))
     slots = RowSlots(

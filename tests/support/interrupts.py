@@ -19,7 +19,7 @@ def press_in_collection() -> None:
         press()
 
     gc.callbacks.append(callback)
-    gc.collect()
+    gc.collect(0)
 
 
 @contextlib.contextmanager

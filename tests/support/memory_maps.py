@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-MOST_MAPS = 20_000  # one module's tests may add some thousands before the next look
+MOST_MAPS = 35_000  # one module's tests may add some thousands before the next look
 _MAPS = Path("/proc/self/maps")  # only Linux has it, and only Linux the limit
 
 
@@ -22,4 +22,5 @@ def free_programs(most: int = MOST_MAPS) -> None:
     """Drops all compiled programs if they take more maps than `most`."""
     if count() > most:
         jax.clear_caches()
+        gc.unfreeze()
         gc.collect()

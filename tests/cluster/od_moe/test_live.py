@@ -8,12 +8,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.follower import Follower
 from moe_edge.predict.recall import recall, recall_by_index
 from moe_edge.workload.cluster_run_reader import read_requests
-
-
-def slow(*cases) -> list:
-    """Cases of the slow tests."""
-    several = (case if isinstance(case, tuple) else (case,) for case in cases)
-    return [pytest.param(*case, marks=pytest.mark.slow) for case in several]
+from tests.support.slow_cases import slow
 
 
 def check(run, row):
@@ -36,7 +31,7 @@ def check(run, row):
     return stored
 
 
-@pytest.mark.parametrize("departure", ["late", "speculative"])
+@pytest.mark.parametrize("departure", [*slow("late"), "speculative"])
 @pytest.mark.parametrize("shadow", ["full", "int8", "random", "none"])
 def test_tokens_are_the_models_whatever_is_predicted(live, shadow, departure):
     with live(shadow=shadow, departure=departure) as run:
@@ -54,8 +49,8 @@ def test_tokens_are_the_models_whatever_is_predicted(live, shadow, departure):
     assert row["compiled_after_warmup"] == 0
 
 
-@pytest.mark.parametrize("departure", ["late", "speculative"])
-@pytest.mark.parametrize("token, kv", [(1, 2), (0, 0), (3, 2)])
+@pytest.mark.parametrize("departure", ["late", *slow("speculative")])
+@pytest.mark.parametrize("token, kv", [*slow((1, 2), (0, 0)), (3, 2)])
 def test_periods_change_predictions_but_never_tokens(live, departure, token, kv):
     periods = {"token_period": token, "kv_period": kv}
     with live(shadow="int8", departure=departure, **periods) as run:
@@ -74,6 +69,7 @@ def test_shares_of_many_workers_and_one_group(live):
         ]
 
 
+@pytest.mark.slow
 def test_shadow_with_other_tokens_starts_over_and_only_then(live):
     counts = {}
     for shadow in ("full", "nf4"):
@@ -94,7 +90,7 @@ def test_what_the_shadow_says_last_of_a_step_counts_however_late(live, monkeypat
     assert row["restarts"] >= 3 * 22 - 2 and row["recall"] == 1.0
 
 
-@pytest.mark.parametrize("who", ["worker1", "shadow"])
+@pytest.mark.parametrize("who", ["worker1", *slow("shadow")])
 def test_lost_helper_costs_no_token(live, who):
     drill = f"kill:{who}@9"
     with live(shadow="full", workers=4, drill=drill, max_new_tokens=48) as run:
@@ -271,6 +267,7 @@ def test_main_node_that_gives_no_notes_in_time_ends_the_run(live):
             run.run()
 
 
+@pytest.mark.slow
 def test_losses_of_the_first_pass_and_after_the_last_token_are_written(live):
     with live(shadow="full", workers=4, max_new_tokens=48) as run:
         tell, killed = run.scheduler.tell, []

@@ -19,6 +19,7 @@ from moe_edge.place.migration_policy import Proposal
 from moe_edge.place.plan import Placement
 from moe_edge.workload.cluster_run import ClusterFacts, write_migrations
 from moe_edge.workload.cluster_run_reader import read_migrations
+from tests.support.slow_cases import slow
 
 L, E = 2, 4
 LAYERS = (1, 3)  # of a model of four
@@ -220,7 +221,7 @@ def replay(keeper, slots, allow_lost) -> None:
     np.testing.assert_array_equal(held_NLE, keeper.held_NLE)
 
 
-@pytest.mark.parametrize("network", [False, True])
+@pytest.mark.parametrize("network", [*slow(False), True])
 @pytest.mark.parametrize(
     "slots", [(6, 6, 6), (9, 4, 4), (9, 9), (0, 7, 7), (5, 5, 5, 4)]
 )
@@ -265,7 +266,7 @@ def finish(world, keeper, rng) -> None:
         assert world.servers[n].version == keeper.version
 
 
-@pytest.mark.parametrize("network", [False, True])
+@pytest.mark.parametrize("network", [*slow(False), True])
 @pytest.mark.parametrize(
     "slots", [(6, 6, 6), (9, 4, 4), (9, 9, 9), (6, 0, 6), (4, 4, 4, 5)]
 )

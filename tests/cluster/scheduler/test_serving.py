@@ -28,6 +28,7 @@ from tests.support.live_cluster import (
 )
 from tests.support.live_nodes import lose_way
 from tests.support.live_run import wait_until
+from tests.support.slow_cases import slow
 
 LENGTHS, NEW = (9, 16, 12, 5), 24
 
@@ -45,12 +46,12 @@ def owned_by_one(servers: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "way, name, count",
     [
-        ("from", "token", 10),  # before any round
+        *slow(("from", "token", 10)),  # before any round
         ("to", "bring", 2),  # blocks of a round are on their way
-        ("from", "arrived", 2),  # of some servers of a round
-        ("to", "table", 2),  # a table goes out
+        *slow(("from", "arrived", 2)),  # of some servers of a round
+        *slow(("to", "table", 2)),  # a table goes out
         ("from", "confirmed", 4),  # by some, in the second round
-        ("to", "drop", 3),  # by all
+        *slow(("to", "drop", 3)),  # by all
     ],
 )
 def test_a_server_that_dies_around_a_migration_changes_no_token(way, name, count):
@@ -126,7 +127,9 @@ def test_a_server_without_slots_asks_others_for_lost_blocks():
         assert run.notes[0][0]["local_pairs"] == 0
 
 
-@pytest.mark.parametrize("name, count", [("bring", 3), ("table", 4), ("drop", 1)])
+@pytest.mark.parametrize(
+    "name, count", [("bring", 3), *slow(("table", 4), ("drop", 1))]
+)
 def test_a_loss_in_a_round_that_fills_all_survivors_is_read_at_once(name, count):
     """Who is in the midst of a step confirms nothing, so nothing may wait for that."""
     start_NLE = owned_by_one(3)

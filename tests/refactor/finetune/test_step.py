@@ -84,6 +84,7 @@ def test_gradient_matches_jax_grad_of_plain_transformer(name, k):
         )
 
 
+@pytest.mark.slow
 def test_loss_of_a_teacher_is_nats_and_divergence():
     config, router, frozen, _ = _case("gqa", 2)
     teacher = at_k(config, 12)
@@ -220,6 +221,7 @@ def test_parameter_counts_at_olmoe_size_is_about_an_eighth_of_a_percent():
     assert round(100 * trained / total, 2) == 0.12
 
 
+@pytest.mark.slow
 def test_rows_that_choose_learn_which_blocks_the_whole_model_needs():
     """From random rows: KL to all blocks halves, with a choice as at run time."""
     whole = split_config(GQA, 4, gate="calibrated")

@@ -42,6 +42,7 @@ def test_rows_files_and_table(tmp_path, capsys):
     assert "remote calls" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_all_leaves_out_what_needs_equal_servers(tmp_path):
     summary = run_simulate(
         out_dir=str(tmp_path / "out"), input_tokens=1, output_tokens=1, **FEW
@@ -151,6 +152,7 @@ def test_servers_may_load_what_they_lack_and_migrate(tmp_path):
         run_simulate(out_dir=str(tmp_path / "o"), cache_share=1.0, dry_run=True, **FEW)
 
 
+@pytest.mark.slow
 def test_all_leaves_out_what_the_cache_leaves_no_room_for(tmp_path):
     machines = {"cluster": "mixed", "cluster_options": {"gpus": [["h200"]] * 3}}
 

@@ -91,6 +91,7 @@ def test_replay_bounds_hold_on_a_random_trace():
     assert len({int(result.misses_L.sum()) for result in everything}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     ["qwen3_30b_a3b", pytest.param("gemma4_26b_a4b", marks=pytest.mark.slow)],

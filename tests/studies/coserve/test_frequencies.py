@@ -9,6 +9,7 @@ from moe_edge.studies.coserve import uma
 from moe_edge.studies.coserve.frequencies import Sensitivity, check_policies
 from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
+from tests.support.slow_cases import slow_but
 
 SMALL = {
     "coserve_fig11": {"decays": (20.0, 50.0)},
@@ -23,7 +24,7 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module", params=SMALL)
+@pytest.fixture(scope="module", params=slow_but(["coserve_fig11"], SMALL))
 def entry(request, tmp_path_factory):
     study, folder = find(request.param), tmp_path_factory.mktemp(request.param) / "o"
     few = {name: uma.VARIANTS[name] for name in ("as assumed", "half the memory")}

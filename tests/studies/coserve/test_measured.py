@@ -7,11 +7,12 @@ from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.studies.coserve.measured import NETWORKS, Measured
 from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
+from tests.support.slow_cases import slow
 
 SHORT = {"networks": ("board_resnet",), "small_batch": 2, "small_repeats": 2}
 
 
-@pytest.mark.parametrize("name", ["coserve_fig1", "coserve_fig5"])
+@pytest.mark.parametrize("name", ["coserve_fig1", *slow("coserve_fig5")])
 def test_whole_study_writes_a_valid_entry(name, tmp_path):
     study, folder = find(name), tmp_path / "entry"
     summary = run_study(study, study.settings(**SHORT), out_dir=str(folder))

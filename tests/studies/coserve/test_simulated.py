@@ -10,6 +10,7 @@ from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
 
 
+@pytest.mark.slow
 def test_whole_study_writes_a_valid_entry(tmp_path):
     study = find("coserve_fig13")
     settings = study.settings(

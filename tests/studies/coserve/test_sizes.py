@@ -19,6 +19,7 @@ from moe_edge.studies.coserve.sizes import (
 from moe_edge.studies.registry import find
 from moe_edge.studies.study import run_study
 from moe_edge.workload.coe_tasks import board_graph
+from tests.support.slow_cases import slow_but
 
 SMALL = {
     "coserve_fig17": {"machines": ("numa",), "executors": ("gpu:1", "gpu:2,cpu:1")},
@@ -26,7 +27,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", slow_but(["coserve_fig17"], SMALL))
 def test_whole_study_writes_a_valid_entry(name, tmp_path):
     study = find(name)
     settings = study.settings(**SMALL[name], tasks=("b1",), seeds=1)

@@ -12,6 +12,7 @@ from moe_edge.studies.fidelity.card import grid_of, plot
 from moe_edge.studies.fidelity.study import FIDELITY, FidelitySettings
 from moe_edge.studies.study import run_study
 from tests.metrics.test_plots import png_size
+from tests.support.slow_cases import slow
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 SMALL = {"rows": 2, "prompt_tokens": 6, "forced_tokens": 20, "batch_sizes": (2,)}
@@ -100,7 +101,9 @@ def cards_of(kinds):
     return [half | found, *(card for card in lossy if card["option"] in kinds)]
 
 
-@pytest.mark.parametrize("kinds", [("substitute", "drop"), ("drop",), ("substitute",)])
+@pytest.mark.parametrize(
+    "kinds", [("substitute", "drop"), *slow((("drop",),), (("substitute",),))]
+)
 def test_picture_has_two_rows_a_kind(tmp_path, kinds):
     plot(tmp_path / "p.png", cards_of(kinds), title="t")
     width, height = png_size(tmp_path / "p.png")

@@ -127,6 +127,7 @@ def sources(tmp_path_factory):
 SMALL = {"rounds": 2, "prompt_tokens": 16, "new_tokens": 9}
 
 
+@pytest.mark.slow
 def test_model_is_its_own_shadow(sources):
     runs = Runs(RecallSettings(**sources, **SMALL))
     assert runs.recall(Shadow("full")).overall == 1.0

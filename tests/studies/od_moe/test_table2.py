@@ -136,6 +136,7 @@ def asked(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_study_writes_an_entry(settings, asked, tmp_path):
     summary = run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
     result = validate_entry(tmp_path / "o")

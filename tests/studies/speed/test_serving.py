@@ -108,6 +108,7 @@ def test_policies_serve_the_same_requests(folder, monkeypatch):
     assert rows[0]["bar"] == pytest.approx(1 / 1.2) and rows[2]["bar"] is None
 
 
+@pytest.mark.slow
 def test_goodput_of_too_few_requests_is_refused(folder, monkeypatch):
     steps = types.SimpleNamespace(costs=linear_costs(1e-6, 1e-9))
     monkeypatch.setattr(serving_loop, "measure_steps", lambda *_, **__: steps)
@@ -115,6 +116,7 @@ def test_goodput_of_too_few_requests_is_refused(folder, monkeypatch):
         rows_of(folder, "goodput")
 
 
+@pytest.mark.slow
 def test_goodput_loop_and_prefix(folder, monkeypatch):
     steps = types.SimpleNamespace(costs=linear_costs())  # of no fast machine
     monkeypatch.setattr(serving_loop, "measure_steps", lambda *_, **__: steps)
