@@ -23,7 +23,7 @@ from moe_edge.convert.rope_config import (
     rope_of_type,
 )
 from moe_edge.core.checks import ConfigError
-from moe_edge.model.config import AttentionConfig
+from moe_edge.model.attention_config import AttentionConfig
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROPES = {

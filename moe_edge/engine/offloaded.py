@@ -128,7 +128,7 @@ def check_fits_model(reader, options: OffloadOptions) -> None:
             f"{config.moe.gate} gate share with their parent; use a linear gate or "
             "route topk"
         )
-    if not route.lossless and (config.moe.expert_scale or config.moe.input_scaled):
+    if not (route.lossless or config.moe.weighs_by_scores):
         raise ConfigError(
             f"route {route.name} weighs experts by router scores alone, "
             f"{config.model_type} by more; use route topk"

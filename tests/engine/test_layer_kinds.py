@@ -72,7 +72,12 @@ def test_offloaded_has_the_resident_bits(mode, logits):
 
 
 @pytest.mark.parametrize(
-    "moe", [{"expert_scale": True}, {"input_scaled": True, "top_k": 1}]
+    "moe",
+    [
+        {"expert_scale": True},
+        {"input_scaled": True, "top_k": 1},
+        {"scoring": "sparsemixer", "nearness": 0.1},
+    ],
 )
 def test_routes_that_weigh_by_scores_alone_are_refused(moe):
     config = dataclasses.replace(MIXED, moe=dataclasses.replace(MIXED.moe, **moe))
