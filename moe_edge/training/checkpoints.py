@@ -9,7 +9,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from moe_edge.checkpoint.dense import orbax_writes
-from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
+from moe_edge.model.attention_config import AttentionConfig, RopeConfig
+from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.training.options import Hyper
 from moe_edge.training.start import init_params
 from moe_edge.training.step import TrainState, make_optimizer
@@ -58,7 +59,9 @@ def config_from_json(fields: dict) -> ModelConfig:
 
 
 def _attention_from_json(fields: dict) -> AttentionConfig:
-    rope = None if fields["rope"] is None else RopeConfig(**fields["rope"])
+    rope = fields["rope"]
+    if rope is not None:
+        rope = RopeConfig(**rope | {"factors": tuple(rope.get("factors", ()))})
     windows = tuple(fields["windows"])
     return AttentionConfig(**{**fields, "rope": rope, "windows": windows})
 
