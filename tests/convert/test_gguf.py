@@ -36,6 +36,7 @@ SAYABLE = {
     "mixtral": {"rms_norm_eps": 1e-5},
     "qwen2_moe": {"rms_norm_eps": 1e-6, "rope_theta": 1e4},
     "qwen3_moe": {"rms_norm_eps": 1e-6, "rope_theta": 1e4},
+    "deepseek": {"rms_norm_eps": 1e-6},
     "deepseek_v2": {"rms_norm_eps": 1e-6, "rope_scaling": YARN},
     "deepseek_v3": {
         "rms_norm_eps": 1e-6,
