@@ -48,7 +48,11 @@ def gemma4_text(fields: Fields, common: dict) -> dict:
         (None, "vision"),
         "text is seen one way; more is not implemented",
     )
-    fields.only("enable_moe_block", (True,), "models without experts do not run here")
+    if not fields.bool("enable_moe_block", False):
+        raise ConfigError(
+            "config.json of gemma4_text: enable_moe_block is false, expected true "
+            "(models without experts do not run here)"
+        )
     types = read_layer_types(fields, layers) or [
         _SLIDING if (i + 1) % 6 else _FULL for i in range(layers)
     ]

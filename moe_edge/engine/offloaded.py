@@ -128,6 +128,11 @@ def check_fits_model(reader, options: OffloadOptions) -> None:
             f"{config.moe.gate} gate share with their parent; use a linear gate or "
             "route topk"
         )
+    if not (route.lossless or config.moe.weighs_by_scores):
+        raise ConfigError(
+            f"route {route.name} weighs experts by router scores alone, "
+            f"{config.model_type} by more; use route topk"
+        )
     if options.horizon > config.num_layers:
         raise ConfigError(
             f"horizon {options.horizon} exceeds the model's {config.num_layers} layers"

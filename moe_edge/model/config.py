@@ -162,6 +162,12 @@ class MoeConfig:
         return self.num_experts // self.sub_experts
 
     @property
+    def weighs_by_scores(self) -> bool:
+        """Whether weights are the experts' scores times one factor a token."""
+        further = self.expert_scale or self.input_scaled
+        return not further and self.scoring != "sparsemixer"
+
+    @property
     def has_proxy_gate(self) -> bool:
         return self.gate in PROXY_GATES
 

@@ -162,7 +162,7 @@ class TopK(Route):
 def gate_scores(scores_TE, params: MoeConfig):
     """Scores as shares or gates >= 0: a `softmax_topk` router reports logits.
 
-    The weights of every family are these scores times one factor a token.
+    Weights are these scores times one factor a token, see `MoeConfig.weighs_by_scores`.
     """
     if params.scoring != "softmax_topk":
         return scores_TE

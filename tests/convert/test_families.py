@@ -265,7 +265,7 @@ def test_config_null_of_unknown_field_is_accepted():
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "proportional"}, "unknown rope_type 'proportional'"),
+        ({"rope_type": "axial"}, "unknown rope_type 'axial'"),
         ({"rope_type": "longrope"}, "rope short_factor has None numbers, .* list of 5"),
         (
             {"rope_type": "longrope", "short_factor": [1.0] * 5, "long_factor": [1]},

@@ -21,11 +21,25 @@ OTHER_NAMES = {
             "mlp.gate.moe_statics.e_score_correction_bias"
         )
     },
+    "granitemoeshared": {
+        "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+        "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+        "router.layer.weight": "router.weight",
+    },
+    "phimoe": {
+        "block_sparse_moe.gate.": "mlp.router.",
+        "block_sparse_moe.experts.": "mlp.experts.",
+    },
+    "exaone_moe": {"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"},
 }
+_BLOCK = "block_sparse_moe"
 LATER_TOKENS = {
     "glm4_moe": ["model.layers.3.eh_proj.weight", "model.layers.3.enorm.weight"],
     "glm4_moe_lite": ["model.layers.3.eh_proj.weight"],
     "minimax_m2": [f"model.layers.{i}.eh_proj.weight" for i in (3, 4, 5)],
+    "deepseek_v32": ["model.layers.3.eh_proj.weight"]
+    + ["model.layers.3.self_attn.indexer.wk.weight"],
+    "exaone_moe": ["mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight"],
     "ernie4_5_moe": ["model.mtp_block.0.mlp.up_proj.weight", "model.mtp_emb_norm.0.w"],
 }
 
@@ -60,7 +74,7 @@ def test_modules_that_predict_later_tokens_are_left_out(family, tmp_path):
     assert sorted(reader.dropped) == sorted(extra)
 
 
-@pytest.mark.parametrize("family", ["minimax_m2", "glm4_moe"])
+@pytest.mark.parametrize("family", ["minimax_m2", "glm4_moe", "deepseek_v32"])
 def test_block_fp8_is_dequantised(family, tmp_path):
     raw = raw_config(family, torch_dtype="bfloat16", quantization_config=FP8)
     rng, stored, wanted = np.random.default_rng(1), {}, {}
@@ -91,6 +105,12 @@ def test_block_fp8_is_dequantised(family, tmp_path):
         ("glm4_moe_lite", "self_attn.q_b_proj.weight", (64, 28), r"\(64, 18\)"),
         ("dots1", "mlp.gate.e_score_correction_bias", (1, 6), r"\(6,\)"),
         ("solar_open", "mlp.shared_experts.up_proj.weight", (20, 48), r"\(40, 48\)"),
+        ("granitemoe", f"{_BLOCK}.input_linear.weight", (6, 20, 48), r"\(6, 40, 48\)"),
+        ("granitemoeshared", "shared_mlp.input_linear.weight", (36, 48), r"\(72, 48\)"),
+        ("phimoe", "post_attention_layernorm.bias", (1, 48), r"\(48,\)"),
+        ("flex_olmo", "post_feedforward_layernorm.weight", (20,), r"\(48,\)"),
+        ("deepseek_v32", "self_attn.indexer.wk.weight", (36, 48), r"\(12, 48\)"),
+        ("exaone_moe", "mlp.e_score_correction_bias", (1, 6), r"\(6,\)"),
     ],
 )
 def test_tensor_of_a_wrong_shape_is_refused(family, name, shape, expected, tmp_path):

@@ -119,6 +119,139 @@ LLAMA4 = {
 }
 
 
+_TYPES = ["sliding_attention"] * 5 + ["full_attention"]
+GEMMA4 = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "audio_config": None,
+    "boi_token_id": 255999,
+    "dtype": "bfloat16",
+    "eoi_token_id": 258882,
+    "eos_token_id": [1, 106],
+    "image_token_id": 258880,
+    "initializer_range": 0.02,
+    "model_type": "gemma4",
+    "tie_word_embeddings": True,
+    "text_config": {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attention_k_eq_v": True,
+        "bos_token_id": 2,
+        "dtype": "bfloat16",
+        "enable_moe_block": True,
+        "eos_token_id": 1,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 512,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2816,
+        "hidden_size_per_layer_input": 0,
+        "initializer_range": 0.02,
+        "intermediate_size": 2112,
+        "layer_types": _TYPES,
+        "max_position_embeddings": 262144,
+        "model_type": "gemma4_text",
+        "moe_intermediate_size": 704,
+        "num_attention_heads": 16,
+        "num_experts": 128,
+        "num_global_key_value_heads": 2,
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 8,
+        "num_kv_shared_layers": 0,
+        "pad_token_id": 0,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000000.0,
+                "rope_type": "proportional",
+            },
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "sliding_window": 1024,
+        "tie_word_embeddings": True,
+        "top_k_experts": 8,
+        "use_bidirectional_attention": "vision",
+        "use_cache": True,
+        "use_double_wide_mlp": False,
+        "vocab_size": 262144,
+        "vocab_size_per_layer_input": 262144,
+    },
+    "vision_config": {"hidden_size": 1152, "model_type": "gemma4_vision"},
+    "vision_soft_tokens_per_image": 280,
+}
+
+
+def gemma4(**changes) -> dict:
+    """The text model of Gemma 4 with other fields; `...` takes a field away."""
+    text = GEMMA4["text_config"] | changes
+    return {name: value for name, value in text.items() if value is not ...}
+
+
+def test_gemma4_as_published():
+    config = config_from_hf(GEMMA4)
+    sliding, full = config.attentions
+    assert config.attention_kinds == (0,) * 5 + (1,)
+    assert [config.window(i) for i in (4, 5)] == [1024, None]
+    assert (sliding.head_dim, sliding.num_kv_heads) == (256, 8)
+    assert (full.head_dim, full.num_kv_heads) == (512, 2)
+    assert (sliding.k_is_v, full.k_is_v) == (False, True)
+    assert (full.rope.dim, full.rope.turning, full.rope.theta) == (512, 64, 1e6)
+    assert (sliding.rope.kind, sliding.rope.theta) == ("default", 1e4)
+    assert {(a.scale, a.v_norm, a.qk_norm) for a in config.attentions} == {
+        (1.0, True, "head")
+    }
+    moe = config.moe
+    assert (moe.top_k, moe.expert_dim, moe.shared_dim) == (8, 704, 2112)
+    assert config.tie_embeddings and config.logit_cap == 30.0
+    assert config.embed_scale == 2816**0.5 and config.activation == "gelu_tanh"
+    # The text model's own ids; a generation_config.json would win.
+    assert (config.bos_id, config.eos_ids) == (2, (1,))
+    # Newer files name the sizes of layers, and layers are found without a list of them.
+    newer = gemma4(
+        global_head_dim=...,
+        num_global_key_value_heads=...,
+        layer_types=...,
+        per_layer_config={"05": {"head_dim": 512, "num_key_value_heads": 2}},
+    )
+    assert config_from_hf(newer) == config_from_hf(gemma4())
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"hidden_size_per_layer_input": 256}, "layer_input is 256, expected 0"),
+        ({"hidden_size_per_layer_input": ...}, "layer_input is 256, expected 0"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2"),
+        ({"use_double_wide_mlp": True}, "use_double_wide_mlp is true"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is"),
+        ({"enable_moe_block": ...}, "enable_moe_block is false"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ({"per_layer_config": {"7": {"head_dim": 8}}}, "names are layers 0..5"),
+        (
+            {"per_layer_config": {"1": {"sliding_window": 8}}},
+            "layer 1 says sliding_window is 8; expected numbers for head_dim and",
+        ),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}},
+            "expected an object with those of full_attention",
+        ),
+        (
+            {
+                "rope_parameters": GEMMA4["text_config"]["rope_parameters"]
+                | {
+                    "full_attention": {"rope_type": "proportional", "rope_theta": 1e6}
+                    | {"partial_rotary_factor": 0.001}
+                }
+            },
+            r"turns 0 of the 256 pairs of a head, expected 1..256",
+        ),
+    ],
+)
+def test_what_gemma4_cannot_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config_from_hf(gemma4(**changes))
+
+
 def test_llama4_as_published():
     config = config_from_hf(LLAMA4)
     assert config.model_type == "llama4_text" and not config.tie_embeddings
@@ -164,6 +297,10 @@ PREFIXES = {
     "llama4_text": (
         {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
         ["vision_model.patch.weight", "multi_modal_projector.linear_1.weight"],
+    ),
+    "gemma4_text": (
+        {"model.": "model.language_model."},
+        ["model.vision_tower.std_bias", "model.embed_vision.embedding_projection"],
     ),
 }
 

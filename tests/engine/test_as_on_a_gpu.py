@@ -121,7 +121,7 @@ def attended(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["layered", "fused"])
-@pytest.mark.parametrize("name", ["gqa", "gpt_oss"])
+@pytest.mark.parametrize("name", ["gqa", "gpt_oss", "parts"])
 def test_attention_by_one_kernel_has_the_bits_of_the_resident_engine(
     name, mode, attended
 ):

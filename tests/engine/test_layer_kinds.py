@@ -1,13 +1,16 @@
 """Engines of a model whose layers differ in heads, widths, rope, window and sinks."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.follower import Follower, read_choices
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.engine.offloaded import check_fits_model, make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.shadow import make_shadow
@@ -66,6 +69,22 @@ def test_offloaded_has_the_resident_bits(mode, logits):
     options = OffloadOptions(mode=mode, device_memory="50%")
     with make_offloaded(StoreReader(MIXED), options) as engine:
         np.testing.assert_array_equal(forced(engine), logits)
+
+
+@pytest.mark.parametrize(
+    "moe",
+    [
+        {"expert_scale": True},
+        {"input_scaled": True, "top_k": 1},
+        {"scoring": "sparsemixer", "nearness": 0.1},
+    ],
+)
+def test_routes_that_weigh_by_scores_alone_are_refused(moe):
+    config = dataclasses.replace(MIXED, moe=dataclasses.replace(MIXED.moe, **moe))
+    check_fits_model(StoreReader(config), OffloadOptions())
+    options = OffloadOptions(route="drop", route_options={"threshold": 0.1})
+    with pytest.raises(ConfigError, match="route drop weighs experts by router scores"):
+        check_fits_model(StoreReader(config), options)
 
 
 def test_layers_of_one_kind_share_a_program(resident, logits):

@@ -43,6 +43,24 @@ KINDS = {
 KINDS["full_norm_bias"] = dataclasses.replace(KINDS["full_norm"], qkv_bias=True)
 
 
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        {"rope": None},
+        {"chunked": True},
+        {"v_head_dim": 6},
+        {"value_scale": 0.5},
+        {"v_norm": True},
+        {"k_is_v": True},
+        {"qk_norm": "unit"},
+        {"temperature": 0.1},
+    ],
+)
+def test_what_the_kernel_does_not_compute_goes_another_way(unknown):
+    assert all(map(decode_attention.knows, KINDS.values()))
+    assert not decode_attention.knows(dataclasses.replace(PLAIN, **unknown))
+
+
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Blocks of a few positions, spans of several blocks."""

@@ -51,11 +51,13 @@ def make(kind, config):
     return module
 
 
-def rotate_numpy(x, position, theta=10_000.0, interleaved=False, dim=None):
-    """The first `dim` of one vector, pair by pair."""
+def rotate_numpy(
+    x, position, theta=10_000.0, interleaved=False, dim=None, turning=None
+):
+    """The first `dim` of one vector, pair by pair: all, or the first `turning`."""
     dim = dim or len(x)
     out, half = x.copy(), dim // 2
-    for i in range(half):
+    for i in range(half if turning is None else turning):
         a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
         angle = position * theta ** (-2 * i / dim)
         out[a] = x[a] * np.cos(angle) - x[b] * np.sin(angle)
@@ -85,6 +87,8 @@ PARTS = {
     "no_rope": parts(rope=None),
     "value_width": parts(v_head_dim=10, sinks=True, value_scale=0.7),
     "chunked": parts(chunked=True),
+    "k_is_v": parts(k_is_v=True, v_norm=True, softmax_scale=1.0),
+    "proportional": parts(rope=RopeConfig(dim=8, kind="proportional", turning=3)),
     "unit_norm": parts(qk_norm="unit", qk_norm_after_rope=True),
     "temperature": parts(rope=None, temperature=0.4, temperature_span=3),
 }
@@ -114,7 +118,10 @@ def test_attention_matches_numpy_loop(name, window):
     heads, groups, P = a.num_heads, a.num_kv_heads, a.head_dim
     q = (rows @ w["q"].T + w["q_bias"]).reshape(S, heads, P)
     k = (rows @ w["k"].T + w["k_bias"]).reshape(S, groups, P)
-    v = (rows @ w["v"].T + w["v_bias"]).reshape(S, groups, -1)
+    own = "k" if a.k_is_v else "v"
+    v = (rows @ w[own].T + w[f"{own}_bias"]).reshape(S, groups, -1)
+    if a.v_norm:
+        v = v / np.sqrt((v**2).mean(-1, keepdims=True) + config.norm_eps)
     v = v * a.value_scale
 
     def turned(x, position, weight):
@@ -125,7 +132,9 @@ def test_attention_matches_numpy_loop(name, window):
 
         x = norm(x) if normed and not a.qk_norm_after_rope else x
         if rope is not None:
-            x = rotate_numpy(x, position, interleaved=rope.interleaved, dim=rope.dim)
+            turning = rope.turning or rope.dim // 2
+            form = {"interleaved": rope.interleaved, "dim": rope.dim}
+            x = rotate_numpy(x, position, **form, turning=turning)
         return norm(x) if normed and a.qk_norm_after_rope else x
 
     out = np.zeros((S, heads, a.value_dim))
@@ -136,7 +145,7 @@ def test_attention_matches_numpy_loop(name, window):
             query = turned(q[s, h], s, "q_norm")
             query *= 1 + a.temperature * np.log1p((s + 1) // a.temperature_span)
             keys = [turned(k[j, g], j, "k_norm") for j in range(first, s + 1)]
-            scores = [query @ key / np.sqrt(P) for key in keys]
+            scores = [query @ key * a.scale for key in keys]
             if a.sinks:
                 scores.append(w["sinks"][h])
             weights = np.exp(scores - np.max(scores))

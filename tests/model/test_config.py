@@ -49,6 +49,20 @@ def change(part=None, **fields):
         ("attention", {"windows": (1, 2)}, "name 2 layers, the model has 3"),
         ("attention", {"head_dim": 6}, "rotary width 8 must be even and at most"),
         ("moe", {"input_scaled": True}, "compute one a token.* got top_k 3; use 1"),
+        (None, {"layer_scale": True}, "with experts, got dense layers .0,."),
+        ("moe", {"own_norms": True}, "need RMSNorms on both sides"),
+        (
+            "moe",
+            {"expert_scale": True, "sub_experts": 2, "parent_top_k": 1},
+            "no sub-experts yet; got sub_experts 2, expected 1",
+        ),
+        ("attention", {"k_is_v": True, "v_head_dim": 4}, "width 8, got v_head_dim 4"),
+        (
+            "attention",
+            {"rope": RopeConfig(dim=8, turning=2)},
+            "turns 1..4 pairs, others state none; got 2 of a rope default",
+        ),
+        ("attention", {"temperature_span": 0}, "temperature_span must be a positive"),
         (None, {"attention_kinds": (0, 0, 0)}, "where there are other_attention"),
         (
             None,

@@ -165,7 +165,13 @@ def computed(predictor, state, layer, hidden_TD, ids_TK):
 
 
 @pytest.mark.parametrize(
-    "name, dtype", [("gqa", np.float32), ("gqa", BF16), ("gpt_oss", np.float32)]
+    "name, dtype",
+    [
+        ("gqa", np.float32),
+        ("gqa", BF16),
+        ("gpt_oss", np.float32),
+        ("parts", np.float32),
+    ],
 )
 def test_n_layer_gate_is_later_routers_on_this_state(name, dtype):
     weights = model(name, dtype)

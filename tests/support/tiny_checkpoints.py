@@ -345,6 +345,13 @@ FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
 # One family of each kind of experts and their choice: what is refactored and profiled.
 _SAME_EXPERTS = {"glm4_moe", "glm4_moe_lite", "solar_open", "dots1", "hunyuan_v1_moe"}
+_SAME_EXPERTS |= {
+    "flex_olmo",
+    "granitemoe",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "exaone_moe",
+}
 KINDS_OF_EXPERTS = tuple(family for family in FAMILIES if family not in _SAME_EXPERTS)
 _TORCH_NAMES = {"float32": np.float32, "float16": np.float16}
 

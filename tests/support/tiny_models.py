@@ -123,7 +123,7 @@ class RandomReader:
         rng = np.random.default_rng((self.seed, *path))
         arrays = {}
         for name, shape in shapes.items():
-            if name.endswith("norm"):
+            if name.endswith(("norm", "layer_scale", "input_scale", "expert_scale")):
                 array = 1.0 + 0.2 * rng.standard_normal(shape, np.float32)
             else:
                 # Logits get a standard deviation near one, so that routing and

@@ -61,6 +61,8 @@ def test_warm_up_compiles_all_that_any_placement_runs(monkeypatch):
         pytest.param("mla_bias", np.float32, 1, marks=pytest.mark.slow),
         pytest.param("mla_bias", np.float32, 4, marks=pytest.mark.slow),
         pytest.param("q8_0", np.float32, 2, marks=pytest.mark.slow),
+        pytest.param("parts", np.float32, 2, marks=pytest.mark.slow),
+        pytest.param("mixed", np.float32, 2, marks=pytest.mark.slow),
     ],
 )
 def test_any_placement_gives_the_resident_bits(name, dtype, num_servers):

@@ -7,6 +7,7 @@ positions, so a shadow in another process names what one in this process would.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from moe_edge.cluster.od_moe.shadow_node import ShadowNode
 from moe_edge.cluster.roles import FIRST_WORKER, MAIN, SHADOW
 from moe_edge.engine.follower import Course, Follower, read_choices
 from moe_edge.engine.shadow import make_shadow
+from moe_edge.model import kv_cache
 from moe_edge.predict.shadow import Shadow
 from tests.support.layered import CAPACITY, resident_of
 from tests.support.tiny_models import ALL, random_prompts
@@ -123,6 +125,20 @@ def test_latent_caches_travel_as_well():
     posts, _, beside = run("int8", Shadow("int8", 1, 2), name="mla")
     for step, expected_LK in enumerate(beside, 1):
         np.testing.assert_array_equal(named(posts, step), expected_LK)
+
+
+def test_caches_of_layers_that_differ_travel_as_well():
+    _, link, node = nodes("int8", Shadow("int8", 1, 2), False, name="mixed")
+    engine, zero_B = resident_of("mixed", DTYPE), jnp.zeros(1, jnp.int32)
+    session = engine.new_session(1, CAPACITY)
+    link.begin(session, [[1, 2, 3]], 0, -1)
+    engine.prefill(session, [[1, 2, 3]])
+    link.token(session, 1, 7)
+    pairs = zip(session.caches, node._follower.session.caches, strict=True)
+    for model, shadow in pairs:
+        for name, array in model.items():
+            found = [kv_cache.read(each, zero_B, 3) for each in (array, shadow[name])]
+            np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("kv", [1, 2])
