@@ -213,6 +213,22 @@ def test_joined_tensors_are_cut_into_their_parts(tmp_path):
         )
 
 
+def test_model_in_parts_is_read_by_the_names_of_links(tmp_path):
+    """As in the hub's cache, where files are named by their hash."""
+    said, written = from_hf(*model("olmoe"))
+    split = {"split.count": 2, "split.tensors.count": len(written)}
+    names = list(written)
+    for number, own in enumerate((names[:9], names[9:])):
+        head = (said if number == 0 else {}) | split | {"split.no": number}
+        blob = tmp_path / f"blob{number}"
+        write_gguf(blob, head, {name: written[name] for name in own})
+        link = tmp_path / f"x-0000{number + 1}-of-00002.gguf"
+        link.symlink_to(blob)
+    whole = open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
+    got = open_checkpoint(tmp_path / "x-00001-of-00002.gguf")
+    assert_same_weights(got, whole)
+
+
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "MXFP4"])
 def test_other_types_are_what_they_decode_to(family, kind, tmp_path):
