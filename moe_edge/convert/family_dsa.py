@@ -18,7 +18,7 @@ from moe_edge.convert.family_parts import (
 )
 from moe_edge.convert.hf_config import Fields
 from moe_edge.core.checks import ConfigError
-from moe_edge.model.config import IndexerConfig
+from moe_edge.model.attention_config import IndexerConfig
 
 _MODES = {"F": "full", "S": "shared"}
 

@@ -19,7 +19,7 @@ from moe_edge.convert.family_parts import (
 from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.rope_config import rope_config, rope_of_type
 from moe_edge.core.checks import ConfigError
-from moe_edge.model.config import AttentionConfig
+from moe_edge.model.attention_config import AttentionConfig
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROPES = {

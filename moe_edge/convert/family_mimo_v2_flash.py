@@ -18,7 +18,7 @@ from moe_edge.convert.family_parts import (
 )
 from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.rope_config import rope_config, rope_of_type, rotated_width
-from moe_edge.model.config import AttentionConfig, RopeConfig
+from moe_edge.model.attention_config import AttentionConfig, RopeConfig
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _THETAS = {_FULL: 5_000_000.0, _SLIDING: 10_000.0}

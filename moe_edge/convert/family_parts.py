@@ -13,7 +13,8 @@ from moe_edge.convert.rope_config import (
     stretch_theta,
 )
 from moe_edge.core.checks import ConfigError
-from moe_edge.model.config import AttentionConfig, MoeConfig
+from moe_edge.model.attention_config import AttentionConfig
+from moe_edge.model.config import MoeConfig
 
 ACTIVATIONS = {
     "silu": "silu",

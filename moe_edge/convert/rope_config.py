@@ -10,7 +10,7 @@ import math
 
 from moe_edge.convert.hf_config import Fields
 from moe_edge.core.checks import ConfigError, check_known
-from moe_edge.model.config import RopeConfig
+from moe_edge.model.attention_config import RopeConfig
 
 _ALWAYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _ORIGINAL = "original_max_position_embeddings"

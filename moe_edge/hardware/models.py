@@ -9,7 +9,8 @@ import functools
 from moe_edge.core.checks import check_count, check_known
 from moe_edge.hardware.cost_model import BlockShape, CostModel, DenseLayer
 from moe_edge.hardware.specs import Cluster
-from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
+from moe_edge.model.attention_config import AttentionConfig, RopeConfig
+from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.model.quantised import bytes_per_weight
 
 

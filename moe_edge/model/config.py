@@ -10,10 +10,13 @@ import math
 from typing import Any
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.model.attention_config import (
+    AttentionConfig,
+    IndexerConfig,
+    RopeConfig,
+    check_attention,
+)
 
-ATTENTION_KINDS = ("gqa", "mla")
-QK_NORMS = ("none", "head", "unit", "full")
-ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "proportional")
 SCORINGS = ("softmax", "sigmoid", "softmax_topk", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
@@ -22,92 +25,6 @@ NORMS = ("rms", "layer")
 # their gate neurons (model/proxy_gate.py) or rows (model/calibrated_gate.py).
 PROXY_GATES = ("proxy_pattern", "proxy_global")
 GATES = ("linear", *PROXY_GATES, "calibrated")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """Rotary position embedding. `dim` is the rotated width of a head."""
-
-    dim: int
-    theta: float = 10_000.0
-    kind: str = "default"
-    interleaved: bool = False  # pairs (0,1),(2,3).. (DeepSeek, ERNIE), not halves
-    factor: float = 1.0
-    factors: tuple[float, ...] = ()  # longrope: divide the frequencies, one by one
-    # proportional: pairs that turn, the first ones; others stand still
-    turning: int = 0
-    original_positions: int = 0  # yarn, llama3, longrope
-    attention_factor: float = 1.0  # multiplies cos and sin (yarn, longrope)
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True  # yarn: round the correction range to whole indices
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
-    """Grouped-query or multi-head latent attention, of a layer or of all."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int  # width of q and k per head (MLA: nope_dim + rope.dim)
-    rope: RopeConfig | None  # None: queries and keys do not know their positions
-    kind: str = "gqa"
-    softmax_scale: float | None = None  # None: head_dim ** -0.5
-    qkv_bias: bool = False
-    out_bias: bool = False
-    # "head": per head; "unit": without weights; "full": over the whole projection.
-    qk_norm: str = "none"
-    qk_norm_after_rope: bool = False  # per head only (HunYuan)
-    clip_qkv: float | None = None
-    sinks: bool = False  # one learned logit per head in the softmax's denominator
-    # Of every layer of the model, how many latest positions a query sees (None: all of
-    # them). Kinds besides the first have none: see `ModelConfig.other_attention`.
-    windows: tuple[int | None, ...] = ()
-    chunked: bool = False  # a query sees its own chunk of `window` positions (Llama 4)
-    v_head_dim: int = 0  # 0: head_dim (MLA states it always)
-    value_scale: float = 1.0  # multiplies v
-    v_norm: bool = False  # RMSNorm without weights of each head of v
-    k_is_v: bool = False  # v is the product of k, before its norm and rotation
-    # q of position p is multiplied by 1 + temperature * log(1 + (p + 1) // span)
-    # (Llama 4, arXiv 2501.19399).
-    temperature: float = 0.0
-    temperature_span: int = 1
-    # MLA only
-    kv_lora_rank: int = 0
-    q_lora_rank: int | None = None
-    nope_dim: int = 0
-    # RMSNorm epsilon inside MLA when it differs from the model's.
-    lora_norm_eps: float | None = None
-
-    @property
-    def scale(self) -> float:
-        return self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale
-
-    @property
-    def value_dim(self) -> int:
-        """Width of a head of v."""
-        return self.v_head_dim or self.head_dim
-
-    @property
-    def cache_heads(self) -> int:
-        """Rows of a layer's cache that belong to one row of the batch."""
-        return 1 if self.kind == "mla" else self.num_kv_heads
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class IndexerConfig:
-    """What chooses the `top_k` positions that a token sees, where there are more.
-
-    Nothing here runs it: contexts end at `top_k`, its weights stay in checkpoints.
-    (DeepSeek-V3.2)
-    """
-
-    num_heads: int
-    head_dim: int
-    top_k: int
-    layers: tuple[int, ...]  # those that have one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,7 +165,7 @@ class ModelConfig:
         for name, value in sizes.items():
             check_count(name, value)
         for each in self.attentions:
-            _check_attention(each)
+            check_attention(each)
         self._check_kinds()
         if self.layer_scale and self.dense_layers:
             raise ConfigError(
@@ -363,54 +280,6 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """How many latest positions a query of `layer` sees (None: all)."""
         return self.attention.windows[layer] if self.attention.windows else None
-
-
-def _check_attention(attention: AttentionConfig) -> None:
-    """Raises ConfigError unless the fields of a kind of attention fit together."""
-    check_known("attention kind", attention.kind, ATTENTION_KINDS)
-    check_known("qk norm", attention.qk_norm, QK_NORMS)
-    sizes = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "temperature_span")
-    for name in sizes:
-        check_count(name, getattr(attention, name))
-    if attention.num_heads % attention.num_kv_heads:
-        raise ConfigError(
-            f"num_heads {attention.num_heads} must be a multiple of num_kv_heads "
-            f"{attention.num_kv_heads}"
-        )
-    if attention.qk_norm_after_rope and attention.qk_norm not in ("head", "unit"):
-        raise ConfigError(
-            "a norm of q and k after rotation is one per head, got qk_norm "
-            f"{attention.qk_norm!r}"
-        )
-    if attention.k_is_v and attention.value_dim != attention.head_dim:
-        raise ConfigError(
-            f"v that is k has its width {attention.head_dim}, got v_head_dim "
-            f"{attention.v_head_dim}"
-        )
-    rope = attention.rope
-    if rope is None:
-        if attention.kind == "mla":
-            raise ConfigError("attention kind mla needs a rope, got None")
-        return
-    check_known("rope kind", rope.kind, ROPE_KINDS)
-    if rope.dim % 2 or rope.dim > attention.head_dim:
-        raise ConfigError(
-            f"rotary width {rope.dim} must be even and at most "
-            f"head_dim {attention.head_dim}"
-        )
-    if len(rope.factors) != (rope.dim // 2 if rope.kind == "longrope" else 0):
-        raise ConfigError(
-            f"a rope of kind {rope.kind!r} that rotates {rope.dim} dimensions has "
-            f"{len(rope.factors)} factors; longrope needs one for two dimensions, "
-            "others none"
-        )
-    if rope.turning > rope.dim // 2 or (rope.kind == "proportional") != (
-        rope.turning > 0
-    ):
-        raise ConfigError(
-            f"a proportional rope turns 1..{rope.dim // 2} pairs, others state none; "
-            f"got {rope.turning} of a rope {rope.kind}"
-        )
 
 
 def _check_split(moe: MoeConfig) -> None:

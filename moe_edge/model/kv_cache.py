@@ -18,7 +18,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from moe_edge.model.config import AttentionConfig, ModelConfig
+from moe_edge.model.attention_config import AttentionConfig
+from moe_edge.model.config import ModelConfig
 
 Cache = dict[str, jax.Array]
 VALUE_BYTES = 4  # float32

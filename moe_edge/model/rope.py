@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from moe_edge.model.config import RopeConfig
+from moe_edge.model.attention_config import RopeConfig
 from moe_edge.model.rope_frequencies import inverse_frequencies
 
 

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from moe_edge.model.config import RopeConfig
+from moe_edge.model.attention_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig) -> np.ndarray:

@@ -3,7 +3,8 @@
 Routed experts are apart: see `record.py`.
 """
 
-from moe_edge.model.config import AttentionConfig, ModelConfig
+from moe_edge.model.attention_config import AttentionConfig
+from moe_edge.model.config import ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -9,7 +9,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from moe_edge.checkpoint.dense import orbax_writes
-from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
+from moe_edge.model.attention_config import AttentionConfig, RopeConfig
+from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.training.options import Hyper
 from moe_edge.training.start import init_params
 from moe_edge.training.step import TrainState, make_optimizer

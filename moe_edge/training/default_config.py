@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
+from moe_edge.model.attention_config import AttentionConfig, RopeConfig
+from moe_edge.model.config import ModelConfig, MoeConfig
 
 
 def default_config(
