@@ -402,6 +402,28 @@ REFUSED = [
     ("deepseek_v2", {"deepseek2.expert_weights_norm": True}, "True, expected False"),
     ("deepseek_v2", {"deepseek2.expert_gating_func": 3}, "is 3, expected 1 "),
     ("gpt_oss", {"gpt-oss.rope.scaling.yarn_ext_factor": 0.5}, "is 0.5, expected 1"),
+    ("olmoe", {"olmoe.block_count": 99}, "block_count is 99, the file has 39 tensors"),
+    ("glm4_moe", {"glm4moe.expert_gating_func": 1}, "gating_func is 1, expected 2"),
+    (
+        "hunyuan_v1_moe",
+        {"hunyuan-moe.expert_shared_count": 2},
+        "count is 2, expected 1",
+    ),
+    (
+        "mimo_v2_flash",
+        {"mimo2.attention.sliding_window_pattern": [0, 1]},
+        r"pattern is \[0, 1\], expected 4 whole numbers",
+    ),
+    (
+        "mimo_v2_flash",
+        {"mimo2.attention.head_count_kv": [1, 2, 1, 3]},
+        r"head_count_kv is \[1, 2, 1, 3\], expected two kinds of layers",
+    ),
+    (
+        "gemma4_text",
+        {"gemma4.attention.head_count_kv": [2, 1, 3, 1]},
+        r"head_count_kv is \[2, 1, 3, 1\], expected one in sliding layers",
+    ),
 ]
 
 
@@ -410,6 +432,27 @@ def test_metadata_that_is_not_implemented_is_refused(family, extra, message, tmp
     file = gguf(tmp_path / "x.gguf", *model(family), extra=extra)
     with pytest.raises((CheckpointError, ConfigError), match=message):
         open_checkpoint(file)
+
+
+@pytest.mark.parametrize("family", ["mimo_v2_flash", "gemma4_text"])
+def test_layers_without_their_kinds_are_refused(family, tmp_path):
+    said, written = from_hf(*model(family))
+    (key,) = [name for name in said if name.endswith("sliding_window_pattern")]
+    del said[key]
+    with pytest.raises(ConfigError, match=f"{key} is None, expected a value a layer"):
+        open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
+
+
+def test_factors_of_frequencies_that_a_model_cannot_have_are_refused(tmp_path):
+    said, written = from_hf(*model("gemma4_text"))
+    halves = np.array([1, 1, 2, 2, 1e30, 1e30, 1e30, 1e30], "f4")
+    written["rope_freqs.weight"] = ("F32", (8,), halves.tobytes())
+    with pytest.raises(ConfigError, match="is 16, expected rope_freqs.weight of 8 num"):
+        open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
+    said, written = from_hf(*model("gpt_oss"))  # whose rope is scaled by YaRN
+    written["rope_freqs.weight"] = ("F32", (5,), halves[:5].tobytes())
+    with pytest.raises(ConfigError, match="type is 'yarn', expected none besides fact"):
+        open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
 
 
 HOSTILE = [
