@@ -17,7 +17,11 @@ from moe_edge.convert.family_parts import (
     read_windows,
 )
 from moe_edge.convert.hf_config import Fields
-from moe_edge.convert.rope_config import rope_config, rope_of_type
+from moe_edge.convert.rope_config import (
+    proportional_rope,
+    rope_config,
+    rope_of_type,
+)
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.attention_config import AttentionConfig
 
@@ -90,12 +94,17 @@ def _attention(
     fields: Fields, common: dict, kind: str, head_dim: int, kv_heads: int
 ) -> AttentionConfig:
     parameters = rope_of_type(fields, kind, _ROPES[kind])
+    if parameters["rope_type"] == "proportional":
+        rope = proportional_rope(fields, parameters, head_dim)
+    else:
+        positions = common["max_positions"]
+        rope = rope_config(fields, parameters, head_dim, positions, False)
     bias = fields.bool("attention_bias", False)
     return AttentionConfig(
         num_heads=fields.int("num_attention_heads"),
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rope=rope_config(fields, parameters, head_dim, common["max_positions"], False),
+        rope=rope,
         softmax_scale=1.0,
         qkv_bias=bias,
         out_bias=bias,
@@ -177,5 +186,4 @@ GEMMA4_TEXT = Family(
         "model.embed_vision.",
         "model.embed_audio.",
     ),
-    exported=False,
 )

@@ -20,7 +20,6 @@ _KEYS = {
     # Differs from default only beyond the context, which we refuse anyway.
     "dynamic": {"factor"},
     "llama3": {"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"},
-    "proportional": {"factor"},
     "yarn": {"factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow"}
     | {"mscale", "mscale_all_dim", "truncate"},
     "longrope": {"factor", _ORIGINAL, "attention_factor"}
@@ -116,6 +115,39 @@ def stretch_theta(fields: Fields, parameters: dict, head_dim: int) -> None:
         parameters["rope_theta"] = theta * alpha ** (head_dim / (head_dim - 2))
 
 
+def proportional_rope(fields: Fields, parameters: dict, dim: int) -> RopeConfig:
+    """A rope over whole heads of which the first pairs turn, the others stay (Gemma 4).
+
+    Raises:
+      ConfigError: an unknown key, or a share of the pairs that is none of them.
+    """
+    foreign = parameters.keys() - _ALWAYS - {"factor"}
+    if foreign:
+        raise ConfigError(
+            f"rope parameters of kind 'proportional' have unknown fields "
+            f"{sorted(foreign)}; known: {', '.join(sorted(_ALWAYS | {'factor'}))}"
+        )
+
+    def number(name, default=None):
+        value = parameters.get(name)
+        return fields.number(f"rope {name}", default if value is None else value)
+
+    share = number("partial_rotary_factor", 1.0)
+    turning = int(share * dim // 2)
+    if not 1 <= turning <= dim // 2:
+        raise ConfigError(
+            f"config.json of {fields.family}: rope partial_rotary_factor {share} turns "
+            f"{turning} of the {dim // 2} pairs of a head, expected 1..{dim // 2}"
+        )
+    return RopeConfig(
+        dim=dim,
+        theta=number("rope_theta"),
+        kind="proportional",
+        turning=turning,
+        factor=number("factor", 1.0),
+    )
+
+
 def rope_config(
     fields: Fields, parameters: dict, dim: int, max_positions: int, interleaved: bool
 ) -> RopeConfig:
@@ -137,27 +169,6 @@ def rope_config(
         raise ConfigError(
             f"rope parameters of kind {kind!r} have unknown fields {foreign}; "
             f"known: {', '.join(sorted(_ALWAYS | _KEYS[kind]))}"
-        )
-    if kind == "proportional":
-        share = parameters.get("partial_rotary_factor")
-        share = fields.number(
-            "rope partial_rotary_factor", 1 if share is None else share
-        )
-        turning = int(share * dim // 2)
-        if not 1 <= turning <= dim // 2:
-            raise ConfigError(
-                f"config.json of {fields.family}: rope partial_rotary_factor {share} "
-                f"turns {turning} of the {dim // 2} pairs of a head, expected 1.."
-                f"{dim // 2}"
-            )
-        factor = parameters.get("factor")
-        return RopeConfig(
-            dim=dim,
-            theta=fields.number("rope rope_theta", parameters["rope_theta"]),
-            interleaved=interleaved,
-            kind=kind,
-            turning=turning,
-            factor=fields.number("rope factor", 1.0 if factor is None else factor),
         )
     if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise ConfigError(

@@ -293,10 +293,10 @@ def _check_split(moe: MoeConfig) -> None:
         raise ConfigError(
             f"parent_top_k must be in 1..{moe.num_parents}, got {moe.parent_top_k}"
         )
-    if U > 1 and (moe.own_norms or moe.expert_scale):
+    if moe.keeps_router and (moe.own_norms or moe.expert_scale):
         raise ConfigError(
-            "experts with norms or factors of their own have no sub-experts yet; got "
-            f"sub_experts {U}, expected 1"
+            f"a {moe.gate} gate judges blocks by what the router takes, which experts "
+            "with norms or factors of their own do not take; use a linear gate"
         )
     if not moe.has_proxy_gate:
         if moe.gate_neurons or shares:

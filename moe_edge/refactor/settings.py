@@ -293,6 +293,11 @@ class FineTuning:
           ConfigError: see `stages`; CapacityError: a window beyond the context.
         """
         self.stages(config)
+        if config.layer_scale:
+            raise ConfigError(
+                f"fine-tuning of {config.model_type}: no gradient passes the factor "
+                "behind its layers; refactor with --gate lg"
+            )
         if self.window > config.max_positions:
             raise CapacityError(
                 f"window of {self.window} tokens exceeds the model's context of "

@@ -187,6 +187,13 @@ def gemma4(**changes) -> dict:
     return {name: value for name, value in text.items() if value is not ...}
 
 
+def proportional(**changes) -> dict:
+    """Its rope parameters with other ones of full layers."""
+    both = GEMMA4["text_config"]["rope_parameters"]
+    full = both["full_attention"] | changes
+    return {"rope_parameters": both | {"full_attention": full}}
+
+
 def test_gemma4_as_published():
     config = config_from_hf(GEMMA4)
     sliding, full = config.attentions
@@ -236,15 +243,10 @@ def test_gemma4_as_published():
             "expected an object with those of full_attention",
         ),
         (
-            {
-                "rope_parameters": GEMMA4["text_config"]["rope_parameters"]
-                | {
-                    "full_attention": {"rope_type": "proportional", "rope_theta": 1e6}
-                    | {"partial_rotary_factor": 0.001}
-                }
-            },
+            proportional(partial_rotary_factor=0.001),
             r"turns 0 of the 256 pairs of a head, expected 1..256",
         ),
+        (proportional(stretch=2), r"unknown fields .'stretch'."),
     ],
 )
 def test_what_gemma4_cannot_is_refused(changes, message):

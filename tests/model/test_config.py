@@ -53,8 +53,9 @@ def change(part=None, **fields):
         ("moe", {"own_norms": True}, "need RMSNorms on both sides"),
         (
             "moe",
-            {"expert_scale": True, "sub_experts": 2, "parent_top_k": 1},
-            "no sub-experts yet; got sub_experts 2, expected 1",
+            {"expert_scale": True, "sub_experts": 2, "parent_top_k": 2}
+            | {"gate": "calibrated"},
+            "a calibrated gate judges blocks by what the router takes.*a linear gate",
         ),
         ("attention", {"k_is_v": True, "v_head_dim": 4}, "width 8, got v_head_dim 4"),
         (

@@ -1,3 +1,5 @@
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.record import RecordLayout
 from moe_edge.refactor.gates.linear import repeat_router
+from moe_edge.refactor.settings import FineTuning
 from moe_edge.refactor.split import (
     down_factor,
     is_exact,
@@ -13,6 +16,7 @@ from moe_edge.refactor.split import (
     split_records,
     sub_layout,
 )
+from tests.support.tiny_models import GQA
 
 LAYOUT = RecordLayout(d_model=6, expert_dim=12, has_bias=True)
 E, U = 3, 4
@@ -135,3 +139,9 @@ def test_router_rows_are_repeated_and_nothing_else():
     dense = {"router.correction_bias": np.asarray([3.0, 1.0], np.float32)}
     got = repeat_router(dense, 2, "softmax")["router.correction_bias"]
     np.testing.assert_array_equal(got, np.asarray([1.5, 1.5, 0.5, 0.5], np.float32))
+
+
+def test_fine_tuning_through_factors_behind_layers_is_refused():
+    config = dataclasses.replace(GQA, dense_layers=(), layer_scale=True)
+    with pytest.raises(ConfigError, match="no gradient passes the factor behind its"):
+        FineTuning().check(config)

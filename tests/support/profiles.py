@@ -55,6 +55,9 @@ def numpy_act(gate, up, moe):
         gate = np.minimum(gate, moe.swiglu_limit)
         up = np.clip(up, -moe.swiglu_limit, moe.swiglu_limit)
         return (up + 1) * gate / (1 + np.exp(-1.702 * gate))
+    if moe.activation == "gelu_tanh":
+        inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+        return 0.5 * gate * (1 + np.tanh(inner)) * up
     assert moe.activation == "silu"
     return gate / (1 + np.exp(-gate)) * up
 

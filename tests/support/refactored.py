@@ -13,6 +13,7 @@ from moe_edge.model.sub_experts import split_config
 from moe_edge.refactor.gates.calibrated import LevelRows
 from moe_edge.refactor.gates.proxy import Judges
 from moe_edge.refactor.write import Refactoring, write_refactored
+from tests.support.profiles import numpy_act
 from tests.support.tiny_checkpoints import hf_folder, raw_config
 
 SUBS = 4
@@ -88,30 +89,23 @@ def layer_output(reader, config, layer: int, x_TD: np.ndarray):
     The router is the model's; the experts are float64 NumPy, in no kernel's order.
     """
     dense = {name: to_device(a) for name, a in reader.dense_layer(layer).items()}
-    routing = _route(config, dense, x_TD)
+    routing = _route(config, config.like(layer), dense, x_TD)
     ids_TK, weights_TK = np.asarray(routing.ids_TK), np.asarray(routing.weights_TK)
     layout, y_TD = RecordLayout.of(config), np.zeros(x_TD.shape)
     for expert, record_R in enumerate(np.asarray(reader.experts(layer))):
         part = {n: layout.part(record_R, n).astype(float) for n in layout.shapes}
         gate_TF = x_TD @ part["gate"].T + part.get("gate_bias", 0.0)
         up_TF = x_TD @ part["up"].T + part.get("up_bias", 0.0)
-        hidden_TF = _activate(gate_TF, up_TF, config.moe.swiglu_limit)
+        hidden_TF = numpy_act(gate_TF, up_TF, config.moe)
         out_TD = hidden_TF @ part["down"].T + part.get("down_bias", 0.0)
         weight_T = np.where(ids_TK == expert, weights_TK, 0.0).sum(axis=1)
         y_TD += weight_T[:, None] * out_TD
     return routing, y_TD
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _route(config, dense, x_TD):
-    return bind_block(block_graph(config, config.moe_layers[0]), dense).router(x_TD)
-
-
-def _activate(gate, up, limit):
-    if limit is None:
-        return gate / (1 + np.exp(-gate)) * up
-    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-    return (up + 1) * gate / (1 + np.exp(-1.702 * gate))
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _route(config, layer, dense, x_TD):
+    return bind_block(block_graph(config, layer), dense).router(x_TD)
 
 
 @functools.cache

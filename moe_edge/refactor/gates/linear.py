@@ -12,6 +12,7 @@ from moe_edge.refactor.partition.objective import renumbered
 
 # Dense tensors that have one row or entry an expert.
 ROUTER_TENSORS = ("router.weight", "router.bias", "router.correction_bias")
+ROUTER_TENSORS += ("router.expert_scale",)
 
 
 def repeat_router(
