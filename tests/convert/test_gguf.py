@@ -437,10 +437,11 @@ def test_metadata_that_is_not_implemented_is_refused(family, extra, message, tmp
 @pytest.mark.parametrize("family", ["mimo_v2_flash", "gemma4_text"])
 def test_layers_without_their_kinds_are_refused(family, tmp_path):
     said, written = from_hf(*model(family))
-    (key,) = [name for name in said if name.endswith("sliding_window_pattern")]
-    del said[key]
-    with pytest.raises(ConfigError, match=f"{key} is None, expected a value a layer"):
-        open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
+    for ending in ("head_count_kv", "sliding_window_pattern"):
+        (key,) = [name for name in said if name.endswith(ending)]
+        del said[key]
+        with pytest.raises(CheckpointError, match=f"lacks metadata key {key}"):
+            open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
 
 
 def test_factors_of_frequencies_that_a_model_cannot_have_are_refused(tmp_path):
