@@ -77,6 +77,12 @@ def _gpt_oss(meta: Metadata, common: dict) -> dict[str, Any]:
     }
 
 
+def _deepseek_v1(meta: Metadata, common: dict) -> dict[str, Any]:
+    parts.only_router(meta, parts.SOFTMAX, norm=False)
+    own = {"norm_topk_prob": False, "attention_bias": parts.has_bias(meta)}
+    return parts.gqa(meta) | parts.shared_and_dense(meta) | own
+
+
 def _deepseek(meta: Metadata, common: dict) -> dict[str, Any]:
     """V3, Kimi-K2 and GLM-4.7-Flash route by sigmoid, V2 by softmax.
 
@@ -218,6 +224,7 @@ ARCHITECTURES = {
     "llama": Architecture("mixtral", _mixtral, permuted=True),
     "qwen2moe": Architecture("qwen2_moe", _qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", _qwen3_moe),
+    "deepseek": Architecture("deepseek", _deepseek_v1, permuted=True),
     "deepseek2": Architecture("deepseek_v2", _deepseek),
     "gpt-oss": Architecture("gpt_oss", _gpt_oss, _POST_NORM),
     "glm4moe": Architecture("glm4_moe", _glm4_moe, _POST_NORM),

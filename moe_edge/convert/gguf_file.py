@@ -10,7 +10,6 @@ import math
 import mmap
 import os
 import stat
-import struct
 import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,19 +18,14 @@ import numpy as np
 
 from moe_edge.checkpoint.experts_file import read_bytes
 from moe_edge.convert.gguf_blocks import KINDS, NAMES, decode
+from moe_edge.convert.gguf_cursor import Cursor
 from moe_edge.core.checks import CheckpointError
 
 _VERSIONS = (2, 3)
 _MAX_DIMS = 4
-_MAX_NAME = 65_535  # bytes of a key or a tensor's name
-_MAX_STRING = 16 << 20
-_MAX_ITEMS = 16 << 20  # of an array, a few times the largest vocabulary
 _MAX_ENTRIES = 1 << 20  # metadata keys, or tensors
 _MAX_SIZE = 1 << 48
 _ALIGNMENT = "general.alignment"
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B"}
-_NUMBERS |= {10: "Q", 11: "q", 12: "d"}
 
 
 class Tensor(NamedTuple):
@@ -41,107 +35,11 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]  # rows first, as numpy's
     start: int  # first byte in the file
     size: int  # bytes
-
-
-class _Cursor:
-    """Takes a file's header apart, front to back."""
-
-    def __init__(self, path: Path, data: mmap.mmap):
-        self.path, self._data, self._size = path, data, len(data)
-        self.position = 0
-
-    def bad(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.path} is damaged: {what}; copy it again")
-
-    def skip(self, count: int, what: str) -> int:
-        """Position of the next `count` bytes, which are there."""
-        start = self.position
-        if count > self._size - start:
-            raise CheckpointError(
-                f"{self.path} is damaged or truncated: {what} takes {count} bytes from "
-                f"byte {start}, the file has {self._size}; copy it again"
-            )
-        self.position = start + count
-        return start
-
-    def number(self, code: str, what: str):
-        layout = struct.Struct("<" + code)
-        return layout.unpack_from(self._data, self.skip(layout.size, what))[0]
-
-    def count(self, what: str, limit: int) -> int:
-        found = self.number("Q", what)
-        if found > limit:
-            raise self.bad(f"{what} is {found}, expected at most {limit}")
-        return found
-
-    def string(self, what: str, limit: int = _MAX_STRING) -> str:
-        length = self.count(f"the length of {what}", limit)
-        start = self.skip(length, what)
-        try:
-            return self._data[start : start + length].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self.bad(f"{what} is not UTF-8 ({error.reason})") from error
-
-    def name(self, what: str) -> str:
-        """A key or name, fit to stand in a message of one line."""
-        found = self.string(what, _MAX_NAME)
-        if not found.isprintable():
-            raise self.bad(f"{what} is {found[:60]!r}, expected printable characters")
-        return found
-
-    def value(self, key: str) -> Any:
-        """A metadata value; arrays of numbers as numpy's, of texts as lists."""
-        kind = self.number("I", f"the type of {key}")
-        if kind == _ARRAY:
-            return self._array(key)
-        return self._scalar(kind, key)
-
-    def _scalar(self, kind: int, key: str) -> Any:
-        if kind == _STRING:
-            return self.string(key)
-        if kind not in _NUMBERS:
-            raise self.bad(f"{key} has value type {kind}, expected 0 to 12")
-        found = self.number(_NUMBERS[kind], key)
-        if kind == _BOOL:
-            if found > 1:
-                raise self.bad(f"{key} is the byte {found}, expected true or false")
-            return bool(found)
-        # The shortest decimal number that is this float32: 1e-6, not 9.99999997e-7.
-        return float(str(np.float32(found))) if kind == 6 else found
-
-    def _array(self, key: str) -> Any:
-        kind = self.number("I", f"the item type of {key}")
-        count = self.count(f"the length of {key}", _MAX_ITEMS)
-        if kind == _STRING:
-            return self._strings(key, count)
-        if kind not in _NUMBERS:
-            raise self.bad(f"{key} is an array of type {kind}, expected a flat one")
-        dtype = np.dtype("?" if kind == _BOOL else "<" + _NUMBERS[kind])
-        start = self.skip(count * dtype.itemsize, key)
-        return np.frombuffer(self._data, dtype, count, start).copy()
-
-    def _strings(self, key: str, count: int) -> list[str]:
-        """Texts one after another: a vocabulary has several 100,000, so in one loop."""
-        if 8 * count > self._size - self.position:
-            self.skip(8 * count, f"the texts of {key}")  # raises
-        data, texts = self._data, []
-        for i in range(count):
-            start = self.position + 8
-            length = int.from_bytes(data[self.position : start], "little")
-            end = start + length
-            try:
-                if end > self._size or length > _MAX_STRING:
-                    raise ValueError
-                texts.append(data[start:end].decode("utf-8"))
-            except ValueError:
-                self.string(f"{key}[{i}]")  # says what is wrong
-                raise
-            self.position = end
-        return texts
+    part: int = 0  # of a model in several files
 
 
 class GgufFile:
-    """One GGUF file, opened.
+    """One GGUF file, opened, perhaps with further parts of the same model.
 
     Attributes:
       path: the file.
@@ -151,6 +49,7 @@ class GgufFile:
 
     def __init__(self, path: Path):
         self.path = path
+        self._others: list[GgufFile] = []
         try:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -162,7 +61,7 @@ class GgufFile:
                         "24 or more; copy it again"
                     )
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                    self._read_header(_Cursor(path, data), status.st_size)
+                    self._read_header(Cursor(path, data), status.st_size)
                 self._descriptor = os.dup(file.fileno())
         except OSError as error:
             raise CheckpointError(
@@ -170,7 +69,7 @@ class GgufFile:
             ) from error
         weakref.finalize(self, os.close, self._descriptor)
 
-    def _read_header(self, cursor: _Cursor, size: int) -> None:
+    def _read_header(self, cursor: Cursor, size: int) -> None:
         _check_version(cursor)
         num_tensors = cursor.count("the number of tensors", _MAX_ENTRIES)
         num_keys = cursor.count("the number of metadata keys", _MAX_ENTRIES)
@@ -180,12 +79,6 @@ class GgufFile:
             if key in self.metadata:
                 raise cursor.bad(f"metadata key {key} appears twice")
             self.metadata[key] = cursor.value(key)
-        parts = self.metadata.get("split.count", 0)
-        if str(parts) not in ("0", "1"):
-            raise CheckpointError(
-                f"{self.path} is one of {parts!r:.60} parts of a model; join them with "
-                "llama-gguf-split --merge"
-            )
         found: dict[str, Tensor] = {}
         for i in range(num_tensors):
             name = cursor.name(f"the name of tensor {i}")
@@ -199,6 +92,26 @@ class GgufFile:
                 f"{1 << 20}"
             )
         self.tensors = _placed(cursor, found, alignment, size)
+
+    @property
+    def parts(self) -> list["GgufFile"]:
+        """The files of the model, this one first."""
+        return [self, *self._others]
+
+    def add(self, other: "GgufFile") -> None:
+        """Takes the tensors of another part of the model.
+
+        Raises:
+          CheckpointError: one that is there already.
+        """
+        for name, tensor in other.tensors.items():
+            if name in self.tensors:
+                raise CheckpointError(
+                    f"{other.path}: tensor {name} is in another part of the model, "
+                    "too; copy the parts of one model again"
+                )
+            self.tensors[name] = tensor._replace(part=len(self.parts))
+        self._others.append(other)
 
     def read(self, name: str, first: int = 0, count: int | None = None) -> np.ndarray:
         """Decoded weights of a tensor, or of part of it along its first axis.
@@ -233,10 +146,11 @@ class GgufFile:
         start = tensor.start + first * (tensor.size // (tensor.shape[0] * pieces))
         if start + out.nbytes > tensor.start + tensor.size:
             raise ValueError(f"{name} has {tensor.size} bytes, not {out.nbytes}")
-        read_bytes(self._descriptor, start, out, self.path)
+        file = self.parts[tensor.part]
+        read_bytes(file._descriptor, start, out, file.path)
 
 
-def _check_version(cursor: _Cursor) -> None:
+def _check_version(cursor: Cursor) -> None:
     magic = cursor.number("4s", "the magic number")
     if magic != b"GGUF":
         raise CheckpointError(
@@ -253,7 +167,7 @@ def _check_version(cursor: _Cursor) -> None:
         )
 
 
-def _tensor_info(cursor: _Cursor, name: str) -> Tensor:
+def _tensor_info(cursor: Cursor, name: str) -> Tensor:
     """A tensor whose `start` still counts from the first tensor's."""
     num_dims = cursor.number("I", f"the rank of {name}")
     if not 1 <= num_dims <= _MAX_DIMS:
@@ -280,7 +194,7 @@ def _tensor_info(cursor: _Cursor, name: str) -> Tensor:
 
 
 def _placed(
-    cursor: _Cursor, found: dict[str, Tensor], alignment: int, size: int
+    cursor: Cursor, found: dict[str, Tensor], alignment: int, size: int
 ) -> dict[str, Tensor]:
     """Tensors by their place in the file, aligned, inside of it, apart."""
     base = -(-cursor.position // alignment) * alignment

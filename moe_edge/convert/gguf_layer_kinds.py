@@ -33,10 +33,8 @@ def mimo_v2_flash(meta: Metadata, common: dict) -> dict[str, Any]:
     Files count the latest positions besides a token's own, as published configs do.
     """
     layers = common["num_hidden_layers"]
-    slides = meta.each_layer("attention.sliding_window_pattern", layers)
-    kv_heads = meta.each_layer("attention.head_count_kv", layers)
-    if slides is None or kv_heads is None:
-        raise meta.bad("attention.sliding_window_pattern", None, "a value a layer")
+    slides = meta.need_each_layer("attention.sliding_window_pattern", layers)
+    kv_heads = meta.need_each_layer("attention.head_count_kv", layers)
     head_dim = meta.integer("attention.key_length")
     rotated = meta.integer("rope.dimension_count", head_dim)
     ropes = {
@@ -93,10 +91,8 @@ def gemma4(meta: Metadata, common: dict) -> dict[str, Any]:
     """Full layers have sizes of their own, and may have no v besides k."""
     parts.only_router(meta, parts.SOFTMAX, norm=True)
     layers = common["num_hidden_layers"]
-    slides = meta.each_layer("attention.sliding_window_pattern", layers)
-    kv_heads = meta.each_layer("attention.head_count_kv", layers)
-    if slides is None or kv_heads is None:
-        raise meta.bad("attention.sliding_window_pattern", None, "a value a layer")
+    slides = meta.need_each_layer("attention.sliding_window_pattern", layers)
+    kv_heads = meta.need_each_layer("attention.head_count_kv", layers)
     width = meta.integer("attention.key_length")
     sliding_width = meta.integer("attention.key_length_swa")
     for ending, own in (("", width), ("_swa", sliding_width)):

@@ -62,10 +62,13 @@ class Metadata:
     def need(self, key: str) -> Any:
         value = self.get(key)
         if value is None:
-            raise CheckpointError(
-                f"{self._file.path} lacks metadata key {self._prefix}{key}; {ADVICE}"
-            )
+            raise self._lacks(key)
         return value
+
+    def _lacks(self, key: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._file.path} lacks metadata key {self._prefix}{key}; {ADVICE}"
+        )
 
     def integer(self, key: str, default: int | None = None) -> int:
         """An integer that is computed with here; others are judged by `families.py`."""
@@ -87,6 +90,12 @@ class Metadata:
         if len(values) < layers or any(type(v) not in (int, bool) for v in values):
             raise self.bad(key, value, f"{layers} whole numbers")
         return [int(each) for each in values[:layers]]
+
+    def need_each_layer(self, key: str, layers: int) -> list[int]:
+        values = self.each_layer(key, layers)
+        if values is None:
+            raise self._lacks(key)
+        return values
 
     def only(self, key: str, *allowed) -> None:
         """Refuses `key` unless it is absent or one of `allowed`."""

@@ -49,6 +49,15 @@ _DEEPSEEK_V3 = (
 )
 
 
+# Kimi's words have no Chinese characters in them, which are cut apart.
+_NOT_HAN = r"&&[^\p{Han}]]"
+_KIMI_UPPER, _KIMI_LOWER = _UPPER[:-1] + _NOT_HAN, _LOWER[:-1] + _NOT_HAN
+_KIMI_K2 = (
+    r"\p{Han}+|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_ENDING}|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_ENDING}|"
+    r"\p{N}{1,3}" + _REST
+)
 # Words of K-EXAONE go on behind a space; lines end one at a time.
 _EXAONE_MOE = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
@@ -100,6 +109,7 @@ KNOWN = {
     "hunyuan": _QWEN2._replace(ignore_merges=True),
     "solar-open": _QWEN2._replace(nfc=False),
     "exaone-moe": Pre((_EXAONE_MOE,)),
+    "kimi-k2": Pre((_KIMI_K2,), ignore_merges=True),  # a tiktoken vocabulary
     "deepseek-llm": Pre(
         (
             r"[\r\n]",

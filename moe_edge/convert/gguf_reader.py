@@ -22,7 +22,7 @@ from moe_edge.convert import gguf_names
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.gguf_blocks import KINDS, decode, is_quantised
 from moe_edge.convert.gguf_config import architecture, hf_config
-from moe_edge.convert.gguf_file import GgufFile
+from moe_edge.convert.gguf_split import open_gguf
 from moe_edge.convert.gguf_tokenizer import check_tokenizer, tokenizer_files
 from moe_edge.convert.hf_files import dump_json
 from moe_edge.convert.hf_tensors import check_frequencies
@@ -34,7 +34,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class GgufReader(DenseReader):
-    """Reads a GGUF file without converting it.
+    """Reads a GGUF file without converting it; of a model in parts, the first.
 
     Names, shapes and types of all tensors are checked at construction; weights are read
     when they are asked for.
@@ -45,7 +45,8 @@ class GgufReader(DenseReader):
 
     def __init__(self, path: str | Path, dtype: np.dtype | None = None):
         self.path = Path(path).resolve()
-        self._file, self._cast = GgufFile(self.path), dtype
+        # By its own name: in a cache the file may be a link to one of another name.
+        self._file, self._cast = open_gguf(Path(path)), dtype
         check_tokenizer(self._file)
         _, self._entry = architecture(self._file)
         raw, needed = hf_config(self._file)

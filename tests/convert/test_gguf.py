@@ -37,6 +37,7 @@ SAYABLE = {
     "mixtral": {"rms_norm_eps": 1e-5},
     "qwen2_moe": {"rms_norm_eps": 1e-6, "rope_theta": 1e4},
     "qwen3_moe": {"rms_norm_eps": 1e-6, "rope_theta": 1e4},
+    "deepseek": {"rms_norm_eps": 1e-6},
     "deepseek_v2": {"rms_norm_eps": 1e-6, "rope_scaling": YARN},
     "deepseek_v3": {
         "rms_norm_eps": 1e-6,
@@ -213,6 +214,22 @@ def test_joined_tensors_are_cut_into_their_parts(tmp_path):
         )
 
 
+def test_model_in_parts_is_read_by_the_names_of_links(tmp_path):
+    """As in the hub's cache, where files are named by their hash."""
+    said, written = from_hf(*model("olmoe"))
+    split = {"split.count": 2, "split.tensors.count": len(written)}
+    names = list(written)
+    for number, own in enumerate((names[:9], names[9:])):
+        head = (said if number == 0 else {}) | split | {"split.no": number}
+        blob = tmp_path / f"blob{number}"
+        write_gguf(blob, head, {name: written[name] for name in own})
+        link = tmp_path / f"x-0000{number + 1}-of-00002.gguf"
+        link.symlink_to(blob)
+    whole = open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
+    got = open_checkpoint(tmp_path / "x-00001-of-00002.gguf")
+    assert_same_weights(got, whole)
+
+
 @pytest.mark.parametrize("family", [*slow("mixtral"), "gpt_oss"])
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "MXFP4"])
 def test_other_types_are_what_they_decode_to(family, kind, tmp_path):
@@ -386,6 +403,28 @@ REFUSED = [
     ("deepseek_v2", {"deepseek2.expert_weights_norm": True}, "True, expected False"),
     ("deepseek_v2", {"deepseek2.expert_gating_func": 3}, "is 3, expected 1 "),
     ("gpt_oss", {"gpt-oss.rope.scaling.yarn_ext_factor": 0.5}, "is 0.5, expected 1"),
+    ("olmoe", {"olmoe.block_count": 99}, "block_count is 99, the file has 39 tensors"),
+    ("glm4_moe", {"glm4moe.expert_gating_func": 1}, "gating_func is 1, expected 2"),
+    (
+        "hunyuan_v1_moe",
+        {"hunyuan-moe.expert_shared_count": 2},
+        "count is 2, expected 1",
+    ),
+    (
+        "mimo_v2_flash",
+        {"mimo2.attention.sliding_window_pattern": [0, 1]},
+        r"pattern is \[0, 1\], expected 4 whole numbers",
+    ),
+    (
+        "mimo_v2_flash",
+        {"mimo2.attention.head_count_kv": [1, 2, 1, 3]},
+        r"head_count_kv is \[1, 2, 1, 3\], expected two kinds of layers",
+    ),
+    (
+        "gemma4_text",
+        {"gemma4.attention.head_count_kv": [2, 1, 3, 1]},
+        r"head_count_kv is \[2, 1, 3, 1\], expected one in sliding layers",
+    ),
 ]
 
 
@@ -394,6 +433,28 @@ def test_metadata_that_is_not_implemented_is_refused(family, extra, message, tmp
     file = gguf(tmp_path / "x.gguf", *model(family), extra=extra)
     with pytest.raises((CheckpointError, ConfigError), match=message):
         open_checkpoint(file)
+
+
+@pytest.mark.parametrize("family", ["mimo_v2_flash", "gemma4_text"])
+def test_layers_without_their_kinds_are_refused(family, tmp_path):
+    said, written = from_hf(*model(family))
+    for ending in ("head_count_kv", "sliding_window_pattern"):
+        (key,) = [name for name in said if name.endswith(ending)]
+        del said[key]
+        with pytest.raises(CheckpointError, match=f"lacks metadata key {key}"):
+            open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
+
+
+def test_factors_of_frequencies_that_a_model_cannot_have_are_refused(tmp_path):
+    said, written = from_hf(*model("gemma4_text"))
+    halves = np.array([1, 1, 2, 2, 1e30, 1e30, 1e30, 1e30], "f4")
+    written["rope_freqs.weight"] = ("F32", (8,), halves.tobytes())
+    with pytest.raises(ConfigError, match="is 16, expected rope_freqs.weight of 8 num"):
+        open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
+    said, written = from_hf(*model("gpt_oss"))  # whose rope is scaled by YaRN
+    written["rope_freqs.weight"] = ("F32", (5,), halves[:5].tobytes())
+    with pytest.raises(ConfigError, match="type is 'yarn', expected none besides fact"):
+        open_checkpoint(write_gguf(tmp_path / "x.gguf", said, written))
 
 
 HOSTILE = [

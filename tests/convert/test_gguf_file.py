@@ -11,6 +11,7 @@ import pytest
 
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.gguf_file import GgufFile
+from moe_edge.convert.gguf_split import open_gguf
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError
 from tests.support.gguf_files import CODES, text, value_bytes, write_gguf
@@ -111,7 +112,6 @@ LIES = [
     (key("k", array(10, 1 << 20)), "k takes 8388608 bytes from byte 49, the file has"),
     (key("k", array(9, 1)), "k is an array of type 9, expected a flat one"),
     (header(0, 2) + 2 * (text("k") + value_bytes(1)), "metadata key k appears twice"),
-    (key("split.count", value_bytes(3)), "is one of 3 parts of a model; join them"),
     (padded(info(), info()), "tensor a appears twice"),
     (padded(info(dims=())), "tensor a has rank 0, expected 1 to 4"),
     (header(1) + text("a") + struct.pack("<I", HUGE >> 32), "a has rank 1073741824, e"),
@@ -211,3 +211,62 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path):
     os.truncate(path, 100)
     with pytest.raises(CheckpointError, match=re.escape(f"{path} became shorter")):
         file.read("m")
+
+
+def parts(folder, **changes):
+    """Two files of one model: 2 + 1 tensors; `changes` of the second one's metadata."""
+    one = {"m": ("F32", (2, 3), np.arange(6, dtype="f4").tobytes())}
+    two = {"n": ("Q8_0", (2, 32), bytes(68)), "o": ("F32", (1,), bytes(4))}
+    common = {"split.count": 2, "split.tensors.count": 3}
+    said = {"a": 1, "split.no": 0} | common
+    first = write_gguf(folder / "x-00001-of-00002.gguf", said, one)
+    said = {"split.no": 1} | common | changes
+    write_gguf(folder / "x-00002-of-00002.gguf", said, two)
+    return first
+
+
+def test_parts_of_a_model_are_one_file(tmp_path):
+    first = parts(tmp_path)
+    file = open_gguf(first)
+    assert (file.metadata["a"], sorted(file.tensors)) == (1, ["m", "n", "o"])
+    assert file.read("m", 1, 1).tolist() == [[3, 4, 5]]
+    assert file.read("n").shape == (2, 32) and file.read("o").tolist() == [0]
+    other = tmp_path / "x-00002-of-00002.gguf"
+    other.write_bytes(other.read_bytes()[:-32])
+    with pytest.raises(CheckpointError, match=re.escape(f"{other} is damaged")):
+        open_gguf(first)
+    with pytest.raises(CheckpointError, match=re.escape(f"{other} became shorter")):
+        file.read("o")
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path):
+    first, second = parts(tmp_path), tmp_path / "x-00002-of-00002.gguf"
+    with pytest.raises(
+        CheckpointError, match=f"name the first, {re.escape(str(first))}"
+    ):
+        open_gguf(second)
+    parts(tmp_path, **{"split.no": 0})
+    with pytest.raises(
+        CheckpointError, match="says it is part 0 of 2.*, expected 1 of 2"
+    ):
+        open_gguf(first)
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(CheckpointError, match="tensor m is in another part of the mo"):
+        open_gguf(first)
+    second.unlink()
+    with pytest.raises(
+        CheckpointError, match="cannot read .*x-00002-of-00002.gguf: No"
+    ):
+        open_gguf(first)
+    write_gguf(second, {"split.no": 1, "split.count": 2}, {})
+    with pytest.raises(CheckpointError, match=r"have 1 tensors, expected 3 \(split"):
+        open_gguf(first)
+    renamed = first.rename(tmp_path / "y.gguf")
+    with pytest.raises(CheckpointError, match="ends in -00001-of-00002.gguf; give the"):
+        open_gguf(renamed)
+    for wrong in (-1, "x", 1 << 20):
+        write_gguf(renamed, {"split.count": wrong}, {})
+        with pytest.raises(
+            CheckpointError, match=f"split.count is {wrong!r}, expected"
+        ):
+            open_gguf(renamed)

@@ -88,6 +88,7 @@ def test_begin_of_text_is_added_as_the_file_or_its_kind_says(tmp_path):
     ("hunyuan", "I'LL cafe\u0301 12", "I|'LL| café| |1|2"),
     ("solar-open", "cafe\u0301 12", "cafe|\u0301| |1|2"),
     ("exaone-moe", "It's the mill 12.\n\nx", "It|'s| the mill| |1|2|.\n|\n|x"),
+    ("kimi-k2", "Hi東京HelloWorld's 1234!", "Hi|東京|Hello|World's| |123|4|!"),
     ("deepseek-llm", "Hi 東京, 12\n\u2126", "Hi| |東京|,| |12|\n|\u2126"),
     ("deepseek-coder", "Hi 東京, 12", "Hi| |東京|,| |1|2"),
     ("deepseek-v3", "Hi東京 #tag 1234!", "Hi|東京| #|tag| |123|4|!"),

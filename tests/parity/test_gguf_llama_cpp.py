@@ -24,6 +24,7 @@ CASES = {
         "tie_word_embeddings": False,
     },
     "qwen3_moe": {"decoder_sparse_step": 1, "rope_theta": 1e4},
+    "deepseek": {},
     # Without q_lora_rank it takes 27 layers only, those of V2-Lite.
     "deepseek_v2": {
         **{"rope_scaling": None, "topk_method": "greedy", "n_group": 1},

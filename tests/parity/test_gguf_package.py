@@ -11,6 +11,7 @@ from moe_edge.convert.gguf_families import ARCHITECTURES
 from moe_edge.convert.gguf_file import GgufFile
 from moe_edge.convert.gguf_k_quants import LAYOUTS
 from moe_edge.convert.gguf_names import dense_sources
+from moe_edge.convert.gguf_split import open_gguf
 from tests.support.gguf_files import encode, random_blocks, write_gguf
 from tests.support.gguf_metadata import ARCHS
 from tests.support.tiny_checkpoints import FAMILIES, raw_config
@@ -120,3 +121,19 @@ def test_file_of_our_test_writer_is_read_by_the_package(tmp_path):
         raw = np.frombuffer(tensors[tensor.name][2], np.uint8)
         expected = decode(tensor.name, raw).astype(np.float32)
         np.testing.assert_array_equal(got.reshape(-1), expected)
+
+
+def test_parts_of_the_packages_writer_are_read(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "olmoe", split_max_tensors=2)
+    expected = {f"t{i}": np.full((2, 3), i, np.float32) for i in range(5)}
+    for name, values in expected.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = open_gguf(tmp_path / "x-00001-of-00003.gguf")
+    assert file.metadata["general.architecture"] == "olmoe"
+    assert file.tensors.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(file.read(name), values)

@@ -90,7 +90,7 @@ _HALVES = {
     "block_sparse_moe.input_linear.weight": "_exps",
     "shared_mlp.input_linear.weight": "_shexp",
 }
-_PERMUTED = ("mixtral", "granitemoe", "granitemoeshared")
+_PERMUTED = ("mixtral", "granitemoe", "granitemoeshared", "deepseek")
 _POST_NORM = ("gpt_oss", "glm4_moe", "solar_open", "gemma4_text")
 _STACKED = {"gate": "gate", "up": "up", "down": "down"}
 _STACKED |= {"w1": "gate", "w3": "up", "w2": "down"}
@@ -198,8 +198,10 @@ def from_hf(
             _split_kv(found, raw, prefix, array)
         else:
             if family in _PERMUTED and rest.startswith(("self_attn.q", "self_attn.k")):
-                key = "num_attention_heads" if ".q_" in rest else "num_key_value_heads"
-                array = _permute(array, raw[key])
+                heads = raw["num_attention_heads"]
+                if ".k_" in rest:
+                    heads = raw.get("num_key_value_heads", heads)
+                array = _permute(array, heads)
             target = _NAMES[rest]
             if family in _POST_NORM and rest == "post_attention_layernorm.weight":
                 target = "post_attention_norm.weight"

@@ -8,6 +8,7 @@ ARCHS = {
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "deepseek": "deepseek",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "gpt_oss": "gpt-oss",
@@ -252,7 +253,18 @@ def _gemma4_text(raw: dict) -> dict:
     }
 
 
+def _deepseek(raw: dict) -> dict:
+    return {
+        "leading_dense_block_count": raw["first_k_dense_replace"],
+        "expert_shared_count": raw["n_shared_experts"],
+        "expert_weights_scale": 1.0,
+        "rope.dimension_count": _head_dim(raw),
+        "rope.scaling.type": "none",
+    }
+
+
 _OWN = {
+    "deepseek": _deepseek,
     "glm4_moe": _glm4_moe,
     "solar_open": _glm4_moe,
     "dots1": lambda raw: _router(raw, _SIGMOID),
