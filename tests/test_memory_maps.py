@@ -7,6 +7,7 @@ import pytest
 from tests.support import memory_maps
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not memory_maps.count(), reason="only Linux has /proc/self/maps")
 def test_programs_are_dropped_only_above_the_limit():
     step = jax.jit(lambda x: jnp.sort(x) @ x)

@@ -15,6 +15,7 @@ from moe_edge.simulate.coe import CoeSimulator
 from moe_edge.workload.coe_tasks import CoeRequest, board_requests
 from tests.support.computed_time import ComputedTime
 from tests.support.experts import small_board, small_machine
+from tests.support.slow_cases import slow
 
 IMAGE = np.zeros((1, 1, 3), np.float32)
 
@@ -76,7 +77,7 @@ CASES += [
 
 
 @pytest.mark.parametrize(("name", "period_s", "one_disk", "more"), CASES)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *slow(1)])
 def test_engine_does_what_the_simulator_computes(name, period_s, one_disk, more, seed):
     """Of all policies; also with parallel loads, and with a bound of waiting where
     requests come faster than they are served and where they do not."""

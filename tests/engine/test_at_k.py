@@ -13,6 +13,7 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.sub_experts import at_k, split_config
 from tests.support.layered import CAPACITY, StoreReader, forced_logits
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import GQA, MOE_ONLY, random_prompts
 
 NINE = (9,)
@@ -38,7 +39,7 @@ def logits(engine, steps=4):
     return np.asarray(forced_logits(engine, random_prompts(engine.config, NINE), steps))
 
 
-@pytest.mark.parametrize("make", [resident, layered])
+@pytest.mark.parametrize("make", [*slow(resident), layered])
 def test_point_equals_an_engine_loaded_for_that_k(make):
     with make() as engine:
         own = logits(engine)

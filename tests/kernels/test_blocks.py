@@ -17,6 +17,7 @@ from moe_edge.model.quantised import KINDS
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
 from tests.support.host_kernels import needs_kernels, stored
+from tests.support.slow_cases import slow
 
 pytestmark = needs_kernels
 E = 7
@@ -46,7 +47,7 @@ def assert_close(got_TD, want_TD):
     np.testing.assert_allclose(got_TD, want_TD, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("dtype", [*slow(np.float32), np.uint16])
 @pytest.mark.parametrize(
     "width, outputs", [(1, 1), (7, 5), (16, 33), (48, 20), (100, 130), (1100, 64)]
 )

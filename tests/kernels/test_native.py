@@ -18,6 +18,7 @@ from moe_edge.model.matvec import linear, linear_each
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
 from tests.support.host_kernels import needs_kernels, stored
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import GPT_OSS, GQA, MLA, random_prompts, random_weights
 
 E = 7
@@ -35,7 +36,7 @@ def compiled(name: str, *options):
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("dtype", [*slow(np.float32), np.uint16])
 @pytest.mark.parametrize("width, outputs", WIDTHS)
 def test_linear_is_the_product_whatever_the_company(width, outputs, dtype):
     rng = np.random.default_rng(width)

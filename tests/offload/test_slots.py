@@ -7,6 +7,7 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.offload.slots import AliasedSlots, DonatedSlots, make_slots
 from tests.support.slot_kinds import KINDS, on_cpu
+from tests.support.slow_cases import slow
 
 DTYPES = (np.float32, np.uint16)
 
@@ -20,7 +21,7 @@ def random_record(rng, size, dtype):
     return rng.integers(0, 60000, size).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*slow(DTYPES[0]), DTYPES[1]])
 @pytest.mark.parametrize("kind", KINDS)
 def test_thousand_writes_interleaved_with_jitted_reads(kind, dtype):
     rng, slots = np.random.default_rng(0), kind(7, 33, dtype)

@@ -14,6 +14,7 @@ from moe_edge.core.checks import CapacityError
 from moe_edge.profile import space
 from moe_edge.profile.writer import ProfileWriter, open_writer, work_folder
 from tests.support.profiles import profile
+from tests.support.slow_cases import slow
 
 
 def disk_with(monkeypatch, free):
@@ -29,7 +30,7 @@ def test_full_disk_is_refused_before_the_run(tiny, two, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"hidden": True, "probes": 1, "probe_neurons": 8}]
+    "more", [{}, *slow({"hidden": True, "probes": 1, "probe_neurons": 8})]
 )
 def test_need_bounds_what_is_written(more, tiny, two, tmp_path, monkeypatch):
     written = {}

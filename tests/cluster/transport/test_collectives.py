@@ -8,9 +8,10 @@ from moe_edge.cluster.transport.collectives.lane import padded
 from moe_edge.cluster.transport.collectives.transport import CALL, _Answering
 from tests.support.cluster_node import Handlers
 from tests.support.collective_node import make_call, run_scenario
+from tests.support.slow_cases import slow
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=slow("processes"))
 def found(tmp_path_factory):
     """What four processes made of each other; two are stopped or killed at the end."""
     return run_scenario(tmp_path_factory.mktemp("processes"))
