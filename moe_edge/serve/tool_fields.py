@@ -1,13 +1,12 @@
 """Fields of tools: what a client offers, which choice it leaves, calls of before."""
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.fields import flag, invalid, one_of, read_fields, text
-from moe_edge.serve.tools.base import Tool
+from moe_edge.serve.tools.base import Tool, json_value
 
 MOST_TOOLS = 128  # OpenAI's
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -144,8 +143,5 @@ def _called(path: str, value: Any) -> dict[str, Any]:
     found = read_fields(value, {"name": text, "arguments": text}, within=f"{path}.")
     if set(found) != {"name", "arguments"}:
         raise invalid(path, value, "an object with name and arguments")
-    try:
-        arguments = json.loads(found["arguments"] or "{}")
-    except (ValueError, RecursionError):
-        arguments = found["arguments"]
+    arguments = json_value(found["arguments"] or "{}", otherwise=found["arguments"])
     return found | {"arguments": arguments}

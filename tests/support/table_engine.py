@@ -11,7 +11,9 @@ class TableEngine:
 
     def __init__(self, vocab_size=11, max_positions=64, chunk=5, seed=0):
         self.config = types.SimpleNamespace(
-            vocab_size=vocab_size, max_positions=max_positions
+            vocab_size=vocab_size,
+            max_positions=max_positions,
+            context_words=str(max_positions),
         )
         rng = np.random.default_rng(seed)
         self.table_VV = rng.standard_normal((vocab_size, vocab_size), np.float32)

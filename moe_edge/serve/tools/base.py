@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from moe_edge.core.json_reader import parse_json
+
 # White space between the parts of a JSON text: nothing, a space, or a new line and its
 # indent. A model that may write any would perhaps write nothing else, and never end.
 WHITE_SPACE = r"(\x20?|\x0A[\x20\x09]{0,32})"
@@ -128,11 +130,16 @@ class Dialect:
 
 def read_object(text: str) -> dict[str, Any] | None:
     """A JSON object; None if it is none."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    found = json_value(text)
     return found if isinstance(found, dict) else None
+
+
+def json_value(text: str, otherwise: Any = None) -> Any:
+    """The value of a JSON text that a model wrote; `otherwise` if it is none."""
+    try:
+        return parse_json("a call", text, ValueError)
+    except ValueError:
+        return otherwise
 
 
 def call_of(name: Any, arguments: Any, tools: Mapping[str, Tool]) -> ToolCall | None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from moe_edge.serve.tools.base import Dialect, Rules, Tool, ToolCall
+from moe_edge.serve.tools.base import Dialect, Rules, Tool, ToolCall, json_value
 
 
 class Tagged(Dialect):
@@ -72,7 +72,4 @@ def _pattern(text: str, name: str) -> re.Pattern:
 def _value(text: str, kind: Any) -> Any:
     if kind == "string":
         return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    return json_value(text, otherwise=text)
