@@ -28,8 +28,8 @@ from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.programs import Programs, count_compiled, jit_step
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
+from moe_edge.model.branches import add_experts, seam
 from moe_edge.model.record import RecordLayout
-from moe_edge.model.transformer import add_experts, seam
 from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slots import is_lost
 from moe_edge.route.base import Route, TopK, gate_scores, sound_choice

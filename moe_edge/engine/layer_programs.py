@@ -15,11 +15,11 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.layer_words import Reads
 from moe_edge.engine.programs import Programs, TopPrograms, count_compiled, jit_step
+from moe_edge.model.branches import Shared, add_experts, seam
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import choose_method
 from moe_edge.model.router import Routing
-from moe_edge.model.transformer import Shared, add_experts, seam
 from moe_edge.predict.device_scores import partial_gate, scores_ahead
 
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_words import Reads, pack, split
 from moe_edge.engine.programs import jit_step
+from moe_edge.model.branches import seam
 from moe_edge.model.router import Routing
-from moe_edge.model.transformer import seam
 
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 

@@ -13,10 +13,10 @@ import jax
 from moe_edge.engine.base import Engine
 from moe_edge.engine.programs import Programs, TopPrograms, jit_step
 from moe_edge.engine.weights import Weights
+from moe_edge.model.branches import seam
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
-from moe_edge.model.transformer import seam
 
 
 class ResidentPrograms(Programs):

@@ -10,12 +10,13 @@ from moe_edge.core.checks import CheckpointError
 from moe_edge.core.float32 import PRECISION
 from moe_edge.engine.programs import jit_step
 from moe_edge.engine.weights import bind_block, block_graph, to_device
+from moe_edge.model.branches import add_experts, seam
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_blocks import load_expert
 from moe_edge.model.experts import run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
-from moe_edge.model.transformer import add_experts, layer_window, make_chunk, seam
+from moe_edge.model.transformer import layer_window, make_chunk
 
 MAX_FLOAT16 = 65504.0
 ROWS = 64  # sampled rows are padded to a power of two from here: few shapes

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from moe_edge.model.branches import add_experts
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
-from moe_edge.model.transformer import Block, Transformer, add_experts, make_chunk
+from moe_edge.model.transformer import Block, Transformer, make_chunk
 from tests.support.tiny_models import GQA, random_prompts, random_weights
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from moe_edge.model.transformer import Block, add_experts, logits_of, make_chunk
+from moe_edge.model.branches import add_experts
+from moe_edge.model.transformer import Block, logits_of, make_chunk
 from tests.support.tiny_models import GQA
 
 CONFIG = dataclasses.replace(

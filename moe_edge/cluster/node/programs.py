@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.programs import TopPrograms, jit_step
+from moe_edge.model.branches import add_experts, seam
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.transformer import add_experts, seam
 
 
 class PlacedPrograms(LayerPrograms):
