@@ -100,9 +100,7 @@ def decode_step(name="gqa", dtype=np.float32):
     rng = np.random.default_rng(3)
     shape = (BATCH, PROMPT + 1)
     tokens_BS = rng.integers(0, config.vocab_size, shape).astype(np.int32)
-    caches = [
-        kv_cache.empty_cache(config.attention, BATCH, CAPACITY) for _ in weights.layers
-    ]
+    caches = kv_cache.empty_caches(config, BATCH, CAPACITY)
     for step in range(PROMPT + 1):
         is_last, seen = step == PROMPT, []
         valid_B1, start_B = np.ones((BATCH, 1), bool), np.full(BATCH, step, np.int32)
@@ -354,9 +352,9 @@ def test_wanted_scores_top_score_rule_by_hand():
     np.testing.assert_array_equal(wanted(0.9), expected)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def run_partial_gate(config, flat, x_BSD, chunk, window, cache):
-    block = bind_block(block_graph(config, config.moe_layers[0]), flat)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def run_partial_gate(config, kind, flat, x_BSD, chunk, window, cache):
+    block = bind_block(block_graph(config, kind), flat)
     return partial_gate(block, x_BSD, chunk, window, cache, None)
 
 
@@ -372,7 +370,8 @@ def test_partial_gate_of_the_full_state_is_the_next_layers_choice(name):
         window = jnp.int32(layer_window(config, layer + 1))
         flat = weights.layers[layer + 1]
         wanted_E = run_partial_gate(
-            config, flat, then.x_in_BSD, chunk, window, then.cache
+            *(config, config.like(layer + 1), flat),
+            *(then.x_in_BSD, chunk, window, then.cache),
         )
         ids_K, scores_E = expected_row(then.routing, config)
         state = predictor.store(predictor.init(shape_of(config)), layer, wanted_E[None])
@@ -383,9 +382,13 @@ def test_partial_gate_of_the_full_state_is_the_next_layers_choice(name):
             np.testing.assert_array_equal(np.asarray(array), before[key])
         partial_BSD = np.asarray(then.x_in_BSD)
         partial_BSD = jnp.asarray(partial_BSD + 0.5 * np.roll(partial_BSD, 1, axis=-1))
-        other_E = run_partial_gate(config, flat, partial_BSD, chunk, window, then.cache)
+        other_E = run_partial_gate(
+            *(config, config.like(layer + 1), flat),
+            *(partial_BSD, chunk, window, then.cache),
+        )
         assert not np.allclose(other_E, wanted_E)
-    assert run_partial_gate._cache_size() == compiled + 1
+    kinds = {config.like(layer + 1) for layer in (1, 2)}
+    assert run_partial_gate._cache_size() == compiled + len(kinds)
 
 
 def test_partial_gate_reads_the_cache():
@@ -394,7 +397,10 @@ def test_partial_gate_reads_the_cache():
     then, window = seen[2], jnp.int32(layer_window(config, 2))
     empty = {name: np.zeros(a.shape, a.dtype) for name, a in then.cache.items()}
     full_E, without_E = (
-        run_partial_gate(config, weights.layers[2], then.x_in_BSD, chunk, window, cache)
+        run_partial_gate(
+            *(config, config.like(2), weights.layers[2]),
+            *(then.x_in_BSD, chunk, window, cache),
+        )
         for cache in (then.cache, empty)
     )
     assert not np.allclose(full_E, without_E)
