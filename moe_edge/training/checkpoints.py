@@ -59,7 +59,9 @@ def config_from_json(fields: dict) -> ModelConfig:
 
 
 def _attention_from_json(fields: dict) -> AttentionConfig:
-    rope = None if fields["rope"] is None else RopeConfig(**fields["rope"])
+    rope = fields["rope"]
+    if rope is not None:
+        rope = RopeConfig(**rope | {"factors": tuple(rope.get("factors", ()))})
     windows = tuple(fields["windows"])
     return AttentionConfig(**{**fields, "rope": rope, "windows": windows})
 

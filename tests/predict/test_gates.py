@@ -82,10 +82,10 @@ def run_layer(config, kind, flat, experts_ER, x_BSD, chunk, window, cache):
     return out, attended_BSD, hidden_TD
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def route_of(config, flat, attended_BSD, chunk):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def route_of(config, kind, flat, attended_BSD, chunk):
     """A layer's choice for any state, with its own norm."""
-    block = bind_block(block_graph(config, config.moe_layers[0]), flat)
+    block = bind_block(block_graph(config, kind), flat)
     return block.route(block.norm_before("mlp", attended_BSD), chunk)[1]
 
 
@@ -100,7 +100,10 @@ def decode_step(name="gqa", dtype=np.float32):
     rng = np.random.default_rng(3)
     shape = (BATCH, PROMPT + 1)
     tokens_BS = rng.integers(0, config.vocab_size, shape).astype(np.int32)
-    caches = kv_cache.empty_caches(config, BATCH, CAPACITY)
+    caches = [
+        kv_cache.empty_cache(config.attention_of(layer), BATCH, CAPACITY)
+        for layer in range(config.num_layers)
+    ]
     for step in range(PROMPT + 1):
         is_last, seen = step == PROMPT, []
         valid_B1, start_B = np.ones((BATCH, 1), bool), np.full(BATCH, step, np.int32)
@@ -116,7 +119,9 @@ def decode_step(name="gqa", dtype=np.float32):
                 *(x_BSD, chunk, np.int32(layer_window(config, layer)), cache),
             )
             later = {
-                i: route_of(config, weights.layers[i], attended_BSD, chunk)
+                i: route_of(
+                    *(config, config.like(i), weights.layers[i]), attended_BSD, chunk
+                )
                 for i in config.moe_layers
                 if is_last and routing is not None and i > layer
             }
@@ -368,11 +373,8 @@ def test_partial_gate_of_the_full_state_is_the_next_layers_choice(name):
         then = seen[layer + 1]
         before = {k: np.array(v) for k, v in then.cache.items()}
         window = jnp.int32(layer_window(config, layer + 1))
-        flat = weights.layers[layer + 1]
-        wanted_E = run_partial_gate(
-            *(config, config.like(layer + 1), flat),
-            *(then.x_in_BSD, chunk, window, then.cache),
-        )
+        what = config, config.like(layer + 1), weights.layers[layer + 1]
+        wanted_E = run_partial_gate(*what, then.x_in_BSD, chunk, window, then.cache)
         ids_K, scores_E = expected_row(then.routing, config)
         state = predictor.store(predictor.init(shape_of(config)), layer, wanted_E[None])
         ids_NM, scores_NM = predictor.predict(state, layer, 1)
@@ -382,12 +384,9 @@ def test_partial_gate_of_the_full_state_is_the_next_layers_choice(name):
             np.testing.assert_array_equal(np.asarray(array), before[key])
         partial_BSD = np.asarray(then.x_in_BSD)
         partial_BSD = jnp.asarray(partial_BSD + 0.5 * np.roll(partial_BSD, 1, axis=-1))
-        other_E = run_partial_gate(
-            *(config, config.like(layer + 1), flat),
-            *(partial_BSD, chunk, window, then.cache),
-        )
+        other_E = run_partial_gate(*what, partial_BSD, chunk, window, then.cache)
         assert not np.allclose(other_E, wanted_E)
-    kinds = {config.like(layer + 1) for layer in (1, 2)}
+    kinds = {config.like(layer) for layer in (2, 3)}
     assert run_partial_gate._cache_size() == compiled + len(kinds)
 
 
