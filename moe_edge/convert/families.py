@@ -59,8 +59,8 @@ FAMILIES = {
 # model_type of a folder with other modalities -> of its text model.
 WHOLE = {each.whole: name for name, each in FAMILIES.items() if each.whole}
 # What the config.json of such a folder says of the text model, too.
-_OF_BOTH = ("eos_token_id", "bos_token_id", "tie_word_embeddings", "torch_dtype")
-_OF_BOTH += ("dtype", "quantization_config")
+_OF_BOTH = ("tie_word_embeddings", "torch_dtype", "dtype", "quantization_config")
+_IDS = ("eos_token_id", "bos_token_id")  # those of the whole win
 
 
 def text_part(raw: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,8 @@ def text_part(raw: dict[str, Any]) -> dict[str, Any]:
             f"expected an object of model_type {name!r}"
         )
     both = {each: raw[each] for each in _OF_BOTH if each in raw}
-    return both | text | {"model_type": name}
+    ids = {each: raw[each] for each in _IDS if raw.get(each) is not None}
+    return both | text | ids | {"model_type": name}
 
 
 def config_from_hf(

@@ -211,8 +211,8 @@ def test_gemma4_as_published():
     assert (moe.top_k, moe.expert_dim, moe.shared_dim) == (8, 704, 2112)
     assert config.tie_embeddings and config.logit_cap == 30.0
     assert config.embed_scale == 2816**0.5 and config.activation == "gelu_tanh"
-    # The text model's own ids; a generation_config.json would win.
-    assert (config.bos_id, config.eos_ids) == (2, (1,))
+    # The whole's ids before the text model's.
+    assert (config.bos_id, config.eos_ids) == (2, (1, 106))
     # Newer files name the sizes of layers, and layers are found without a list of them.
     newer = gemma4(
         global_head_dim=...,
@@ -221,6 +221,7 @@ def test_gemma4_as_published():
         per_layer_config={"05": {"head_dim": 512, "num_key_value_heads": 2}},
     )
     assert config_from_hf(newer) == config_from_hf(gemma4())
+    assert config_from_hf(gemma4()).eos_ids == (1,)
 
 
 @pytest.mark.parametrize(
