@@ -120,6 +120,8 @@ def check_attention(attention: AttentionConfig) -> None:
             f"v that is k has its width {attention.head_dim}, got v_head_dim "
             f"{attention.v_head_dim}"
         )
+    if attention.kind == "mla":
+        _check_latent(attention)
     rope = attention.rope
     if rope is None:
         if attention.kind == "mla":
@@ -144,3 +146,15 @@ def check_attention(attention: AttentionConfig) -> None:
             f"a proportional rope turns 1..{rope.dim // 2} pairs, others state none; "
             f"got {rope.turning} of a rope {rope.kind}"
         )
+
+
+def _check_latent(attention: AttentionConfig) -> None:
+    """Raises ConfigError for parts that latent attention does not compute."""
+    fields = {field.name: field.default for field in dataclasses.fields(attention)}
+    for name in ("chunked", "value_scale", "v_norm", "k_is_v", "temperature"):
+        value = getattr(attention, name)
+        if value != fields[name]:
+            raise ConfigError(
+                f"attention kind mla has no {name}, got {value}; expected "
+                f"{fields[name]}"
+            )

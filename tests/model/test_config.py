@@ -63,6 +63,7 @@ def change(part=None, **fields):
             {"rope": RopeConfig(dim=8, turning=2)},
             "turns 1..4 pairs, others state none; got 2 of a rope default",
         ),
+        ("attention", {"kind": "mla", "v_norm": True}, "mla has no v_norm, got True"),
         ("attention", {"temperature_span": 0}, "temperature_span must be a positive"),
         (None, {"attention_kinds": (0, 0, 0)}, "where there are other_attention"),
         (
