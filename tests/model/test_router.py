@@ -6,6 +6,7 @@ from moe_edge.kernels import rows
 from moe_edge.model import router
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.router import keep_best_groups
+from tests.support.slow_cases import slow
 
 LOGITS = np.random.default_rng(0).standard_normal((7, 12)).astype(np.float32)
 
@@ -58,8 +59,7 @@ def _numpy(routing):
     "options",
     [
         {"norm_topk": True, "routed_scaling": 2.5},
-        {"scoring": "sigmoid"},
-        {"scoring": "softmax_topk"},
+        *slow({"scoring": "sigmoid"}, {"scoring": "softmax_topk"}),
     ],
 )
 def test_k_of_a_token_is_data(choose, options):
