@@ -16,6 +16,7 @@ from moe_edge.offload.slot_cache import SlotCache, cut_runs
 from moe_edge.offload.store import pin_records
 from moe_edge.route.base import gate_scores, get_route
 from tests.support.layered import CAPACITY, resident_of
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
 STEPS = 64
@@ -76,9 +77,9 @@ def shared_engine(name, dtype, slots, policy):
 @pytest.mark.parametrize(
     "name, dtype, lengths, slots, policy",
     [
-        (*BITS, 4, RECORDS),
+        *slow((*BITS, 4, RECORDS)),
         ("mla", np.float32, NINE, 5, "smoe_score"),
-        ("parts", np.float32, NINE, 5, "lru"),
+        *slow(("parts", np.float32, NINE, 5, "lru")),
     ],
 )
 def test_logits_equal_resident_and_counters_a_replay(

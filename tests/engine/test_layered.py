@@ -22,6 +22,7 @@ from tests.support.layered import (
     layered,
     resident_of,
 )
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import BF16, GQA, random_prompts
 
 BITS = ("gqa", BF16, NINE)  # compiled once for most tests here
@@ -55,9 +56,8 @@ def decode_misses_L(engine) -> np.ndarray:
         (*BITS, 9, "one_pool"),
         (*BATCH, 6, "one_pool"),
         ("mla", np.float32, NINE, 2, "one_pool"),
-        ("gpt_oss", BF16, NINE, 8, "equal"),
-        ("gpt_oss", BF16, NINE, 4, "equal"),
-        ("parts", np.float32, NINE, 6, "equal"),
+        *slow(("gpt_oss", BF16, NINE, 8, "equal"), ("gpt_oss", BF16, NINE, 4, "equal")),
+        *slow(("parts", np.float32, NINE, 6, "equal")),
     ],
 )
 def test_logits_equal_resident_while_every_layer_evicts(

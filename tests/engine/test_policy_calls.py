@@ -322,7 +322,7 @@ def same_expert(ids_TK, weights_TK):
     [
         lambda ids_TK, weights_TK: (ids_TK + 64, weights_TK),
         *slow(lambda ids_TK, weights_TK: (ids_TK - 64, weights_TK)),
-        lambda ids_TK, weights_TK: (ids_TK, weights_TK * np.float32(np.nan)),
+        *slow(lambda ids_TK, weights_TK: (ids_TK, weights_TK * np.float32(np.nan))),
         same_expert,
     ],
     ids=["beyond", "below", "nan", "same"],

@@ -118,9 +118,10 @@ def test_programs_do_not_depend_on_what_a_warm_up_chooses(monkeypatch):
         check(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"assist": "fiddler"}, *slow({"route": "substitute"}, {"layer_io": "packed"})],
+    [{"assist": "fiddler"}, {"route": "substitute"}, {"layer_io": "packed"}],
 )
 def test_nothing_compiles_after_a_warm_up_of_other_programs(options):
     options = OffloadOptions(device_memory="50%", **options)

@@ -17,6 +17,7 @@ from moe_edge.model.packed import BLOCK, FORMATS, NF4, pack
 from moe_edge.model.packed_experts import pack_experts, run_packed_experts
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
+from tests.support.slow_cases import slow
 
 pack = jax.jit(pack, static_argnames="name")
 decode = jax.jit(lambda packed: packed.decode())
@@ -136,8 +137,7 @@ LANES, BIASED, ODD = (
     "layout, method, tokens, name",
     [
         *((BIASED, "pairs", 3, name) for name in ("fp16", "int8", "nf4")),
-        (LANES, "pairs", 3, "int8"),
-        (ODD, "pairs", 3, "nf4"),
+        *slow((LANES, "pairs", 3, "int8"), (ODD, "pairs", 3, "nf4")),
         *((ODD, "blocks", 40, name) for name in ("fp16", "nf4")),
     ],
 )

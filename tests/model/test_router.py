@@ -6,6 +6,7 @@ from moe_edge.kernels import rows
 from moe_edge.model import router
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.router import keep_best_groups
+from tests.support.slow_cases import slow
 
 LOGITS = np.random.default_rng(0).standard_normal((7, 12)).astype(np.float32)
 
@@ -100,8 +101,7 @@ def _numpy(routing):
     "options",
     [
         {"norm_topk": True, "routed_scaling": 2.5},
-        {"scoring": "sigmoid"},
-        {"scoring": "softmax_topk"},
+        *slow({"scoring": "sigmoid"}, {"scoring": "softmax_topk"}),
         {"scoring": "sparsemixer", "nearness": 0.3},
     ],
 )

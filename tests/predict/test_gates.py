@@ -363,7 +363,7 @@ def run_partial_gate(config, kind, flat, x_BSD, chunk, window, cache):
     return partial_gate(block, x_BSD, chunk, window, cache, None)
 
 
-@pytest.mark.parametrize("name", slow_but(["gqa", "mla_bias", "q4_0"], ALL))
+@pytest.mark.parametrize("name", slow_but(["gqa", "mla_bias"], ALL))
 def test_partial_gate_of_the_full_state_is_the_next_layers_choice(name):
     weights = model(name)
     config, (seen, chunk) = weights.config, decode_step(name)

@@ -6,6 +6,7 @@ import pytest
 
 from moe_edge.training import loop, run, step
 from moe_edge.training import text as text_module
+from tests.support.slow_cases import slow
 
 TINY = {
     "data_dir": "no-such-folder",
@@ -29,9 +30,9 @@ make_train_step = functools.cache(step.make_train_step)
 make_eval_step = functools.cache(step.make_eval_step)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", params=slow("3 and 3 steps"))
 def tiny_run(tmp_path_factory):
-    """A run of 3 steps, resumed to 6."""
+    """A run of 3 steps, resumed to 6; its tests are slow ones."""
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_module, "_STDLIB_BYTES", 30_000)

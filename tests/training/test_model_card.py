@@ -18,7 +18,6 @@ def make_card(folder, name, **options):
     return run_model_card(run_dir=run_dir, out_dir=out_dir, **options)
 
 
-@pytest.mark.slow
 def test_run_model_card_writes_folder_that_loads(tiny_run, tmp_path, monkeypatch):
     shutil.copytree(tiny_run[0], tmp_path / "run")
     monkeypatch.setattr(evaluation, "make_eval_step", make_eval_step)

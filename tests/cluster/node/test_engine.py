@@ -29,6 +29,7 @@ def counted(engine):
     return engine.ledger
 
 
+@pytest.mark.slow
 def test_warm_up_compiles_all_that_any_placement_runs(monkeypatch):
     """It stands first: those after it compile some of the same programs."""
     first = Servers(*BITS, spread(ALL["gqa"], 3))

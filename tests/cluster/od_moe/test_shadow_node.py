@@ -121,6 +121,7 @@ def test_late_shadow_names_what_one_beside_the_model_names(token, kv):
     assert posts.kv == ([(0, LENGTH)] if kv else []) + ends
 
 
+@pytest.mark.slow
 def test_latent_caches_travel_as_well():
     posts, _, beside = run("int8", Shadow("int8", 1, 2), name="mla")
     for step, expected_LK in enumerate(beside, 1):

@@ -18,7 +18,6 @@ from moe_edge.model.transformer import Transformer
 from moe_edge.offload.store import device_dtype
 from moe_edge.refactor.finetune import step as programs
 from moe_edge.training.step import TrainState
-from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, GQA, random_weights
 
 ROWS = np.random.default_rng(3).integers(0, 61, (2, 14)).astype(np.int32)
@@ -66,9 +65,10 @@ def _case(name, k):
 
 
 # With all 12 experts chosen the loss is smooth in the router.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "k"),
-    [("gqa", 12), *slow(("mla", 2), ("gpt_oss", 3))],
+    [("gqa", 12), ("mla", 2), ("gpt_oss", 3)],
 )
 def test_gradient_matches_jax_grad_of_plain_transformer(name, k):
     config, router, frozen, got = _case(name, k)
