@@ -100,7 +100,9 @@ class Grammars:
                 f"{spec.field} cannot be enforced: {reason}",
                 param=spec.field,
             )
-        return Grammar(matcher, spec.field, self._tokenizer.token_bytes)
+        return Grammar(
+            matcher, spec.field, self._tokenizer.token_bytes, self._eos_ids
+        )
 
 
 def _text_of(spec: GrammarSpec) -> str:
@@ -146,18 +148,26 @@ def _unsupported(reason: str) -> ApiError:
 class Grammar:
     """A compiled grammar, of which rows get matchers."""
 
-    def __init__(self, matcher, field: str, token_bytes: Callable[[int], bytes]):
+    def __init__(
+        self,
+        matcher,
+        field: str,
+        token_bytes: Callable[[int], bytes],
+        eos_ids: Sequence[int],
+    ):
         self._matcher, self._field = matcher, field
-        self._token_bytes = token_bytes
+        self._token_bytes, self._eos_ids = token_bytes, eos_ids
 
     def guide(self, reasoning: Reasoning | None = None) -> "RowGuide":
         """The matcher of one row, at its beginning.
 
         Args:
-          reasoning: of its prompt; a row that thinks first is free until it has.
+          reasoning: of its prompt; a row that thinks first is free until it has,
+            but for an end before the answer.
         """
         end = reasoning.markers.end if reasoning and reasoning.inside else None
-        return RowGuide(self._matcher, self._field, self._token_bytes, end)
+        given = self._matcher, self._field, self._token_bytes, self._eos_ids
+        return RowGuide(*given, end)
 
 
 class RowGuide:
@@ -167,6 +177,7 @@ class RowGuide:
     on its way `failure` says why, and the row ends.
 
     Args:
+      eos_ids: of which none comes before the grammar begins.
       after: the text after which the grammar begins; None: it begins at once.
     """
 
@@ -175,9 +186,11 @@ class RowGuide:
         matcher,
         field: str,
         token_bytes: Callable[[int], bytes],
+        eos_ids: Sequence[int],
         after: str | None = None,
     ):
         self._first, self._field, self._token_bytes = matcher, field, token_bytes
+        self._eos_ids = eos_ids
         self._after, self._text = after and after.encode(), b""
         self._matcher = None  # copied when the row begins: many rows may wait
 
@@ -185,6 +198,8 @@ class RowGuide:
         """Writes the tokens that may come next: bit i % 32 of word i // 32."""
         if self._after is not None:
             bits_W[:] = ~np.uint32(0)
+            for token in self._eos_ids:
+                bits_W[token // 32] &= ~np.uint32(1 << token % 32)
             return
         if self._matcher is None:
             self._matcher = self._first.deep_copy()

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from moe_edge.serve.chat_request import read_chat
+from moe_edge.serve.choices import make_choices
+from moe_edge.serve.completion_request import read_completion
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.grammar import MOST_CHARACTERS, Grammars, GrammarSpec
 from tests.support.served import EOS, body_of, model_of
@@ -68,6 +70,18 @@ def test_rows_of_one_grammar_do_not_disturb_each_other(grammars):
     first = allowed(one)
     one.accept(first[0])
     assert allowed(other) == first and allowed(one) != first
+
+
+def test_prompts_of_a_request_share_its_grammar(tokenizer, grammars, monkeypatch):
+    model, made = model_of(tokenizer, grammars=grammars), []
+    compile = grammars.compile
+    monkeypatch.setattr(
+        grammars, "compile", lambda spec: made.append(spec) or compile(spec)
+    )
+    body = body_of(prompt=["a", "b"], n=2, structured_outputs={"regex": "a"})
+    request = read_completion(body, model)
+    choices = make_choices(request, request.encode(model), model, arrival_s=0.0)
+    assert len(made) == 1 and len({choice.guide for choice in choices}) == 4
 
 
 HOSTILE = {
