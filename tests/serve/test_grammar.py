@@ -1,6 +1,7 @@
 """Answers that follow a grammar: fields, what is refused, what hostile schemas cost."""
 
 import json
+import os
 import re
 import time
 
@@ -109,12 +110,26 @@ HOSTILE = {
         "f",
     ),
     "long": GrammarSpec("json", {"type": "array", "minItems": 10**9}, "f"),
+    # Without a trial of its own, each of these ended the server or took hours.
+    "long chain of references": GrammarSpec(
+        "json",
+        {
+            "$ref": "#/$defs/0",
+            "$defs": {
+                i: {"properties": {"c": {"$ref": f"#/$defs/{i + 1}"}}}
+                for i in range(1000)
+            }
+            | {1000: {"type": "integer"}},
+        },
+        "f",
+    ),
+    "large multiple": GrammarSpec("json", {"multipleOf": 99_400_891}, "f"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_cost_little(grammars, name):
-    start_s = time.process_time()
+    start_s = time.process_time() + sum(os.times()[2:4])  # of children, too
     try:
         guide = grammars.compile(HOSTILE[name]).guide()
         for _ in range(3):
@@ -125,7 +140,7 @@ def test_hostile_grammars_cost_little(grammars, name):
     except ApiError as error:
         assert (error.code, error.param) == ("invalid_value", "f")
         assert len(error.message) < 500
-    assert time.process_time() - start_s < 5
+    assert time.process_time() + sum(os.times()[2:4]) - start_s < 6
 
 
 @pytest.mark.parametrize(
