@@ -58,10 +58,10 @@ def make_choices(
     deadline_s = None if request.deadline_s is None else arrival_s + request.deadline_s
     stop = [StopText(text) for text in request.stop]
     choices = []
+    shared = request.grammar and model.grammars.compile(request.grammar)
     for prompt in prompts:
         echo, reading = prompt.text if request.echo else "", prompt.reading
-        spec = request.grammar or prompt.grammar
-        grammar = spec and model.grammars.compile(spec)
+        grammar = shared or (prompt.grammar and model.grammars.compile(prompt.grammar))
         for number in range(request.n):
             ends = TextEnds(
                 model.tokenizer,

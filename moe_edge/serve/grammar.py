@@ -2,8 +2,8 @@
 
 A request's schema, pattern or list of choices is compiled once, in a thread that reads
 bodies; each of its rows then has a matcher of its own, which allows the tokens of the
-next position (`engine/slot_rows.Guide`). Sizes and work are bounded, so that no schema
-of a client holds up the engine.
+next position (`engine/slot_rows.Guide`). Sizes and work are bounded, by a trial in a
+process of its own too, so that no schema of a client holds up the engine.
 """
 
 import functools
@@ -17,20 +17,11 @@ import numpy as np
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.serve.errors import ApiError
+from moe_edge.serve.grammar_trial import LIMITS, fault_of, first_fault
 from moe_edge.serve.reasoning import Reasoning
 from moe_edge.serve.tools.base import WHITE_SPACE
 
-MOST_CHARACTERS = (
-    65_536  # of a schema, pattern or all choices; compiles within a second
-)
-_LIMITS = {
-    "initial_lexer_fuel": 1_000_000,  # about 20 ms
-    "step_lexer_fuel": 100_000,  # about 7 ms of a step
-    "step_max_items": 20_000,  # about 1 ms of a step
-    "max_lexer_states": 50_000,  # about 2 kB each
-    "max_grammar_size": 200_000,
-    "verbose_errors": False,  # what a client sent is not repeated to it
-}
+MOST_CHARACTERS = 65_536  # of a schema, pattern or all choices
 
 
 class GrammarSpec(NamedTuple):
@@ -83,24 +74,23 @@ class Grammars:
         """
         if not self._eos_ids:
             raise _unsupported("the model has no end-of-text token to end an answer")
-        with self._lock:
-            tokens = self._tokens
-        matcher = llguidance.LLMatcher(
-            tokens,
-            _text_of(spec),
-            log_level=0,
-            limits=llguidance.LLParserLimits(**_LIMITS),
-        )
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first mask is the slowest
-        if matcher.is_error():
-            reason = matcher.get_error().splitlines()[0][:300]
+        text = _text_of(spec)
+        fault = fault_of(text)
+        if fault is None:
+            with self._lock:
+                tokens = self._tokens
+            limits = llguidance.LLParserLimits(**LIMITS)
+            matcher = llguidance.LLMatcher(tokens, text, log_level=0, limits=limits)
+            if not matcher.is_error():
+                matcher.compute_bitmask()  # the first mask is the slowest
+            fault = first_fault(matcher)
+        if fault is not None:
             raise ApiError(
                 "invalid_value",
-                f"{spec.field} cannot be enforced: {reason}",
+                f"{spec.field} cannot be enforced: {fault}",
                 param=spec.field,
             )
-        return Grammar(matcher, spec.field, self._tokenizer.token_bytes)
+        return Grammar(matcher, spec.field, self._tokenizer.token_bytes, self._eos_ids)
 
 
 def _text_of(spec: GrammarSpec) -> str:
@@ -146,18 +136,26 @@ def _unsupported(reason: str) -> ApiError:
 class Grammar:
     """A compiled grammar, of which rows get matchers."""
 
-    def __init__(self, matcher, field: str, token_bytes: Callable[[int], bytes]):
+    def __init__(
+        self,
+        matcher,
+        field: str,
+        token_bytes: Callable[[int], bytes],
+        eos_ids: Sequence[int],
+    ):
         self._matcher, self._field = matcher, field
-        self._token_bytes = token_bytes
+        self._token_bytes, self._eos_ids = token_bytes, eos_ids
 
     def guide(self, reasoning: Reasoning | None = None) -> "RowGuide":
         """The matcher of one row, at its beginning.
 
         Args:
-          reasoning: of its prompt; a row that thinks first is free until it has.
+          reasoning: of its prompt; a row that thinks first is free until it has,
+            but for an end before the answer.
         """
         end = reasoning.markers.end if reasoning and reasoning.inside else None
-        return RowGuide(self._matcher, self._field, self._token_bytes, end)
+        given = self._matcher, self._field, self._token_bytes, self._eos_ids
+        return RowGuide(*given, end)
 
 
 class RowGuide:
@@ -167,6 +165,7 @@ class RowGuide:
     on its way `failure` says why, and the row ends.
 
     Args:
+      eos_ids: of which none comes before the grammar begins.
       after: the text after which the grammar begins; None: it begins at once.
     """
 
@@ -175,9 +174,11 @@ class RowGuide:
         matcher,
         field: str,
         token_bytes: Callable[[int], bytes],
+        eos_ids: Sequence[int],
         after: str | None = None,
     ):
         self._first, self._field, self._token_bytes = matcher, field, token_bytes
+        self._eos_ids = eos_ids
         self._after, self._text = after and after.encode(), b""
         self._matcher = None  # copied when the row begins: many rows may wait
 
@@ -185,6 +186,8 @@ class RowGuide:
         """Writes the tokens that may come next: bit i % 32 of word i // 32."""
         if self._after is not None:
             bits_W[:] = ~np.uint32(0)
+            for token in self._eos_ids:
+                bits_W[token // 32] &= ~np.uint32(1 << token % 32)
             return
         if self._matcher is None:
             self._matcher = self._first.deep_copy()
@@ -202,9 +205,9 @@ class RowGuide:
     @property
     def failure(self) -> ApiError | None:
         """Why the answer does not follow the grammar; None as long as it does."""
-        if self._matcher is None or not self._matcher.is_error():
+        reason = self._matcher and first_fault(self._matcher)
+        if reason is None:
             return None
-        reason = self._matcher.get_error().splitlines()[0][:300]
         return ApiError(
             "invalid_value",
             f"{self._field} could not be enforced to the end: {reason}; simplify it",

@@ -81,7 +81,9 @@ def tool_choice_reader(name: str, value: Any) -> ToolChoice:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         expected = 'none, auto, required or {"type": "function", "function": {"name"}}'
         raise invalid(name, value, expected)
-    read_fields(value, {"type": one_of("function"), "function": _named}, within=name)
+    read_fields(
+        value, {"type": one_of("function"), "function": _named}, within=f"{name}."
+    )
     return ToolChoice("required", function["name"])
 
 

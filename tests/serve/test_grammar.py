@@ -1,6 +1,7 @@
 """Answers that follow a grammar: fields, what is refused, what hostile schemas cost."""
 
 import json
+import os
 import re
 import time
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 
 from moe_edge.serve.chat_request import read_chat
+from moe_edge.serve.choices import make_choices
+from moe_edge.serve.completion_request import read_completion
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.grammar import MOST_CHARACTERS, Grammars, GrammarSpec
 from tests.support.served import EOS, body_of, model_of
@@ -70,6 +73,18 @@ def test_rows_of_one_grammar_do_not_disturb_each_other(grammars):
     assert allowed(other) == first and allowed(one) != first
 
 
+def test_prompts_of_a_request_share_its_grammar(tokenizer, grammars, monkeypatch):
+    model, made = model_of(tokenizer, grammars=grammars), []
+    compile = grammars.compile
+    monkeypatch.setattr(
+        grammars, "compile", lambda spec: made.append(spec) or compile(spec)
+    )
+    body = body_of(prompt=["a", "b"], n=2, structured_outputs={"regex": "a"})
+    request = read_completion(body, model)
+    choices = make_choices(request, request.encode(model), model, arrival_s=0.0)
+    assert len(made) == 1 and len({choice.guide for choice in choices}) == 4
+
+
 HOSTILE = {
     "a pattern of a megabyte": GrammarSpec("regex", "a|" * 500_000 + "b", "f"),
     "as large as allowed": GrammarSpec("regex", "(a|b.)" * (MOST_CHARACTERS // 6), "f"),
@@ -95,12 +110,26 @@ HOSTILE = {
         "f",
     ),
     "long": GrammarSpec("json", {"type": "array", "minItems": 10**9}, "f"),
+    # Without a trial of its own, each of these ended the server or took hours.
+    "long chain of references": GrammarSpec(
+        "json",
+        {
+            "$ref": "#/$defs/0",
+            "$defs": {
+                i: {"properties": {"c": {"$ref": f"#/$defs/{i + 1}"}}}
+                for i in range(1000)
+            }
+            | {1000: {"type": "integer"}},
+        },
+        "f",
+    ),
+    "large multiple": GrammarSpec("json", {"multipleOf": 99_400_891}, "f"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_grammars_cost_little(grammars, name):
-    start_s = time.process_time()
+    start_s = time.process_time() + sum(os.times()[2:4])  # of children, too
     try:
         guide = grammars.compile(HOSTILE[name]).guide()
         for _ in range(3):
@@ -111,7 +140,7 @@ def test_hostile_grammars_cost_little(grammars, name):
     except ApiError as error:
         assert (error.code, error.param) == ("invalid_value", "f")
         assert len(error.message) < 500
-    assert time.process_time() - start_s < 5
+    assert time.process_time() + sum(os.times()[2:4]) - start_s < 6
 
 
 @pytest.mark.parametrize(

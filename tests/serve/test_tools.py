@@ -130,6 +130,43 @@ def test_random_tokens_under_the_grammar_make_calls(name, tokenizer):
     assert whole >= 4 and names == {"get_weather", "stop"}
 
 
+@pytest.mark.parametrize("name", DIALECTS)
+def test_schemas_of_arguments_may_have_definitions(name, tokenizer):
+    schema = {
+        "type": "object",
+        "$defs": {"day": {"enum": ["Monday"]}},
+        "properties": {"day": {"$ref": "#/$defs/day"}, "at": {"const": "noon"}},
+        "required": ["day", "at"],
+    }
+    schema["properties"]["at"]["type"] = "string"
+    spec = DIALECTS[name].grammar([Tool("f", schema, {})], False, tokenizer.special_id)
+    guide = (
+        Grammars(tokenizer, V, (EOS,)).compile(GrammarSpec("lark", spec, "f")).guide()
+    )
+    ids, bits_W = [], np.zeros(-(-V // 32), np.uint32)
+    while EOS not in ids:
+        guide.fill(bits_W)
+        bits = np.unpackbits(bits_W.view(np.uint8), bitorder="little")[:V]
+        can = np.flatnonzero(bits)
+        ids.append(EOS if EOS in can else int(can[-1]))
+        guide.accept(ids[-1])
+    splitter = {"f": Tool("f", schema, {})}
+    text = tokenizer.decode(ids)
+    if name == "harmony":
+        *_, calls = HarmonySplit(splitter).feed(text, is_last=True)
+    else:
+        _, calls = ToolSplit(DIALECTS[name], splitter).feed(text, is_last=True)
+    assert json.loads(calls[0].arguments) == {"day": "Monday", "at": "noon"}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_schemas_that_are_none_are_refused(name, tokenizer):
+    schema = {"properties": {"a": {"type": "string", "enum": 5}}}
+    spec = DIALECTS[name].grammar([Tool("f", schema, {})], True, tokenizer.special_id)
+    with pytest.raises(ApiError, match="enum must be an array"):
+        Grammars(tokenizer, V, (EOS,)).compile(GrammarSpec("lark", spec, "tool_choice"))
+
+
 def channels(text, size=None):
     """(thought, said, calls) of harmony's text in pieces."""
     splitter, size = HarmonySplit(TOOLS), size or len(text) or 1
@@ -158,7 +195,11 @@ HARMONY = [
     ),
     ("Plain text.", ("", "Plain text.", [])),
     ("<|channel|>final<|message|>", ("", "", [])),
-    ("<|channel|>fin", ("", "<|channel|>fin", [])),
+    # Cut within a header, by max_tokens.
+    ("<|channel|>fin", ("", "", [])),
+    ("<|channel|>analysis<|message|>a<|end|><|start|>", ("a", "", [])),
+    ("<|channel|>analysis<|message|>a<|end|><|start|>assistant", ("a", "", [])),
+    ("assistant to", ("", "assistant to", [])),
     (
         "<|channel|>commentary to=functions.other<|message|>{}<|call|>",
         ("", "<|channel|>commentary to=functions.other<|message|>{}", []),
@@ -307,6 +348,11 @@ def tool(**function):
         ({"tools": tool(x=1)}, "tools[0].function.x", "unknown parameter"),
         ({"tool_choice": "required"}, "tool_choice", "without tools"),
         ({"tools": tool(), "tool_choice": "any"}, "tool_choice", "one of none, auto"),
+        (
+            {"tools": tool(), "tool_choice": {"function": {"name": "a"}, "x": 1}},
+            "tool_choice.x",
+            "unknown parameter",
+        ),
         (
             {
                 "tools": tool(),

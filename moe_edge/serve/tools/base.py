@@ -33,6 +33,13 @@ class Tool(NamedTuple):
         schema = properties.get(parameter) if isinstance(properties, Mapping) else None
         return schema if isinstance(schema, Mapping) else {}
 
+    def closed(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A schema made of parts of `parameters`, with the definitions it refers to."""
+        if '"$ref"' not in json.dumps(schema):
+            return schema
+        names = [n for n in ("$defs", "definitions") if n in self.parameters]
+        return {name: self.parameters[name] for name in names} | dict(schema)
+
 
 class ToolCall(NamedTuple):
     """A call that a model made; `arguments` is the text of a JSON object."""

@@ -87,6 +87,9 @@ class HarmonySplit:
         held = self._held.lstrip()
         may_be = any(b.startswith(held) or held.startswith(b) for b in _BEGINS)
         header, found, rest = held.partition(_MESSAGE)
+        if is_last and not found and held.startswith("<|"):  # cut: no words of it came
+            self._held = ""
+            return False
         if not may_be or (is_last and not found):
             self._channel, self._header = "final", ""
             return True

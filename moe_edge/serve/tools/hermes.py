@@ -28,4 +28,4 @@ class Hermes(Dialect):
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        return rf"/\n?/ {rules.json(schema)} /\n?/"
+        return rf"/\n?/ {rules.json(tool.closed(schema))} /\n?/"

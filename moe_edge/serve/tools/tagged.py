@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from moe_edge.serve.tools.base import Dialect, Rules, Tool, ToolCall, json_value
@@ -50,16 +50,18 @@ class Tagged(Dialect):
         required = tool.parameters.get("required") or ()
         for name in tool.parameters.get("properties") or {}:
             key = rules.literal(self.key % name)
-            part = rf"/\n?/ {key} {self._value_rule(tool.schema_of(name), rules)}"
+            schema = tool.closed(tool.schema_of(name))
+            part = rf"/\n?/ {key} {self._value_rule(schema, rules)}"
             parts.append(part if name in required else f"( {part} )?")
         return rf"/\n?/ {' '.join(parts)} /\n?/ {rules.literal(self.foot)} /\n?/"
 
     def _value_rule(self, schema: Mapping[str, Any], rules: Rules) -> str:
         pad, close = r"/\n?/" if self.is_padded else "", rules.literal(self.close)
-        if schema.get("type") != "string":
+        known = [schema["const"]] if "const" in schema else schema.get("enum", ())
+        if schema.get("type") != "string" or not isinstance(known, Sequence):
             return f"{pad} {rules.json(schema)} {pad} {close}"
-        if "enum" in schema:
-            texts = " | ".join(rules.literal(str(each)) for each in schema["enum"])
+        if known:
+            texts = " | ".join(rules.literal(str(each)) for each in known)
             return f"{pad} ( {texts} ) {pad} {close}"
         return f"{pad} {rules.until(self.close)}"
 
