@@ -107,11 +107,12 @@ def config_from_hf(
     fields.get("quantization_config")  # judged by quantize.py
     common = read_common(fields, family.max_positions, family.norm_eps)
     parts = common | family.read(fields, common)
-    rope = parts["attention"].rope
-    if rope is not None and rope.kind == "longrope":
-        why = "beyond, longrope rotates all positions by other frequencies"
-        end = rope.original_positions
-        parts |= end_positions(parts, end, f"{why}, which is not implemented")
+    for attention in (parts["attention"], *parts.get("other_attention", ())):
+        rope = attention.rope
+        if rope is not None and rope.kind == "longrope":
+            why = "beyond, longrope rotates all positions by other frequencies"
+            end = rope.original_positions
+            parts |= end_positions(parts, end, f"{why}, which is not implemented")
     vocab = fields.int("vocab_size")
     special: dict[str, tuple[int, ...]] = {}
     for name, default in (("eos_token_id", family.eos), ("bos_token_id", family.bos)):

@@ -30,7 +30,10 @@ def mimo_v2_flash(fields: Fields, common: dict) -> dict:
     window = fields.get("sliding_window", 129)
     if fields.get("sliding_window_size") is not None:
         window = fields.int("sliding_window_size") + 1  # a token's own, too
-    fields.only("attention_chunk_size", (window - 1, window, None), "a window's size")
+    windows = read_windows(types, window)
+    if windows:
+        sizes = (window - 1, window, None)
+        fields.only("attention_chunk_size", sizes, "a window's size")
     heads = fields.int("num_attention_heads")
     kv_heads = fields.int("num_key_value_heads", 4)
     head_dim, value_dim = fields.int("head_dim", 192), fields.int("v_head_dim", 128)
@@ -60,7 +63,6 @@ def mimo_v2_flash(fields: Fields, common: dict) -> dict:
         sinks=True,
         rope=_rope(fields, common, _SLIDING, head_dim),
     )
-    windows = read_windows(types, window)
     kinds = {_FULL: full, _SLIDING: sliding}
     return _mlp_layers(fields, layers) | {
         **layer_kinds([kinds[each] for each in types], windows),

@@ -90,12 +90,11 @@ class LayerPrograms(Programs):
         (x_BSD, normed_BSD), cache = block.attend(x_BSD, chunk, window, cache)
         hidden_TD, routing = seam(block.route(normed_BSD, chunk))
         shared = seam(block.run_shared(hidden_TD, routing))
-        wanted_NE = None
+        taken_TD, wanted_NE = block.expert_input(hidden_TD, routing), None
         if gates:
             k_T = chunk.k_T(self.config.moe.top_k)
-            wanted_NE = scores_ahead(self.config, gates, hidden_TD, k_T)
-        hidden_TD = block.expert_input(hidden_TD, routing)
-        return Routed(x_BSD, hidden_TD, shared, routing, wanted_NE), cache
+            wanted_NE = scores_ahead(self.config, gates, hidden_TD, taken_TD, k_T)
+        return Routed(x_BSD, taken_TD, shared, routing, wanted_NE), cache
 
     # experts: all chosen experts of a layer stand in slots
 

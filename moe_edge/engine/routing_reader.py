@@ -33,7 +33,7 @@ class Reading(NamedTuple):
     ids_TK: np.ndarray  # int32, on the host; E is no expert
     weights_TK: jax.Array | np.ndarray  # on the host where a route changed them
     # On the host, None where nobody reads them: the weights, the scores of all experts
-    # (shares), what gate predictors asked for, and the states that the router saw.
+    # (shares), what gate predictors asked for, and the states that experts take.
     host_weights_TK: np.ndarray | None
     scores_TE: np.ndarray | None
     wanted_NE: np.ndarray | None

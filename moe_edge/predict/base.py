@@ -82,8 +82,8 @@ class Predictor(PlugIn):
         Args:
           state: never changed; the new one is returned.
           layer: the model's layer index (dense layers count, but are not observed).
-          hidden_TD: float32, normed hidden states of the router. None if `needs` lacks
-            "hidden", and for past sequences (`PredictorRun.learn`).
+          hidden_TD: float32, normed hidden states, as experts take them. None if
+            `needs` lacks "hidden", and for past sequences (`PredictorRun.learn`).
           ids_TK: int32 chosen experts, best first; E is padding.
           scores_TE: float32 scores of all experts, as shares or gates (`gate_scores`).
             None if `needs` lacks "scores", and for past sequences.

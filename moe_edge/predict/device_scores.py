@@ -46,13 +46,14 @@ def wanted_scores(
 
 
 def scores_ahead(
-    config: ModelConfig, gates: Sequence[Flat], hidden_TD, k_T
+    config: ModelConfig, gates: Sequence[Flat], hidden_TD, taken_TD, k_T
 ) -> jax.Array:
     """What later routers would choose, judged by this layer's state.
 
     Args:
       gates: of the later layers, `GatePredictor.gates_after` or `Probe.gates_after`.
       hidden_TD: float32, the normed state that this layer's router sees.
+      taken_TD: the same, that its experts take: what probes are fitted on.
       k_T: int32, how many experts each token takes: 0 if it is padding.
     Returns:
       float32 `[N, E]`, a row per gate: see `wanted_scores`.
@@ -61,7 +62,7 @@ def scores_ahead(
 
     def probe(gate):
         """The router's rule without weights: the largest values are chosen."""
-        read_TR = linear(hidden_TD, gate["probe"]) + gate["probe_bias"][None]
+        read_TR = linear(taken_TD, gate["probe"]) + gate["probe_bias"][None]
         E, N = gate["probe_out"].shape
         values_TE, gate_TN, up_TN = jnp.split(read_TR, (E, E + N), axis=1)
         values_TE += linear(jax.nn.silu(gate_TN) * up_TN, gate["probe_out"])

@@ -2,7 +2,7 @@
 
 Ours. The router of a later layer, run on an earlier state (`stale_gate.py`), was never
 trained for that state. A probe was: rows and gated neurons that name, on the state that
-the router of layer l saw, which experts layer l + j chose in a calibration text
+the experts of layer l took, which experts layer l + j chose in a calibration text
 (`profile/probes.py` fits them, `moe-edge profile_model --probes` writes them).
 """
 

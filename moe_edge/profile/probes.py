@@ -53,7 +53,7 @@ def fit_probe(
     """Trains a probe.
 
     Args:
-      x_PD: float32 states of a layer's router, perhaps in a file.
+      x_PD: float32 states that a layer's experts took, perhaps in a file.
       place_T: the row of each token, in order of the text.
       ids_TK: experts that a later layer chose for the same tokens.
     Raises:
@@ -95,7 +95,7 @@ def values_of(rows_EC, neurons_NX, x_TD) -> np.ndarray:
 
     Args:
       rows_EC, neurons_NX: see `Probe`.
-      x_TD: states of a layer's router.
+      x_TD: states that a layer's experts took.
     Returns:
       float32 `[T, E]`.
     """

@@ -136,7 +136,7 @@ def _record_layer(
 
 
 def hidden_name(layer: int, ahead: int) -> str:
-    """Scratch file of the states that a layer's router saw; `ahead` + 1 take turns."""
+    """Scratch file of what a layer's experts took; `ahead` + 1 take turns."""
     return f"hidden_{layer % (ahead + 1)}"
 
 

@@ -9,7 +9,11 @@ import jax
 import orbax.checkpoint as ocp
 
 from moe_edge.checkpoint.dense import orbax_writes
-from moe_edge.model.attention_config import AttentionConfig, RopeConfig
+from moe_edge.model.attention_config import (
+    AttentionConfig,
+    IndexerConfig,
+    RopeConfig,
+)
 from moe_edge.model.config import ModelConfig, MoeConfig
 from moe_edge.training.options import Hyper
 from moe_edge.training.start import init_params
@@ -48,6 +52,9 @@ def config_from_json(fields: dict) -> ModelConfig:
     others = map(_attention_from_json, fields.pop("other_attention", ()))
     for name in ("dense_layers", "eos_ids", "attention_kinds"):
         fields[name] = tuple(fields.get(name, ()))
+    if indexer := fields.get("indexer"):
+        layers = tuple(indexer["layers"])
+        fields["indexer"] = IndexerConfig(**indexer | {"layers": layers})
     moe = dict(fields.pop("moe"))
     moe["rank_shares"] = tuple(tuple(row) for row in moe.get("rank_shares", ()))
     return ModelConfig(

@@ -177,6 +177,13 @@ def test_config_ends_the_context_where_longrope_changes():
     )
     raw["max_position_embeddings"] = 80
     assert config_from_hf(raw).context_words == "80"
+    # Whichever layers have it, also behind those without rotary.
+    rope = {"type": "longrope", "short_factor": [1.5] * 5, "long_factor": [3.0] * 5}
+    rope["original_max_position_embeddings"] = 80
+    types = ["full_attention", "sliding_attention", "sliding_attention"]
+    changes = {"rope_scaling": rope, "layer_types": types}
+    config = config_from_hf(raw_config("exaone_moe", **changes))
+    assert config.attention.rope is None and config.max_positions == 80
     with pytest.raises(ConfigError, match="type is 'yarn', expected 'default' or"):
         config_from_hf(raw | {"rope_scaling": {"type": "yarn", "factor": 4.0}})
 

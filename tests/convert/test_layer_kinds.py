@@ -353,6 +353,7 @@ def test_mimo_as_published():
         ("mimo", {"hybrid_layer_pattern": [0, 2]}, "hybrid_layer_pattern is .0, 2.*7"),
         ("mimo", {"layer_types": ["full_attention"] * 7}, "as hybrid_layer_pattern"),
         ("mimo", {"attention_sink_scale": 2.0}, "attention_sink_scale=2.0"),
+        ("mimo_v2_flash", {"sliding_window": None}, "sliding_window is None but"),
         (
             "mimo_v2_flash",
             {"rope_parameters": {"rope_theta": 1e4}},

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import scipy.special
 
+from moe_edge.convert.families import config_from_hf
 from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.weights import bind_block, block_graph
 from moe_edge.model import kv_cache
 from moe_edge.model.experts import run_experts
@@ -25,6 +27,7 @@ from moe_edge.predict.stale_gate import GatePredictor, PartialState
 from moe_edge.profile.probes import values_of
 from tests.predict.support import Shape, rows_of
 from tests.support.slow_cases import slow, slow_but
+from tests.support.tiny_checkpoints import raw_config
 from tests.support.tiny_models import ALL, BF16, random_weights
 
 BATCH, PROMPT, CAPACITY = 2, 7, 16
@@ -164,7 +167,8 @@ def computed(predictor, state, layer, hidden_TD, ids_TK):
     """The state after an engine's program has computed the scores."""
     gates, moe = predictor.gates_after(layer), predictor.config.moe
     k_T = jnp.where(ids_TK[:, 0] < moe.num_experts, moe.top_k, 0)
-    wanted_NE = run_scores(predictor.config, gates, jnp.asarray(hidden_TD), k_T)
+    hidden_TD = jnp.asarray(hidden_TD)
+    wanted_NE = run_scores(predictor.config, gates, hidden_TD, hidden_TD, k_T)
     return predictor.store(state, layer, wanted_NE)
 
 
@@ -246,7 +250,8 @@ def test_gate_scores_compile_once_for_all_layers(name, tmp_path):
     program = jax.jit(functools.partial(scores_ahead, config))
     for layer in (1, 2):
         k_T = jnp.full(BATCH, config.moe.top_k, jnp.int32)
-        out = program(predictor.gates_after(layer), seen[layer].hidden_TD, k_T)
+        hidden_TD = seen[layer].hidden_TD
+        out = program(predictor.gates_after(layer), hidden_TD, hidden_TD, k_T)
         assert out.shape == (1, config.moe.num_experts)
     assert program._cache_size() == 1
 
@@ -268,6 +273,33 @@ def write_probes(folder, config, look_ahead, seed=0):
                 np.save(neurons_path(folder, layer, target), neurons_NX)
                 rows[layer, target] = rows_EC, neurons_NX
     return rows
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "llama4_text"])
+def test_a_probe_reads_what_the_experts_take(family, tmp_path):
+    """As `profile/probes.py` fits it; routers see another state here."""
+    weights = random_weights(config_from_hf(raw_config(family)))
+    config, layer = weights.config, weights.config.moe_layers[0]
+    rows = write_probes(tmp_path, config, 2)
+    probe = get_predictor(
+        "probe", config=config, profile=str(tmp_path), look_ahead=2
+    ).gates_after(layer)
+    target = next(each for each in config.moe_layers if each > layer)
+    programs = LayerPrograms(config, np.float32)
+    start_B, valid_BS = jnp.zeros(1, jnp.int32), jnp.ones((1, 1), bool)
+    tokens_BS = jnp.full((1, 1), 7, jnp.int32)
+    x_BSD, chunk = begin(config, weights.top["embed"], tokens_BS, start_B, valid_BS)
+    cache = kv_cache.empty_cache(config.attention_of(layer), 1, CAPACITY)
+    window = jnp.int32(layer_window(config, layer))
+    given = x_BSD, weights.layers[layer], probe, chunk, window, cache
+    routed, _ = programs.attend(programs.kinds[layer], *given)
+    values_E = values_of(*rows[layer, target], np.asarray(routed.hidden_TD))[0]
+    wanted_E = np.asarray(routed.wanted_NE)[0]
+    best_K = np.argsort(-values_E)[: config.moe.top_k]
+    assert set(np.flatnonzero(wanted_E >= 0)) == set(best_K)
+    np.testing.assert_allclose(
+        wanted_E[best_K], np.logaddexp(0, values_E[best_K]), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["gqa", "gpt_oss"])

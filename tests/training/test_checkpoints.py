@@ -6,9 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from moe_edge.convert.families import config_from_hf
 from moe_edge.training import checkpoints, step
 from moe_edge.training.default_config import default_config
 from moe_edge.training.start import init_params
+from tests.support.tiny_checkpoints import raw_config
 from tests.support.tiny_models import MIXED
 
 CONFIG = default_config(
@@ -36,7 +38,10 @@ def test_restore_of_new_folder_is_none(tmp_path):
         assert checkpoints.restore(manager, step.Hyper()) is None
 
 
-@pytest.mark.parametrize("config", [CONFIG, MIXED], ids=["one_kind", "two_kinds"])
-def test_config_to_json_and_back_is_the_same(config):
+@pytest.mark.parametrize("name", ["one_kind", "two_kinds", "indexer"])
+def test_config_to_json_and_back_is_the_same(name):
+    configs = {"one_kind": CONFIG, "two_kinds": MIXED}
+    configs["indexer"] = config_from_hf(raw_config("deepseek_v32"))
+    config = configs[name]
     fields = json.loads(json.dumps(checkpoints.config_to_json(config)))
     assert checkpoints.config_from_json(fields) == config
