@@ -304,9 +304,11 @@ def test_required_and_named_tools_are_a_grammar(tokenizer):
 def test_earlier_calls_and_results_reach_the_template(model):
     call = {"id": "c1", "type": "function"}
     call["function"] = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    # As openai's client has them in an answer that it read.
+    call["index"], call["function"]["parsed_arguments"] = 0, {"city": "Rome"}
     talk = [
         *USER,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "parsed": {}},
         {"role": "tool", "tool_call_id": "c1", "content": "dry"},
     ]
     source = (
