@@ -199,7 +199,9 @@ HARMONY = [
     ("<|channel|>fin", ("", "", [])),
     ("<|channel|>analysis<|message|>a<|end|><|start|>", ("a", "", [])),
     ("<|channel|>analysis<|message|>a<|end|><|start|>assistant", ("a", "", [])),
+    ("<|channel|>commentary to=functions.stop<|message|>", ("", "", [])),
     ("assistant to", ("", "assistant to", [])),
+    ("<|r", ("", "<|r", [])),
     (
         "<|channel|>commentary to=functions.other<|message|>{}<|call|>",
         ("", "<|channel|>commentary to=functions.other<|message|>{}", []),
@@ -212,6 +214,8 @@ HARMONY = [
 def test_channels_of_harmony_are_told_apart(text, wanted):
     for size in (1, 2, 5, 1000):
         assert channels(text, size) == wanted
+    thought, said, calls = HarmonySplit(TOOLS).feed(text, is_last=True)  # no stream
+    assert (thought, said, calls) == wanted
 
 
 def test_harmony_of_a_template_is_read_without_tools_too(model, tokenizer):
