@@ -52,9 +52,10 @@ class PromptFiles:
             try:
                 arrays = safetensors.numpy.load(path.read_bytes())
                 k, tokens = int(arrays["k"][0]), tuple(arrays["tokens"].tolist())
+                is_ours = path.name == self._name(k, tokens)
             except (OSError, SafetensorError, KeyError, IndexError, ValueError):
                 continue
-            if path.name == self._name(k, tokens):
+            if is_ours:
                 count += slots.keep(k, tokens, _layers(arrays))
         if count:
             say(f"prompt cache: {count} beginnings read from {self._folder}")

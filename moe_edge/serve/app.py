@@ -51,6 +51,7 @@ def make_app(
     most_bytes = MOST_BODIES * limit
     readers, writers = Workers("bodies", 2, most_bytes), Workers("answers", 2)
     tokenizing = Workers("tokenize", 1, most_bytes)  # holds up no request for text
+    compilers = Workers("grammars", 2, most_bytes)  # seconds, of hostile ones
 
     def completion(body: bytes):
         request = read_completion(body, model)
@@ -61,7 +62,7 @@ def make_app(
         return request, request.encode(model, template)
 
     def generation(read) -> Generation:
-        given = readers, writers, limit, options.request_s
+        given = readers, writers, compilers, limit, options.request_s
         return Generation(thread, model, read, *given)
 
     def from_body(answer: Callable[..., Any], *given):

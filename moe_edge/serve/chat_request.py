@@ -234,7 +234,8 @@ def _message(path: str, value: Any) -> Message:
         "tool_calls": calls_reader,
         "tool_call_id": text,
     }
-    values = read_fields(value, readers, _MESSAGE_NEUTRAL, within=f"{path}.")
+    ignored = ("parsed",)  # what openai's client made of the content
+    values = read_fields(value, readers, _MESSAGE_NEUTRAL, ignored, f"{path}.")
     if values.get("tool_calls"):
         values.setdefault("content", "")
     else:

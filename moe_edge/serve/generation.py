@@ -29,8 +29,8 @@ class Generation:
 
     Args:
       read: body -> (request, prompts).
-      readers, writers: of bodies and of answers; apart, so that no answer waits for
-        bodies.
+      readers, writers, compilers: of bodies, of answers and of grammars; apart, so that
+        no answer waits for bodies, and no body for grammars.
       max_body_bytes, request_s: see `ServerOptions`.
     """
 
@@ -41,11 +41,13 @@ class Generation:
         read: Callable[[bytes], tuple[TokenRequest, Sequence[Encoded]]],
         readers: Workers,
         writers: Workers,
+        compilers: Workers,
         max_body_bytes: int,
         request_s: float,
     ):
         self._thread, self._model, self._read = thread, model, read
         self._readers, self._writers = readers, writers
+        self._compilers = compilers
         self._max_body_bytes, self._request_s = max_body_bytes, request_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,7 +59,14 @@ class Generation:
             if not self._readers.has_room(body):
                 raise thread.refuse(endpoint, "queue_full")
             ready = await self._readers.read(receive, self._prepare, body, arrival_s)
-        request, choices = ready
+            request, prompts, choices = ready
+            if choices is None:
+                choices = await self._compilers.read(
+                    receive,
+                    lambda _: make_choices(request, prompts, self._model, arrival_s),
+                    body,
+                    is_short=False,
+                )
         asked = [choice.asked for choice in choices]
         call = thread.submit(asked, endpoint, arrival_s, request.stream)
         gone = asyncio.create_task(until_gone(receive, lambda: call.lose(GONE)))
@@ -73,14 +82,17 @@ class Generation:
 
     def _prepare(
         self, body: bytes, arrival_s: float
-    ) -> tuple[TokenRequest, list[Choice]]:
-        """What a body asks for."""
+    ) -> tuple[TokenRequest, Sequence[Encoded], list[Choice] | None]:
+        """What a body asks for; no choices yet where there is a grammar to compile."""
         request, prompts = self._read(body)
         limit_s = self._request_s
         if request.deadline_s is not None:
             limit_s = min(request.deadline_s, limit_s)
         request = dataclasses.replace(request, deadline_s=limit_s)
-        return request, make_choices(request, prompts, self._model, arrival_s)
+        if request.grammar or any(prompt.grammar for prompt in prompts):
+            return request, prompts, None
+        choices = make_choices(request, prompts, self._model, arrival_s)
+        return request, prompts, choices
 
     async def _whole(self, answer, choices, call, scope, receive, send) -> None:
         while not call.is_over:

@@ -6,6 +6,7 @@ chain of references more stack than a thread has, which ends the process.
 """
 
 import functools
+import os
 import resource
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def first_fault(matcher: llguidance.LLMatcher) -> str | None:
 
 def _try() -> None:
     """Reads a grammar and writes what is wrong with it; killed beyond the bounds."""
+    os.nice(10)  # the engine goes first
     resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":

@@ -52,8 +52,10 @@ def serve_http(
             stack.callback(observers[-1].close)
 
         def close(driver: Driver) -> None:
-            before_close(driver)
-            driver.slots.engine.close()
+            try:
+                before_close(driver)
+            finally:
+                driver.slots.engine.close()
 
         thread = EngineThread(load, close, observers)
 

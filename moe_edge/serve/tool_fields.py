@@ -133,7 +133,8 @@ def _call(path: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid(path, value, "a call of a function")
     readers = {"id": text, "type": one_of("function"), "function": _called}
-    found = read_fields(value, readers, {"index": None}, within=f"{path}.")
+    # Of a stream, which clients send back as it came.
+    found = read_fields(value, readers, ignored=("index",), within=f"{path}.")
     if "function" not in found:
         raise invalid(path, value, "a call of a function")
     return {"type": "function"} | found
@@ -142,7 +143,9 @@ def _call(path: str, value: Any) -> dict[str, Any]:
 def _called(path: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid(path, value, "an object with name and arguments")
-    found = read_fields(value, {"name": text, "arguments": text}, within=f"{path}.")
+    readers = {"name": text, "arguments": text}
+    ignored = ("parsed_arguments",)  # what openai's client made of them
+    found = read_fields(value, readers, ignored=ignored, within=f"{path}.")
     if set(found) != {"name", "arguments"}:
         raise invalid(path, value, "an object with name and arguments")
     arguments = json_value(found["arguments"] or "{}", otherwise=found["arguments"])

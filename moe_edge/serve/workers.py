@@ -38,29 +38,37 @@ class Workers:
         return self._num_bytes + len(body) <= self._most_bytes
 
     async def read(
-        self, receive: Receive, do: Callable[..., T], body: bytes, *given
+        self,
+        receive: Receive,
+        do: Callable[..., T],
+        body: bytes,
+        *given,
+        is_short: bool = True,
     ) -> T:
         """`do(body, *given)`; never begun if the client goes before.
 
+        Args:
+          is_short: whether a short body takes no time worth a thread.
         Raises:
           ApiError: queue_full: there is no room.
           ClientGone: before the end.
         """
-        if len(body) <= SHORT_BYTES:
+        if is_short and len(body) <= SHORT_BYTES:
             return do(body, *given)
-        if not self.has_room(body):
+        size = max(len(body), SHORT_BYTES)
+        if self._num_bytes + size > self._most_bytes:
             raise refusal("queue_full")
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._pool, do, body, *given)
         gone = asyncio.create_task(until_gone(receive, work.cancel))
-        self._num_bytes += len(body)
+        self._num_bytes += size
         try:
             await asyncio.wait([work])
             if work.cancelled():
                 raise ClientGone
             return work.result()
         finally:
-            self._num_bytes -= len(body)
+            self._num_bytes -= size
             work.cancel()
             gone.cancel()
 

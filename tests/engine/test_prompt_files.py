@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from moe_edge.engine import prompt_files
 from moe_edge.engine.prompt_files import SUFFIX, PromptFiles
@@ -52,6 +53,8 @@ def test_other_models_and_torn_files_are_left_alone(engine, tmp_path):
     data = first.read_bytes()
     first.write_bytes(data[: len(data) // 2])
     (tmp_path / f"0{SUFFIX}").write_bytes(b"nothing")
+    strange = {"k": np.array([3]), "tokens": np.zeros((1, 32), np.int32)}
+    safetensors.numpy.save_file(strange, tmp_path / f"2{SUFFIX}")
     second.rename(tmp_path / f"1{SUFFIX}")  # not the name of what it holds
     assert PromptFiles(tmp_path, MODEL).load(slots_of(engine)) == 0
     assert PromptFiles(tmp_path / "absent", MODEL).load(slots_of(engine)) == 0

@@ -116,3 +116,27 @@ def test_no_token_waits_for_a_step_with_prompts(monkeypatch):
         server.complete(prompt="the mill and the river " * 3, max_tokens=1)
         assert read_reply(stream).status == 200
     assert sum(prompts) >= 2 and held["alone"] > 20 and not held["beside a prompt"]
+
+
+def test_grammar_that_takes_long_holds_up_nobody(monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(grammar):
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        return "it takes too long"
+
+    monkeypatch.setattr("moe_edge.serve.grammar.fault_of", slow)
+    with live_server() as server:
+        body = json.dumps(completion(structured_outputs={"regex": "a"})).encode()
+        replies = []
+        client = threading.Thread(
+            target=lambda: replies.append(server.post("/v1/completions", body))
+        )
+        client.start()
+        assert begun.wait(WAIT_S)
+        assert server.complete(max_tokens=2).status == 200
+        go_on.set()
+        client.join(WAIT_S)
+    assert replies[0].code == "invalid_value"
+    assert "it takes too long" in replies[0].json["error"]["message"]

@@ -199,7 +199,9 @@ HARMONY = [
     ("<|channel|>fin", ("", "", [])),
     ("<|channel|>analysis<|message|>a<|end|><|start|>", ("a", "", [])),
     ("<|channel|>analysis<|message|>a<|end|><|start|>assistant", ("a", "", [])),
+    ("<|channel|>commentary to=functions.stop<|message|>", ("", "", [])),
     ("assistant to", ("", "assistant to", [])),
+    ("<|r", ("", "<|r", [])),
     (
         "<|channel|>commentary to=functions.other<|message|>{}<|call|>",
         ("", "<|channel|>commentary to=functions.other<|message|>{}", []),
@@ -212,6 +214,8 @@ HARMONY = [
 def test_channels_of_harmony_are_told_apart(text, wanted):
     for size in (1, 2, 5, 1000):
         assert channels(text, size) == wanted
+    thought, said, calls = HarmonySplit(TOOLS).feed(text, is_last=True)  # no stream
+    assert (thought, said, calls) == wanted
 
 
 def test_harmony_of_a_template_is_read_without_tools_too(model, tokenizer):
@@ -304,9 +308,11 @@ def test_required_and_named_tools_are_a_grammar(tokenizer):
 def test_earlier_calls_and_results_reach_the_template(model):
     call = {"id": "c1", "type": "function"}
     call["function"] = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    # As openai's client has them in an answer that it read.
+    call["index"], call["function"]["parsed_arguments"] = 0, {"city": "Rome"}
     talk = [
         *USER,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "parsed": {}},
         {"role": "tool", "tool_call_id": "c1", "content": "dry"},
     ]
     source = (

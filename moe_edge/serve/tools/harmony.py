@@ -71,8 +71,10 @@ class HarmonySplit:
                 if not is_over:
                     break
                 call = Harmony().read(self._header + _MESSAGE + piece, self._tools)
-                calls += [] if call is None else [call]
-                said += self._header + _MESSAGE + piece if call is None else ""
+                if call is not None:
+                    calls.append(call)
+                elif piece:
+                    said += self._header + _MESSAGE + piece
             elif self._channel == "analysis":
                 thought += piece
             else:
@@ -87,8 +89,8 @@ class HarmonySplit:
         held = self._held.lstrip()
         may_be = any(b.startswith(held) or held.startswith(b) for b in _BEGINS)
         header, found, rest = held.partition(_MESSAGE)
-        if is_last and not found and held.startswith("<|"):  # cut: no words of it came
-            self._held = ""
+        if may_be and is_last and not found and held.startswith("<|"):
+            self._held = ""  # cut before any words
             return False
         if not may_be or (is_last and not found):
             self._channel, self._header = "final", ""
