@@ -57,6 +57,7 @@ def of_group(section, **changes):
         (INT4 | {"config_groups": {"W4A16": ["Linear"]}}, "W4A16 is .*, expected an"),
         (of_group(INT4, targets="Linear"), 'group_0: targets is "Linear", expected a'),
         (of_group(INT4, targets=["re:("]), r'targets is "re:\(", expected a regular'),
+        (of_group(INT4, targets=["re:(a+)+$"]), "expected no group that is repeated"),
         (of_group(INT4, weights=None), "group_0: weights is null, expected an obj"),
         (of_group(INT4, format="mixed-precision"), "group_0: format is"),
         (of_group(INT4, extra=1), r'group_0 has unknown fields {"extra": 1}'),
