@@ -213,6 +213,8 @@ def summary(check: Check) -> dict[str, Any]:
             "moe_layers": len(config.moe_layers),
             "experts": config.moe.num_experts,
             "top_k": config.moe.top_k,
+            "max_positions": config.max_positions,
+            "positions_end": config.positions_end or None,
             **{f"{part}_bytes": size for part, size in sizes(config).items()},
         }
     return facts
@@ -238,6 +240,7 @@ def lines(check: Check) -> Iterator[str]:
             f"{moe.num_experts:,} experts, of which a token takes {moe.top_k}"
             + (" and a shared one" if moe.shared_dim else "")
         )
+        yield f"tokens of a context: {config.context_words}"
         yield f"{'':10}{'an expert':>12}{'all experts':>14}{'all else':>12}"
         size = sizes(config)
         for kind, one in size["expert"].items():

@@ -4,10 +4,9 @@ Each function returns keyword arguments of ModelConfig. Defaults and the meaning
 every field are those of transformers 5.24. All choose experts as DeepSeek-V3 does.
 """
 
-from typing import Any
-
 from moe_edge.convert.family import ExpertNames, Family
 from moe_edge.convert.family_parts import (
+    listed_layers,
     read_first_dense,
     read_gqa,
     read_mla,
@@ -15,7 +14,6 @@ from moe_edge.convert.family_parts import (
     read_mtp,
 )
 from moe_edge.convert.hf_config import Fields
-from moe_edge.core.checks import ConfigError
 
 EXPERTS = ExpertNames(
     ("n_routed_experts", "num_local_experts"), shared=("n_shared_experts",)
@@ -53,19 +51,9 @@ def glm4_moe_lite(fields: Fields, common: dict) -> dict:
 
 
 def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
-    types: Any = fields.get("mlp_layer_types")
+    types = listed_layers(fields, "mlp_layer_types", layers, ("dense", "sparse"))
     if types is None:
         return (0,)
-    known = ("dense", "sparse")
-    if (
-        not isinstance(types, list)
-        or len(types) != layers
-        or any(each not in known for each in types)
-    ):
-        raise ConfigError(
-            f"mlp_layer_types is {types!r:.80}, expected a list of {layers} of {known} "
-            "(num_hidden_layers)"
-        )
     return tuple(i for i, each in enumerate(types) if each == "dense")
 
 

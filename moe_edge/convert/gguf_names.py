@@ -200,7 +200,7 @@ def is_unused(name: str, num_layers: int, found) -> bool:
     Args:
       found: names in the file.
     """
-    # The one is checked by gguf_parts.py, the others by the reader.
+    # Checked by the reader, or by gguf_parts.py, which needs the one then.
     if name == ROPE_FACTORS or name.endswith(FREQUENCIES):
         return True
     prefix, _, rest = name.partition(".")

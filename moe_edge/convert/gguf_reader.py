@@ -22,6 +22,8 @@ from moe_edge.convert import gguf_names
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.gguf_blocks import KINDS, decode, is_quantised
 from moe_edge.convert.gguf_config import architecture, hf_config
+from moe_edge.convert.gguf_metadata import ADVICE
+from moe_edge.convert.gguf_parts import ROPE_FACTORS
 from moe_edge.convert.gguf_split import open_gguf
 from moe_edge.convert.gguf_tokenizer import check_tokenizer, tokenizer_files
 from moe_edge.convert.hf_files import dump_json
@@ -64,6 +66,11 @@ class GgufReader(DenseReader):
         for name in self.dropped:
             if name.endswith(gguf_names.FREQUENCIES):
                 check_frequencies(path, name, self._file.read(name), self.config)
+            if name == ROPE_FACTORS and (self._file.read(name) != 1).any():
+                raise ConfigError(
+                    f"{path}: {name} divides rotary frequencies, expected ones, or no "
+                    f"such tensor, in models of {self.config.model_type}; {ADVICE}"
+                )
         expected = gguf_names.all_shapes(self.config, self._entry, found)
         check_tensors(
             str(path),

@@ -27,6 +27,8 @@ from moe_edge.core.checks import CheckpointError
 
 _FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
 _CLASSES = ("Linear",)
+# A repetition of repetitions may take longer than anybody waits.
+_REPEATED = re.compile(r"\)[*+{]")
 _ROLES = {
     "packed": ".weight_packed",
     "scale": ".weight_scale",
@@ -143,6 +145,8 @@ def _read_group(outer: QuantFields, name: str, raw: Any) -> _Group:
             re.compile(target.removeprefix("re:"))
         except re.error as error:
             fields.refuse("targets", target, f"a regular expression ({error})")
+        if target.startswith("re:") and _REPEATED.search(target):
+            fields.refuse("targets", target, "no group that is repeated")
     stated = fields.get("format", outer.section["format"])
     if stated == "mixed-precision":
         fields.refuse("format", None, " or ".join(_FORMATS))

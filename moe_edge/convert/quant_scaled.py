@@ -97,7 +97,7 @@ class ScaledTensor(PackedTensor):
     def _checked_shape(self):
         shape, scales = (tuple(self.parts[p].shape) for p in ("weight", "scale"))
         kind = "INT8" if self.parts["weight"].dtype == INT8 else "FP8"
-        if len(shape) not in (2, 3):
+        if len(shape) not in (2, 3) or self.name.endswith("bias"):
             raise CheckpointError(
                 f"{self.name} is {kind} of shape {shape}, expected a matrix, or one of "
                 "each expert; copy the file again"

@@ -108,6 +108,14 @@ def test_config_alone_gives_sizes_and_says_that_tensors_were_not_checked(tmp_pat
     assert "tensors: not checked\nno tokenizer.json: pro" in text
     assert "alone\nloads, as far as it was checked" in text
     assert "float32        11.5 kB        207 kB" in text
+    assert "\ntokens of a context: 160\n" in text
+    # Where it ends before what config.json says, why.
+    raw = raw_config("deepseek_v32", index_topk=70)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    check = check_checkpoint(tmp_path)
+    assert "\ntokens of a context: 70 (beyond index_topk=70 its spar" in shown(check)
+    said = summary(check)
+    assert said["max_positions"] == 70 and "index_topk" in said["positions_end"]
     assert "q8_0                 -             -           -" in text
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     (reason,) = check_checkpoint(tmp_path).reasons

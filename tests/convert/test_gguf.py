@@ -335,6 +335,10 @@ def test_modules_of_later_tokens_are_dropped_and_named(tmp_path, capsys):
     assert result["dropped"] == names
     line = f"{file}: left out, as the model does not use them: {', '.join(names)}\n"
     assert line in capsys.readouterr().err
+    twos = np.full(3, 2, "f4").tobytes()
+    written["rope_freqs.weight"] = ("F32", (3,), twos)
+    with pytest.raises(ConfigError, match="rope_freqs.weight divides rotary frequenc"):
+        open_checkpoint(write_gguf(tmp_path / "y.gguf", said, written))
 
 
 def test_factors_of_single_rope_frequencies_are_read(tmp_path):

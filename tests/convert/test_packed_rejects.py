@@ -4,6 +4,7 @@ import contextlib
 import json
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -56,6 +57,7 @@ def of_group(section, **changes):
         (INT4 | {"config_groups": {"W4A16": ["Linear"]}}, "W4A16 is .*, expected an"),
         (of_group(INT4, targets="Linear"), 'group_0: targets is "Linear", expected a'),
         (of_group(INT4, targets=["re:("]), r'targets is "re:\(", expected a regular'),
+        (of_group(INT4, targets=["re:(a+)+$"]), "expected no group that is repeated"),
         (of_group(INT4, weights=None), "group_0: weights is null, expected an obj"),
         (of_group(INT4, format="mixed-precision"), "group_0: format is"),
         (of_group(INT4, extra=1), r'group_0 has unknown fields {"extra": 1}'),
@@ -110,6 +112,17 @@ def test_any_shape_of_any_part_is_read_or_refused(name):
                 files = {n: Header(a.shape, a.dtype, n) for n, a in changed.items()}
                 with contextlib.suppress(CheckpointError):
                     scheme.find(files)
+
+
+def test_biases_of_eight_bits_are_refused():
+    """Also where those of all experts are a matrix."""
+    scheme = quantization({"quantization_config": FP8_ROWS})
+    name, float8 = "mlp.experts.down_proj_bias", np.dtype(ml_dtypes.float8_e4m3fn)
+    files = {name: Header((6, 48), float8, name)}
+    scale = name + "_scale"
+    files[scale] = Header((6, 1), np.dtype(np.float32), scale)
+    with pytest.raises(CheckpointError, match=r"bias is FP8 of shape \(6, 48\), exp"):
+        scheme.find(files)
 
 
 class Header(NamedTuple):
