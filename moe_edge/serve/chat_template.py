@@ -35,7 +35,7 @@ Tools, each called by <tool_call>{"name": .., "arguments": {..}}</tool_call>:
 Assistant:
 {%- endif -%}"""
 
-# Variables that a request has by other means, and names that would shadow functions.
+# Variables that a request has by other means.
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 
 _TRIALS = (("user",), ("system", "user"), ("user", "assistant", "user"))

@@ -108,6 +108,7 @@ def run_serve(
         def load():
             fail = server.fail_step
             driver = load_driver(checkpoint, k, offload, serving, fail_step=fail)
+            model.grammars.prepare()
             if keep is not None:
                 from moe_edge.engine.prompt_files import PromptFiles
 

@@ -225,3 +225,18 @@ def test_cluster_refuses_grammars(tokenizer):
 def test_model_without_an_end_is_refused(tokenizer):
     with pytest.raises(ApiError, match="no end-of-text token"):
         Grammars(tokenizer, V, ()).compile(GrammarSpec("regex", "a", "f"))
+
+
+def test_tokenizer_is_read_once_also_if_it_cannot_be(tokenizer, monkeypatch):
+    grammars, tried = Grammars(tokenizer, V, (EOS,)), []
+
+    def fails(*given, **more):
+        tried.append(given)
+        raise ValueError("no such model")
+
+    monkeypatch.setattr("llguidance.LLTokenizer", fails)
+    grammars.prepare()
+    for _ in range(2):
+        with pytest.raises(ApiError, match="cannot read .* tokenizer: no such model"):
+            grammars.compile(GrammarSpec("regex", "a", "f"))
+    assert len(tried) == 1
