@@ -140,7 +140,9 @@ def write_inputs(here: Path) -> None:
         for layer in range(16)
     ]
     write_lines(here / "COUNTS.jsonl", rows)
-    raw = raw_config("qwen2_moe", rope_theta=1e4) | {"rms_norm_eps": 1e-6}
+    # Experts of whole blocks of 32, for what quantises them.
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "rms_norm_eps": 1e-6}
+    raw = raw_config("qwen2_moe", rope_theta=1e4, **sizes)
     write_gguf(here / "FILE.gguf", *from_hf(raw, random_tensors(raw)))
     (here / "DATA/traces").mkdir(parents=True)
     (here / "DATA/traces/azure_conv.csv").write_text(

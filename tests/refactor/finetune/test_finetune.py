@@ -39,7 +39,7 @@ def result(source):
             runs.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "Run", Watched)
+        patch.setattr(train, "Training", Watched)
         summary = finetune_tiny(source, source / "tuned")
     return summary, source / "tuned", runs[0]
 

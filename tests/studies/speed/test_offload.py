@@ -122,7 +122,7 @@ def test_replayed_repeats_a_runs_predictions_lookup_by_lookup(engine, prompts):
 
 
 def test_check_same_tokens_names_the_first_difference():
-    run = runs.Run(np.zeros(2), np.array([[1], [2], [3]]))
+    run = runs.TimedRun(np.zeros(2), np.array([[1], [2], [3]]))
     runs.check_same_tokens("x", run, run)
     other = dataclasses.replace(run, tokens=np.array([[1], [2], [4]]))
     with pytest.raises(RuntimeError, match="x is no lossless run: token 2"):
