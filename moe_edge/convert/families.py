@@ -80,6 +80,15 @@ def text_part(raw: dict[str, Any]) -> dict[str, Any]:
     return both | text | ids | {"model_type": name}
 
 
+# Families whose layers keep a state in place of keys and values, and which.
+RECURRENT = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"), "a delta-net's"),
+    "lfm2_moe": "a short convolution's",
+    "kimi_linear": "a delta-net's with a decay a channel",
+    "nemotron_h": "Mamba-2's",
+}
+
+
 def config_from_hf(
     raw: dict[str, Any],
     generation: dict[str, Any] | None = None,
@@ -101,6 +110,11 @@ def config_from_hf(
     if raw.get("model_type") in WHOLE:
         raw = text_part(raw)
     model_type = str(raw.get("model_type"))  # anything else is an unknown text too
+    if model_type in RECURRENT:
+        raise ConfigError(
+            f"{model_type} has layers with a state ({RECURRENT[model_type]}), which "
+            "are not implemented; expected attention in every layer"
+        )
     check_known("model_type", model_type, (*FAMILIES, *WHOLE))
     family = FAMILIES[model_type]
     fields = Fields(raw, model_type, family.experts)

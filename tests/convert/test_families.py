@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from moe_edge.convert.families import config_from_hf
+from moe_edge.convert.families import RECURRENT, config_from_hf
 from moe_edge.core.checks import ConfigError
 from tests.support.tiny_checkpoints import CONFIGS, raw_config
 
@@ -318,3 +318,9 @@ def test_yarn_out_of_range_is_refused(changes, message):
 def test_dynamic_rope_is_default_within_the_context():
     raw = raw_config("olmoe") | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
     assert config_from_hf(raw).attention.rope.kind == "default"
+
+
+@pytest.mark.parametrize("model_type", RECURRENT)
+def test_layers_with_a_state_are_refused_by_what_they_keep(model_type):
+    with pytest.raises(ConfigError, match=f"{model_type} has layers with a state"):
+        config_from_hf({"model_type": model_type})
