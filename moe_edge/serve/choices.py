@@ -61,6 +61,7 @@ def make_choices(
     shared = request.grammar and model.grammars.compile(request.grammar)
     for prompt in prompts:
         echo, reading = prompt.text if request.echo else "", prompt.reading
+        special = bool(reading and reading.needs_special(model.tokenizer))
         grammar = shared or (prompt.grammar and model.grammars.compile(prompt.grammar))
         for number in range(request.n):
             ends = TextEnds(
@@ -71,7 +72,7 @@ def make_choices(
                 ignore_eos=request.ignore_eos,
                 with_tokens=request.top_logprobs is not None,
                 silent=request.max_new_tokens == 0,
-                special=bool(reading and reading.needs_special(model.tokenizer)),
+                special=special,
                 first=len(echo),
             )
             guide = grammar and grammar.guide(reading and reading.reasoning)

@@ -7,6 +7,8 @@ may arrive in pieces.
 
 from typing import NamedTuple
 
+from moe_edge.serve.markers import begun
+
 
 class Markers(NamedTuple):
     """Texts around what a model thinks."""
@@ -98,6 +100,4 @@ class Split:
         if not self._inside:
             opens = self._may_begin and marker.startswith(held)
             return 0 if opens else len(held)
-        most = min(len(marker) - 1, len(held))
-        part = next((n for n in range(most, 0, -1) if marker.startswith(held[-n:])), 0)
-        return len(held[: len(held) - part].rstrip())
+        return len(held[: len(held) - begun(held, marker)].rstrip())

@@ -7,6 +7,7 @@ read here, as text whose special tokens are kept.
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from moe_edge.serve.markers import begun
 from moe_edge.serve.tools.base import Dialect, Rules, Tool, ToolCall, call_of
 
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -114,12 +115,7 @@ class HarmonySplit:
             return piece, True
         if self._channel == "call" and not is_last:
             return "", False
-        most = 0 if is_last else max(map(self._tail, _ENDS))
+        most = 0 if is_last else max(begun(self._held, end) for end in _ENDS)
         size = len(self._held) - most
         piece, self._held = self._held[:size], self._held[size:]
         return piece, is_last
-
-    def _tail(self, end: str) -> int:
-        """How much of an end the text that is held stops with."""
-        sizes = range(min(len(end) - 1, len(self._held)), 0, -1)
-        return next((n for n in sizes if end.startswith(self._held[-n:])), 0)

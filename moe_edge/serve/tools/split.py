@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from moe_edge.serve.markers import begun
 from moe_edge.serve.tools.base import Dialect, Tool, ToolCall
 
 
@@ -47,9 +48,7 @@ class ToolSplit:
             end = at + len(self._dialect.around[0])
             self._opened, self._held = held[at:end], held[end:]
             return held[:at].rstrip()
-        most = min(len(opening) - 1, len(held))
-        part = next((n for n in range(most, 0, -1) if opening.startswith(held[-n:])), 0)
-        ready = len(held[: len(held) - part].rstrip())
+        ready = len(held[: len(held) - begun(held, opening)].rstrip())
         self._held = held[ready:]
         return held[:ready]
 
