@@ -1,6 +1,7 @@
 """Every experiment of configs/ parses, binds its root and passes the dry checks."""
 
 import re
+import sys
 from pathlib import Path
 
 import gin
@@ -8,6 +9,8 @@ import pytest
 
 from moe_edge.commands.gin_data import Names, check_settings
 from moe_edge.configurables import OPTIONS, get_root, others, read_by
+from moe_edge.core.checks import ConfigError
+from moe_edge.place import ranks
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -87,8 +90,17 @@ def test_config_passes_its_dry_run(path, tmp_path):
     gin.bind_parameter(f"{root}.dry_run", True)
     if "--data_dir" in command_of(path):
         gin.bind_parameter(f"{root}.data_dir", str(DATA))
-    assert get_root(root)()["dry_run"] is True
+    if ranks.INSTALL in path.read_text() and not has_ranks():
+        with pytest.raises(ConfigError, match=re.escape(ranks.INSTALL)):
+            get_root(root)()
+    else:
+        assert get_root(root)()["dry_run"] is True
     assert not (tmp_path / "o").exists()
+
+
+def has_ranks() -> bool:
+    """Whether the package of ranks is here: no extra of ours installs it."""
+    return any((Path(folder) / ranks.FOLDER).is_dir() for folder in sys.path)
 
 
 def test_configs_first_line_is_their_command():
