@@ -19,6 +19,7 @@ from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.stepwise import Forced, ForcedRun, score_batches
 from moe_edge.route.base import Route, TopK, get_route
 from moe_edge.route.drop import DropAbsent
+from moe_edge.route.prefer import Prefer
 from moe_edge.route.substitute import Substitute
 
 
@@ -116,8 +117,8 @@ class SwitchEngine:
         self.engine.manager.queue.close()
 
 
-def lossy_routes(a_values, thresholds) -> list[Route]:
-    """Every lossy route: substitution over `a` by weight rule, dropping.
+def lossy_routes(a_values, thresholds, bonuses=()) -> list[Route]:
+    """Every lossy route: substitution over `a` by weight rule, dropping, preferring.
 
     Rule `replaced` keeps the weights' sum by itself, so that renormalising changes
     nothing: three rules, not four.
@@ -126,6 +127,7 @@ def lossy_routes(a_values, thresholds) -> list[Route]:
     return [
         *(Substitute(float(a), *rule) for rule in rules for a in a_values),
         *(DropAbsent(float(t), yes) for yes in (True, False) for t in thresholds),
+        *(Prefer(float(bonus)) for bonus in bonuses),
     ]
 
 

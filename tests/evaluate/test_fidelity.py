@@ -87,9 +87,9 @@ def test_counted_route_tells_dropped_from_substituted():
 
 
 def test_lossy_routes_has_every_rule_once():
-    grid = lossy_routes((0.1, 0.2), (0.05,))
-    assert len(grid) == 3 * 2 + 2
-    assert len(set(grid)) == 8
+    grid = lossy_routes((0.1, 0.2), (0.05,), (0.5,))
+    assert len(grid) == 3 * 2 + 2 + 1
+    assert len(set(grid)) == 9
 
 
 @pytest.mark.parametrize("given", [((1.0,), ()), ((), (-0.1,))])

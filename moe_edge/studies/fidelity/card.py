@@ -42,7 +42,8 @@ LIMITS = (
     "Rule `replaced` keeps the sum of a token's weights, so renormalising changes "
     "nothing there.",
 )
-STRENGTHS = {"substitute": "a", "drop": "threshold"}  # the option that is varied
+# The option that is varied.
+STRENGTHS = {"substitute": "a", "drop": "threshold", "prefer": "bonus"}
 Cards = Sequence[Mapping[str, Any]]
 # What the lines of `_print_card` say.
 HEAD = """\
@@ -53,7 +54,8 @@ expert choices; hit ratio: share of the experts used that were on the device"""
 
 def grid_of(settings: FidelitySettings) -> list[Route]:
     """The lossy routes that are measured."""
-    grid, base = lossy_routes(settings.a_values, settings.thresholds), settings.base
+    base, given = settings.base, (settings.a_values, settings.thresholds)
+    grid = lossy_routes(*given, settings.bonuses)
     if not base.lossless:
         own = get_route(base.route, **base.route_options)
         grid += [own] if own not in grid else []
@@ -116,6 +118,8 @@ def name_of(found: Mapping[str, Any]) -> str:
     if found["option"] == "drop":
         rule = "renormalised" if found["renormalise"] else "as they are"
         return f"drop below {found['threshold']:g}, {rule}"
+    if found["option"] == "prefer":
+        return f"prefer by a bonus of {found['bonus']:g}"
     return "lossless offloading" if found["option"] == "topk" else found["option"]
 
 
@@ -195,15 +199,18 @@ def _rule_rows(verdict: Mapping[str, Any] | None) -> list[dict]:
 
 
 def _card_rows(found: Mapping[str, Any]) -> list[dict]:
-    """Agreement and perplexity ratio of a card; all cards are in cards.json."""
+    """What a card says of fidelity and of the slots; all cards are in cards.json."""
     where = f"{found['device_memory']}, " if "device_memory" in found else ""
     what = f"{where}batch {found['batch']}: {name_of(found)}"
-    return [
+    rows = [
         interval_metric(
             what, key.replace("_", " "), found[key], found[interval], found["tokens"]
         )
         for key, interval in INTERVALS.items()
     ]
+    if "hit_ratio" in found:
+        rows.append(metric(what, "hit ratio", found["hit_ratio"], "1", found["tokens"]))
+    return rows
 
 
 def _control_checks(cards: Cards, base: OffloadOptions) -> dict[str, bool]:
@@ -233,7 +240,7 @@ def plot(path: Path, cards: Cards, *, title: str) -> None:
         series: dict[str, np.ndarray] = {}
         spreads: dict[str, np.ndarray] = {}
         for found in here:
-            weights = found.get("weights", "drop")
+            weights = found.get("weights", kind)
             rule = rule_of({"weights": weights, **found})
             label = f"{rule}, batch {found['batch']}"
             at, value = x.index(found[strength]), found[key]

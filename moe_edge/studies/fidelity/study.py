@@ -12,6 +12,7 @@ from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.model.quantised import BLOCK_BYTES
 from moe_edge.route.drop import DropAbsent
+from moe_edge.route.prefer import Prefer
 from moe_edge.studies.offloading import studied
 from moe_edge.studies.quickstart.texts import BOOKS
 from moe_edge.studies.registry import later
@@ -68,6 +69,7 @@ class FidelitySettings(ForcedText):
       batch_sizes: rows decoded together.
       a_values: of substitution.
       thresholds: of dropping.
+      bonuses: of preferring what is resident.
       reference: another checkpoint that this one is measured against, both resident,
         and no lossy option (default: what a quantised one was made from; else none).
     """
@@ -75,12 +77,14 @@ class FidelitySettings(ForcedText):
     rules: ClassVar[Rules] = RULES | {
         "device_memory": lambda name, value: None,  # several: `offloads` checks each
         "thresholds": lambda name, value: DropAbsent(value),
+        "bonuses": lambda name, value: Prefer(value),
     }
 
     device_memory: str = "15%,25%,50%"
     batch_sizes: Sequence[int] = (1, 3)
     a_values: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
     thresholds: Sequence[float] = (0.05, 0.1, 0.15, 0.25)
+    bonuses: Sequence[float] = (0.2, 0.5, 0.8)
     reference: str | None = None
 
     def __post_init__(self):

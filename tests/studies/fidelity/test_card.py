@@ -36,12 +36,13 @@ def test_study_writes_a_card_of_every_option(tiny, tmp_path, capsys):
         ),
         a_values=(0.2,),
         thresholds=(0.3,),
+        bonuses=(0.5,),
         **SMALL,
     )
     summary = run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
     cards = summary["cards"]
-    # Half the experts, lossless, 3 rules, own's a, 2 of dropping.
-    assert len(cards) == 1 + 1 + 3 + 1 + 2
+    # Half the experts, lossless, 3 rules, own's a, 2 of dropping, 1 bonus.
+    assert len(cards) == 1 + 1 + 3 + 1 + 2 + 1
     assert cards[0]["option"] == "1 of 2 experts" and cards[0]["perplexity_ratio"] != 1
     assert {card["device_memory"] for card in cards[1:]} == {"25%"}
     lossless = [card for card in cards if card["option"] == "topk"]
@@ -56,12 +57,13 @@ def test_study_writes_a_card_of_every_option(tiny, tmp_path, capsys):
     names = {row["policy"] for row in result["metrics"]}
     assert "batch 2: 1 of 2 experts" in names
     assert any(name.startswith("25%, batch 2: substitute a=0.2") for name in names)
+    assert "25%, batch 2: prefer by a bonus of 0.5" in names
     assert "lossless offloading" in capsys.readouterr().out
 
 
 def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
     settings = FidelitySettings(checkpoint=tiny)
-    assert len(grid_of(settings)) == 3 * 6 + 2 * 4
+    assert len(grid_of(settings)) == 3 * 6 + 2 * 4 + 3
     assert run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"), dry_run=True)
 
 
@@ -71,6 +73,7 @@ def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
         ({"batch_sizes": ()}, ConfigError, r"batch_sizes is \(\), expected a list"),
         ({"batch_sizes": (0,)}, ConfigError, "batch_sizes must be .* got 0"),
         ({"a_values": (1.5,)}, ConfigError, "must lie in .0, 1., got 1.5"),
+        ({"bonuses": (-1,)}, ConfigError, "bonus must be a number from 0, got -1"),
         ({"device_memory": "25%,x"}, ConfigError, "device memory 'x' is no budget"),
         ({"rows": 10**6}, RequestError, "1000000 rows of 6 . 20 need 26000000"),
     ],
