@@ -26,16 +26,13 @@ from moe_edge.place.placer import (
 )
 from moe_edge.predict.shadow import PRECISIONS
 from moe_edge.training.generators import FAMILIES
-from moe_edge.workload.cluster_run import COMBINES
 
 MODES = ("prism", "od_moe")
-TRANSPORTS = ("messages", "jax")
 DEPARTURES = ("late", "speculative")
 BALANCED = "balanced"
 # What a process goes by that is not the scheduler.
 SHARED = (
-    *("mode", "servers", "slots", "max_batch", "transport", "combine", "delay_ms"),
-    *("period_s", "call_s", "hung_s"),
+    *("mode", "servers", "slots", "max_batch", "period_s", "call_s", "hung_s"),
     *("workers", "groups", "worker_layers", "shadow"),
     *("token_period", "kv_period", "departure", "seed"),
 )
@@ -74,14 +71,8 @@ class ClusterOptions:
       hysteresis: with migration: by which share of its cost the gain must exceed it.
       source: where migrating blocks come from: host (the server's own checkpoint) or
         network (a server that holds them).
-      transport: messages (ZeroMQ) or jax (calls by `ppermute` of two processes, blocks
-        by pulls; slower, for comparison; control stays with messages).
-      combine: exact: a server returns a row for each (token, expert) pair, so bits are
-        those of one machine; partial: it adds them first, which sends less and rounds
-        otherwise.
       link_mbps: limit of every server's network link, set by `tc` (needs root); None:
         no limit.
-      delay_ms: emulated delay of a message, in one direction.
       host_bytes_per_s: emulated rate of each server's link to its host memory, for
         methods without calls; None: as fast as it is.
       call_s: time limit of a call to another server; after it the call is repeated with
@@ -136,10 +127,7 @@ class ClusterOptions:
     keep: float = 1.0
     hysteresis: float = 0.05
     source: str = "host"
-    transport: str = "messages"
-    combine: str = "exact"
     link_mbps: float | None = None
-    delay_ms: float = 0.0
     host_bytes_per_s: float | None = None
     call_s: float = 5.0
     hung_s: float = HUNG_S
@@ -163,8 +151,6 @@ class ClusterOptions:
     def __post_init__(self):
         """Raises ConfigError for what no cluster can be."""
         check_known("mode", self.mode, MODES)
-        check_known("transport", self.transport, TRANSPORTS)
-        check_known("combine", self.combine, COMBINES)
         MigrationRule(self.period_s, self.keep, self.source, self.hysteresis)
         counts = "servers", "requests_per_server", "output_tokens", "max_new_tokens"
         for name in (*counts, "max_batch"):
@@ -178,7 +164,6 @@ class ClusterOptions:
                 f"--hung_s is {self.hung_s}, expected 0.5 to 3600 seconds; give 2 or "
                 "more on a wired network, 10 or more on Wi-Fi"
             )
-        check_from_zero("delay_ms", self.delay_ms)
         if self.link_mbps is not None:
             check_positive("link_mbps", self.link_mbps)
         if self.host_bytes_per_s is not None:

@@ -3,8 +3,8 @@
     python -m moe_edge.cluster.process SPEC.json NUMBER
 
 The supervisor (`run.py`) writes the spec and starts these. What goes wrong is one line
-on stderr and the exit code of its error. A process ends without Python's own shutdown:
-threads of the transport `jax` may wait there for processes that are gone.
+on stderr and the exit code of its error. A process ends without Python's own shutdown,
+in which XLA's threads may still compute and crash.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moe_edge.cluster.node.membership import free_port, say_hello
+from moe_edge.cluster.node.membership import say_hello
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.spec import Spec, began_file, facts_of
@@ -76,8 +76,7 @@ def transport_of(spec: Spec, number: int, port: int = 0) -> MessagesTransport:
     """The transport of a process started here."""
     options, secret = spec.options, read_secret(spec.secret)
     where = spec.hosts[number], port
-    times = {"delay_ms": options.delay_ms, "hung_s": options.hung_s}
-    return MessagesTransport(number, secret, *where, **times)
+    return MessagesTransport(number, secret, *where, hung_s=options.hung_s)
 
 
 def leave(peer: int, kind: str) -> None:
@@ -104,16 +103,6 @@ def join(spec: Spec, number: int, lobby: Lobby) -> Transport:
             f"{timeout_s + START_S:g} s; see its log"
         ) from None
     keep_heap()
-    if options.transport == "jax":
-        from moe_edge.cluster.transport.collectives.joining import join_jax
-
-        join_jax(welcome["jax"], options.processes, number, timeout_s)
-        from moe_edge.cluster.transport.collectives.transport import (
-            CollectivesTransport,
-        )
-
-        transport = CollectivesTransport(transport)
-        transport.on_lost = leave
     for process, where in welcome["roster"]:
         if process != number:
             transport.connect(process, Address(*where))
@@ -158,8 +147,6 @@ def run_node(spec: Spec, number: int, began: Path, make_node=node_of) -> None:
             timer.start()
 
     transport.on_lost, lobby.inner = on_lost, node
-    if not isinstance(transport, MessagesTransport):
-        lobby.inner = transport.answering(node)
     began.touch()
     transport.post(SCHEDULER, "there")
     node.run()
@@ -178,9 +165,6 @@ def run_scheduler(spec: Spec, choose=programme_of) -> None:
     programme = make_programme(options, transport, reception, Path(spec.folder))
     transport.serve(programme.scheduler)
     members = reception.wait(options.join_timeout_s)
-    by_jax, jax_address = options.transport == "jax", None
-    if by_jax:
-        jax_address = f"{address.host}:{free_port(spec.hosts[SCHEDULER])}"
     addresses = {n: Address(*fields["address"]) for n, fields in members.items()}
 
     def on_lost(peer: int, kind: str) -> None:  # the others would wait for it
@@ -192,11 +176,7 @@ def run_scheduler(spec: Spec, choose=programme_of) -> None:
     roster = [(n, dataclasses.astuple(where)) for n, where in addresses.items()]
     for process, where in addresses.items():
         transport.connect(process, where)
-        transport.post(process, "welcome", {"jax": jax_address, "roster": roster})
-    if by_jax:
-        from moe_edge.cluster.transport.collectives.joining import join_jax
-
-        join_jax(jax_address, options.processes, SCHEDULER, options.join_timeout_s)
+        transport.post(process, "welcome", {"roster": roster})
     programme.scheduler.wait_for_all("there", START_S, may_lose=False)
     transport.on_lost = programme.scheduler.on_lost
     took_s = time.perf_counter() - started_s

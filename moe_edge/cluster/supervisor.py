@@ -15,16 +15,11 @@ from moe_edge.core.checks import ConfigError, MoeEdgeError, check_cores
 from moe_edge.core.progress import say
 
 POLL_S = 0.05
-# In the log of a process that jax.distributed (of `--transport jax`) aborts because
-# process 0 is gone. On a busy machine that comes before the process ends by itself.
-JAX_LOST = "JAX distributed service detected fatal errors"
 END_S = 2.0  # for processes to end by themselves
 SHOWN = 2000  # characters of a log that an error shows
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 # Of each process.
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}
-# The coordinator of `jax.distributed` warns of what we ask it for.
-BY_JAX = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 # Processes may share a GPU's memory.
 UNLESS_GIVEN = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
@@ -96,8 +91,6 @@ class Processes:
         """Starts them; each writes a log of its own."""
         cores = check_cores(self._options.cores, len(numbers))
         environment = UNLESS_GIVEN | os.environ | ENVIRONMENT
-        if self._options.transport == "jax":
-            environment |= BY_JAX
         if self._options.mode == "od_moe" and cores is None:
             environment |= _few_threads(len(numbers), environment)
         for number in numbers:
@@ -166,11 +159,9 @@ class Processes:
 
     def _last_words(self, number: int) -> str | None:
         """The error in a process's log, if it says one."""
-        log = self._log_of(number)
-        errors = [line for line in log.splitlines() if line.startswith("error: ")]
-        if errors:
-            return errors[-1].removeprefix("error: ")
-        return "the scheduler is lost" if JAX_LOST in log else None
+        lines = self._log_of(number).splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        return errors[-1].removeprefix("error: ") if errors else None
 
     def _log_of(self, number: int) -> str:
         return self._log(number).read_text(encoding="utf-8", errors="replace")

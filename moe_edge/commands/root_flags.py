@@ -12,6 +12,13 @@ from absl import flags
 
 COMMON = "moe_edge.commands.common"  # the module of flags that every script has
 INDENT = 24  # column where the text of a flag begins
+# Flags of the release before that are no more, and what to do: for one release.
+GONE = {
+    "transport": "servers have one transport; equal machines run one engine together "
+    "with --coordinator of generate, evaluate and serve",
+    "combine": "servers return a row for each token and expert",
+    "delay_ms": "slow links with --link_mbps",
+}
 
 
 def define(root: Callable, taken: Collection[str] = ()) -> tuple[flags.FlagHolder, ...]:
@@ -73,6 +80,9 @@ def parameter_texts(root: Callable) -> dict[str, str]:
 
 def in_words(error: str) -> str:
     """absl's message about a flag, without the words of Python's conversions."""
+    gone = re.match(r"Unknown command line flag '(\w+)'", error)
+    if gone and gone[1] in GONE:
+        return f"--{gone[1]} is no flag any more: {GONE[gone[1]]}"
     for words, expected in (
         (r"invalid literal for int\(\) .*", "expected a whole number"),
         (r"could not convert string to float.*", "expected a number"),

@@ -106,7 +106,6 @@ class Messages:
       token_bytes: a hidden state that is sent, once for all of a call's blocks.
       pair_bytes: sent for each (token, block) pair.
       row_bytes: of a row that returns.
-      partial: whether a row a token returns, not one a pair.
     """
 
     base_s: float
@@ -116,7 +115,6 @@ class Messages:
     token_bytes: int
     pair_bytes: int
     row_bytes: int
-    partial: bool = False
 
     def __post_init__(self):
         check_positive("bytes_per_s", self.bytes_per_s)
@@ -220,7 +218,10 @@ class ClusterCalibration:
                 _server(number, server) for number, server in enumerate(servers)
             ]
         if "messages" in given:
-            given["messages"] = built("messages", Messages, given["messages"])
+            messages = given["messages"]
+            if isinstance(messages, dict) and messages.get("partial") is False:
+                messages = {k: v for k, v in messages.items() if k != "partial"}
+            given["messages"] = built("messages", Messages, messages)
         return built("calibration", cls, given)
 
 

@@ -100,8 +100,8 @@ class MeasuredCosts(CostModel):
     @property
     def call_sizes(self) -> CallSizes:
         sent = self.calibration.messages
-        rows = (sent.row_bytes, 0) if sent.partial else (0, sent.row_bytes)
-        return CallSizes(sent.call_bytes, sent.token_bytes, sent.pair_bytes, *rows)
+        sizes = sent.call_bytes, sent.token_bytes, sent.pair_bytes
+        return CallSizes(*sizes, 0, sent.row_bytes)
 
     @property
     def has_software(self) -> bool:

@@ -98,7 +98,6 @@ class Holder(Server):
                 x_TD=np.zeros((1, config.d_model), np.float32),
                 token_P=np.zeros(1, np.uint16),
                 block_P=np.zeros(1, np.uint16),
-                weight_P=None,
             )
             self.answers.rehearse(call)
 

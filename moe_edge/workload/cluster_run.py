@@ -25,14 +25,12 @@ from moe_edge.core.checks import (
     ConfigError,
     check_count,
     check_from_zero,
-    check_known,
 )
 from moe_edge.core.files import write_json, write_text
 from moe_edge.workload.traces import PREFILL, Trace, ordered_trace
 
 FORMAT_VERSION = 1
 CLUSTER_FILE = "cluster.json"
-COMBINES = ("exact", "partial")
 FROM_CHECKPOINT = -1  # a block that nobody sent: its server read it
 REQUESTS_HEAD = "server,domain,arrival_s,first_token_s,latency_s"
 
@@ -60,7 +58,6 @@ class ClusterFacts:
       block_bytes: of one block.
       max_batch: requests that a server runs at a time.
       chunk_tokens: most tokens of a prompt that pass the layers together.
-      combine: one of COMBINES.
     """
 
     methods: Sequence[str]
@@ -71,14 +68,12 @@ class ClusterFacts:
     block_bytes: int
     max_batch: int = 1
     chunk_tokens: int = 512
-    combine: str = "exact"
 
     def __post_init__(self):
         for name in ("num_layers", "num_experts", "top_k", "block_bytes"):
             check_count(name, getattr(self, name))
         for name in ("max_batch", "chunk_tokens"):
             check_count(name, getattr(self, name))
-        check_known("combine", self.combine, COMBINES)
         for name in ("methods", "slots"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} is empty, expected at least one")

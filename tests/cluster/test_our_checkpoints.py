@@ -12,18 +12,9 @@ from tests.support.our_checkpoints import OURS, write_ours
 NEW = 12
 MODES = {
     "prism": {"servers": 2},
-    "prism_by_jax": {"servers": 2, "transport": "jax", "source": "network"},
     "od_moe": {"mode": "od_moe", "workers": 2, "groups": 1, "shadow": "full"},
 }
-
-
-# The transport knows nothing of a model: three kinds are enough for another one.
-CASES = [
-    (kind, mode)
-    for kind in OURS
-    for mode in MODES
-    if mode != "prism_by_jax" or kind in ("converted", "linear", "q8_0")
-]
+CASES = [(kind, mode) for kind in OURS for mode in MODES]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Exit codes of a process, and the port that it takes."""
 
 import os
-from contextlib import nullcontext
 
 import jax
 import pytest
@@ -48,31 +47,23 @@ class Joining:
     peer, traffic, on_lost = 1, None, None
 
     def serve(self, lobby) -> None:
-        lobby.welcome.put({"jax": "127.0.0.1:9", "roster": []})
+        lobby.welcome.put({"roster": []})
 
 
-@pytest.mark.parametrize("transport", ["messages", "jax"])
-def test_jax_is_distributed_where_the_transport_needs_it(transport, monkeypatch):
-    class Distributed(Exception):
-        pass
+def test_a_process_joins_without_distributed_jax(monkeypatch):
+    """Its coordinator would end all processes when one is lost, and open a port."""
 
     def initialize(*_, **__):
-        raise Distributed
+        raise AssertionError("jax.distributed was initialised")
 
     monkeypatch.setattr(process, "transport_of", lambda spec, number: Joining())
     monkeypatch.setattr(process, "say_hello", lambda *_: None)
     monkeypatch.setattr(process, "keep_heap", lambda: None)
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    before = jax.config.jax_enable_recoverability
-    options = ClusterOptions(workload="words,words,words", transport=transport)
+    options = ClusterOptions(workload="words,words,words")
     where = {"folder": "", "secret": "", "hosts": {}, "coordinator": "127.0.0.1:1"}
     spec = Spec(options=options, parent=os.getpid(), **where)
-    needs = pytest.raises(Distributed) if transport == "jax" else nullcontext()
-    try:
-        with needs:
-            assert isinstance(process.join(spec, 1, process.Lobby()), Joining)
-    finally:
-        jax.config.update("jax_enable_recoverability", before)
+    assert isinstance(process.join(spec, 1, process.Lobby()), Joining)
 
 
 def test_a_free_port_is_none_that_a_connection_gets_by_chance():

@@ -60,12 +60,6 @@ def test_slots_loads_and_messages_are_the_clusters():
     assert COSTS.call_sizes == CallSizes(call=4, state=16, pair=4, pair_row=20)
     assert COSTS.call_sizes.there(2, 3) == 4 + 32 + 12
     assert COSTS.call_sizes.back(2, 3) == 60
-    partial = ClusterCalibration(
-        servers=CALIBRATION.servers,
-        messages=Messages(**(vars(MESSAGES) | {"partial": True})),
-        source="test",
-    )
-    assert MeasuredCosts.of(partial, [3, 5], 768).call_sizes.back(2, 3) == 40
 
 
 def test_placers_are_told_what_a_call_takes_with_its_software():

@@ -29,6 +29,11 @@ def test_script_unknown_flag_is_one_line(run_script):
     assert "Unknown command line flag 'promt'" in error
 
 
+def test_a_flag_of_the_release_before_says_what_to_do(run_script):
+    error = run_script("cluster", "--transport", "jax").error
+    assert "--transport is no flag any more: servers have one transport" in error
+
+
 def test_script_loose_argument_is_one_line(run_script):
     assert "unexpected argument 'x'" in run_script("generate", "x").error
 

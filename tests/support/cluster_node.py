@@ -35,8 +35,7 @@ class Handlers:
             ctypes.PyDLL(None).usleep(1000 * call.version)
         if call.layer == 3:
             time.sleep(call.version / 1000)
-        rows = 2 * call.x_TD[call.token_P]
-        return rows if call.weight_P is None else rows * call.weight_P[:, None]
+        return 2 * call.x_TD[call.token_P]
 
     def block(self, layer, block):
         return None if layer == 1 else record(layer, block)

@@ -70,7 +70,7 @@ class Servers:
       slots: of each server; None: enough for all blocks, one size for all tests.
     """
 
-    def __init__(self, name, dtype, held_NLE, *, partial=False, slots=None):
+    def __init__(self, name, dtype, held_NLE, *, slots=None):
         config, reader = ALL[name], StoreReader(ALL[name], dtype=dtype)
         weights, programs = dense_weights(name, dtype), programs_of(name, dtype)
         shape = config.num_layers, config.moe.num_experts
@@ -84,7 +84,7 @@ class Servers:
             answers = Answers(programs, holdings)
             self.transport.answers[me] = answers
             where = me, self.transport, answers, tables, ledger
-            remote = Remote(*where, partial=partial, deadline_s=0.005, table_s=0.5)
+            remote = Remote(*where, deadline_s=0.005, table_s=0.5)
             self.holdings.append(holdings)
             self.tables.append(tables)
             self.engines.append(

@@ -140,7 +140,6 @@ def test_steps_of_servers_are_kept_apart():
             "calibration.json is of 2 servers, .* slots of 1",
         ),
         ("cluster.json", {"methods": ["../x"]}, "'../x' cannot be part of a file's"),
-        ("cluster.json", {"combine": "both"}, "unknown combine 'both'"),
         ("cluster.json", {"num_experts": 5}, "num_experts=4, --num_experts says 5"),
         ("calibration.json", {"format_version": 0}, "format_version is 0, expected 1"),
         ("calibration.json", {"source": 1}, "calibration: source is 1, expected a"),

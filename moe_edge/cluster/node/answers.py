@@ -40,7 +40,7 @@ class Answers:
           on_demand: read what is not here from the checkpoint instead, if a slot is
             free.
         Returns:
-          float32: a row a pair in the order of the call; with weights a row a token.
+          float32: a row a pair in the order of the call.
         Raises:
           RequestError: a layer, block or number of tokens that cannot be.
         """
@@ -88,22 +88,15 @@ class Answers:
         if pairs:
             slot_of = np.full(ids_TK.shape, holdings.nowhere, np.int32)
             slot_of[call.token_P, rank_P] = slot_E[call.block_P]
-        if call.weight_P is not None:
-            weights_TK = np.zeros(ids_TK.shape, np.float32)
-            weights_TK[call.token_P, rank_P] = call.weight_P
-            with holdings.lock:
-                y_TD = programs.part(x_TD, ids_TK, weights_TK, holdings.array, slot_of)
-            rows = np.asarray(y_TD)[: len(call.x_TD)]
+        with holdings.lock:
+            rows = programs.rows(x_TD, ids_TK, holdings.array, slot_of)
+        rows = np.asarray(rows)
+        if call.bucket == 1:
+            rows = rows[:P]
+        elif pairs:
+            rows = rows[call.token_P.astype(np.int64) * self._top_k + rank_P]
         else:
-            with holdings.lock:
-                rows = programs.rows(x_TD, ids_TK, holdings.array, slot_of)
-            rows = np.asarray(rows)
-            if call.bucket == 1:
-                rows = rows[:P]
-            elif pairs:
-                rows = rows[call.token_P.astype(np.int64) * self._top_k + rank_P]
-            else:
-                rows = self._as_asked(rows[:P], call)
+            rows = self._as_asked(rows[:P], call)
         self.computed += P
         return rows
 
@@ -132,12 +125,9 @@ class Answers:
             if result is None:
                 return None
             if rows is None:
-                size = len(call.block_P if call.weight_P is None else call.x_TD)
-                rows = np.zeros((size, result.shape[1]), np.float32)
-            if call.weight_P is None:
-                rows[mine] = result
-            else:
-                rows += result
+                shape = len(call.block_P), result.shape[1]
+                rows = np.zeros(shape, np.float32)
+            rows[mine] = result
         return rows
 
     def _read_one(self, call: Call, block: int) -> np.ndarray | None:
@@ -170,10 +160,6 @@ def _ranks(call: Call) -> np.ndarray:
 
 def part_of(call: Call, mine: np.ndarray) -> Call:
     """Some pairs of a call; a block's pairs stay together."""
-    weight_P = None if call.weight_P is None else call.weight_P[mine]
     return dataclasses.replace(
-        call,
-        token_P=call.token_P[mine],
-        block_P=call.block_P[mine],
-        weight_P=weight_P,
+        call, token_P=call.token_P[mine], block_P=call.block_P[mine]
     )

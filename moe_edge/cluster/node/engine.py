@@ -3,7 +3,7 @@
 Steps are the layered engine's, cut at every router. A layer with all chosen blocks here
 is one program, as there. Otherwise calls go out first, the pairs whose blocks are here
 are computed meanwhile, and rows from elsewhere are put in their places before the sum.
-Lossless with exact sums: the same rows, added in the same order.
+Lossless: the same rows, added in the same order.
 """
 
 import jax
@@ -95,7 +95,7 @@ class PlacedEngine(Engine):
                 chosen = (routed, slot_of, routing.weights_TK, self.holdings.array)
                 state = self._then(session, layer, programs.experts, chosen, chunk)
         else:
-            rows = self._gather(view, layer, routed, ids_TK, weights_TK, slot_of, parts)
+            rows = self._gather(view, layer, routed, ids_TK, slot_of, parts)
             state = self._then(session, layer, programs.join, (routed, *rows), chunk)
         self.ledger.looked_up(layer, ids_TK, weights_TK, view)
         return state
@@ -117,25 +117,13 @@ class PlacedEngine(Engine):
         state, session.caches[following] = both(kind, chosen, *arguments)
         return state
 
-    def _gather(self, view, layer, routed, ids_TK, weights_TK, slot_of, parts):
+    def _gather(self, view, layer, routed, ids_TK, slot_of, parts):
         """What `PlacedPrograms.join` needs of a layer, from here and elsewhere."""
-        partial, size = self.remote.partial, ids_TK.size
-        weights_P = None
-        if partial:
-            order_P = slice(None)
-            if not self.programs.is_pairs(len(ids_TK)):
-                order_P = ids_TK.reshape(-1).argsort(kind="stable")
-            weights_P = weights_TK.reshape(-1)[order_P]
-            size = len(ids_TK)
-        hidden_TD = np.asarray(routed.hidden_TD)
-        outgoing = self.remote.start(
-            layer, view, parts, len(ids_TK), hidden_TD, weights_P
-        )
+        size, hidden_TD = ids_TK.size, np.asarray(routed.hidden_TD)
+        outgoing = self.remote.start(layer, view, parts, len(ids_TK), hidden_TD)
         here = self._here(layer, routed, ids_TK, slot_of, parts, size)
         away_PD = np.zeros((size, self.config.d_model), np.float32)
         self.remote.finish(outgoing, away_PD)
-        if partial:
-            return here, away_PD
         away_P = np.zeros(size, bool)
         for part in parts:
             away_P[part.place_P] = True
@@ -158,9 +146,5 @@ class PlacedEngine(Engine):
         programs, routing = self.programs, routed.routing
         with self.holdings.lock:
             slots_SR = self.holdings.array
-            if self.remote.partial:
-                weights_TK = routing.weights_TK
-                where = routing.ids_TK, weights_TK, slots_SR, slot_of
-                return programs.part(routed.hidden_TD, *where)
             where = routing.ids_TK, slots_SR, slot_of
             return programs.rows(routed.hidden_TD, *where)

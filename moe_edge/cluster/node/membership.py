@@ -1,8 +1,7 @@
 """How processes of a cluster find each other.
 
 All say hello to the scheduler, over the transport and its secret: who they are, and
-what must be the same everywhere. Nothing else begins before all have come:
-`jax.distributed`, of the transport `jax`, ends a process without a word if one misses.
+what must be the same everywhere. Nothing else begins before all have come.
 """
 
 import errno

@@ -3,7 +3,6 @@
 A layer with all its chosen experts here runs as in the layered engine (`advance`).
 Otherwise its sum waits for others: `rows` computes the pairs whose blocks are here,
 `join` puts rows from elsewhere in their places and sums in the resident engine's order.
-With `combine="partial"` every machine sums what it has (`part`), and `join` adds sums.
 """
 
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ class PlacedPrograms(LayerPrograms):
     def __init__(self, config: ModelConfig, dtype, top: TopPrograms | None = None):
         super().__init__(config, dtype, top)
         self.rows = jit_step(self._rows)
-        self.part = jit_step(self._part)
         # A program of its own where sums are no loop: XLA would put the choice of rows
         # into the sum and round it differently, whatever barrier stands between.
         self.merge = jit_step(_merge)
@@ -34,27 +32,17 @@ class PlacedPrograms(LayerPrograms):
         waves = self.waves_of(x_TD.shape[0], self._dtype)
         return waves.rows(x_TD, ids_TK, slots_SR, slot_of)
 
-    def _part(self, x_TD, ids_TK, weights_TK, slots_SR, slot_of):
-        """Weighted sum `[T, D]` of the pairs whose blocks are in slots."""
-        waves = self.waves_of(x_TD.shape[0], self._dtype)
-        carry = waves.start(x_TD, ids_TK)
-        carry = waves.run(carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of)
-        return waves.finish(carry, ids_TK, weights_TK)
-
     def _join(self, routed: Routed, here, away=None, away_P=None):
         """The residual stream after the experts.
 
         Args:
-          here, away: rows [P, D] of pairs computed on this machine and elsewhere, or
-            sums [T, D]; away None: `here` has all rows.
-          away_P: bool, which rows come from elsewhere; None for sums.
+          here, away: rows [P, D] of pairs computed on this machine and elsewhere; away
+            None: `here` has all rows.
+          away_P: bool, which rows come from elsewhere.
         """
         ids_TK, weights_TK = routed.routing.ids_TK, routed.routing.weights_TK
-        if away is not None and away_P is None:
-            y_TD = here + away
-        else:
-            rows_PD = here if away is None else _merge(here, away, away_P)
-            y_TD = self._waves(routed).sum_rows(rows_PD, ids_TK, weights_TK)
+        rows_PD = here if away is None else _merge(here, away, away_P)
+        y_TD = self._waves(routed).sum_rows(rows_PD, ids_TK, weights_TK)
         return add_experts(self.config, routed.x_BSD, seam(y_TD), routed.shared)
 
     def _join_advance(self, kind, chosen, layer, gates, chunk, window, cache):

@@ -107,7 +107,6 @@ class Remote:
     Args:
       me: this server.
       first_peer: the transport's number of server 0; the others follow.
-      partial: others add their pairs first, and return a row a token.
       deadline_s: of a call's first attempt; table_s: of waiting for a table after one
         failed, besides the time in which the scheduler judges (`last_deadline_s`).
       on_lost: is told (server, kind) when a call found its server lost.
@@ -122,12 +121,11 @@ class Remote:
         ledger: Ledger,
         *,
         first_peer: int = 0,
-        partial: bool = False,
         deadline_s: float = 5.0,
         table_s: float = 30.0,
         on_lost: Callable[[int, str], None] | None = None,
     ):
-        self.me, self.tables, self.partial = me, tables, partial
+        self.me, self.tables = me, tables
         self._first_peer = first_peer
         self._transport, self._answers, self._ledger = transport, answers, ledger
         self.deadline_s, self._table_s = deadline_s, table_s
@@ -140,18 +138,15 @@ class Remote:
         parts: Sequence[Part],
         bucket: int,
         hidden_TD: np.ndarray,
-        weights_P: np.ndarray | None,
     ) -> list[Outgoing]:
         """Sends the calls of a layer.
 
         Args:
           bucket: tokens of the layer's step, padding included.
           hidden_TD: hidden states of all of them.
-          weights_P: of all pairs, with partial sums only.
         """
         outgoing = []
         for part in parts:
-            weight_P = weights_P[part.place_P] if self.partial else None
             call = Call(
                 layer=layer,
                 bucket=bucket,
@@ -159,7 +154,6 @@ class Remote:
                 x_TD=hidden_TD[part.token_T],
                 token_P=part.token_P.astype(np.uint16, copy=False),
                 block_P=part.block_P.astype(np.uint16),
-                weight_P=weight_P,
             )
             outgoing.append(self._send(part, call))
         return outgoing
@@ -178,7 +172,7 @@ class Remote:
         """Waits for all rows and writes them to their places.
 
         Args:
-          out_PD: rows of pairs; with partial sums of tokens, to which is added.
+          out_PD: rows of pairs.
         Raises:
           LostBlocks: nobody computes a part, and no table came that says who does.
         """
@@ -188,7 +182,7 @@ class Remote:
             if rows is None:
                 failed.append(each)
             else:
-                self._write(each.part, rows, out_PD)
+                out_PD[each.part.place_P] = rows
         for each in failed:
             self._ask_again(each.part, each.call, out_PD)
 
@@ -238,7 +232,7 @@ class Remote:
                 if rows is None:
                     left.append((some, again))
                 else:
-                    self._write(some, rows, out_PD)
+                    out_PD[some.place_P] = rows
             attempt = min(attempt + 1, ATTEMPTS - 1)
             if not left:
                 return
@@ -246,9 +240,3 @@ class Remote:
                 for some, again in left[1:]:
                     self._ask_again(some, again, out_PD, attempt)
             part, call = left[0]
-
-    def _write(self, part: Part, rows: np.ndarray, out_PD: np.ndarray) -> None:
-        if self.partial:
-            out_PD[part.token_T] += rows
-        else:
-            out_PD[part.place_P] = rows

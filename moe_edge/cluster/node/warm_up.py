@@ -65,9 +65,9 @@ def actors(
     """Engines of the same programs: blocks are all here, some elsewhere, or all."""
     config = engine.config
     shape = config.num_layers, config.moe.num_experts
-    ledger, remote = ledger_kind(0, 1, shape), engine.remote
+    ledger = ledger_kind(0, 1, shape)
     tables = Tables(0, engine.holdings)
-    rehearsal = _Rehearsal(0, None, answers, tables, ledger, partial=remote.partial)
+    rehearsal = _Rehearsal(0, None, answers, tables, ledger)
     actor = _Actor(engine.weights, engine.holdings, rehearsal, ledger, engine.programs)
     for actor.away_of in _distributions(shape[1]):
         yield actor

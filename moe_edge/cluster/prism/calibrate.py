@@ -55,7 +55,6 @@ def calibration_of(
     chunk_tokens: int,
     bucket: Callable[[int], int],
     line_bytes_per_s: float,
-    partial: bool = False,
     source: str,
 ) -> ClusterCalibration:
     """The costs of all that was served in some runs over the same servers.
@@ -69,7 +68,6 @@ def calibration_of(
       chunk_tokens: of a prompt that pass together.
       bucket: the size of a prompt's pass of so many tokens, padding included.
       line_bytes_per_s: payload that a server's line carries.
-      partial: whether servers add before they answer.
       source: how and where the runs were made.
     Raises:
       ConfigError: too little was served.
@@ -86,7 +84,6 @@ def calibration_of(
         token_bytes=STATE_VALUE_BYTES * d_model,
         pair_bytes=PAIR_BYTES,
         row_bytes=STATE_VALUE_BYTES * d_model,
-        partial=partial,
     )
     servers = len(runs[0].keeper.held_NLE)
     load_s = [_load_s(runs)] * servers

@@ -116,8 +116,6 @@ class PrismProgramme(Programme):
     def _run_placed(self, name: str, held_NLE: np.ndarray, **given):
         """A method that places blocks: its run and row; writes its files."""
         moe, drill = self.config.moe, self.options.drill_of(name)
-        if self.options.transport == "jax":  # a message's first of its size compiles
-            self.scheduler.run_method(held_NLE, self.fresh())
         run = self.scheduler.run_method(held_NLE, self.fresh(), drill=drill, **given)
         write_method(self.folder, name, run, moe.num_experts, moe.top_k)
         return run, summary_row(run, self.config.d_model)
@@ -140,7 +138,6 @@ class PrismProgramme(Programme):
             chunk_tokens=PREFILL_CHUNK,
             bucket=bucket,
             line_bytes_per_s=mbps * 1e6 / 8 * PAYLOAD,
-            partial=options.combine == "partial",
             source=f"this run's servers on one machine's cores, {link}",
         )
         whole = {name: run for name, run in runs.items() if not run.failures}
@@ -165,7 +162,6 @@ class PrismProgramme(Programme):
             top_k=config.moe.top_k,
             block_bytes=self.block_bytes,
             max_batch=options.max_batch,
-            combine=options.combine,
         )
 
     def _warm_up(self) -> float:

@@ -41,7 +41,6 @@ class ServerOptions:
     Attributes:
       slots: blocks that it may hold.
       max_batch: requests that take turns.
-      partial: sums are returned instead of rows.
       call_s: deadline of a call.
       table_s: of waiting for a table after one failed (`Remote`).
       fetch_s: deadline of a block.
@@ -50,7 +49,6 @@ class ServerOptions:
 
     slots: int
     max_batch: int = 1
-    partial: bool = False
     call_s: float = 5.0
     table_s: float = 30.0
     fetch_s: float = 30.0
@@ -97,7 +95,6 @@ class Server(ServingNode):
             self.tables,
             self.ledger,
             first_peer=FIRST,
-            partial=options.partial,
             deadline_s=options.call_s,
             table_s=options.table_s,
             on_lost=lambda server, kind: self.on_lost(FIRST + server, kind),
@@ -172,7 +169,7 @@ class Server(ServingNode):
 
     def goes_back(self, kind: str) -> bool:
         """Not if the scheduler is dead; else it was away, or the network was."""
-        return kind == "hung" and self.transport.reconnects
+        return kind == "hung"
 
     def go_back(self) -> None:
         self.tables.close(RequestError("this server was off the scheduler's list"))
@@ -287,7 +284,6 @@ def make_server(
     own = ServerOptions(
         slots=slots[me],
         max_batch=options.max_batch,
-        partial=options.combine == "partial",
         call_s=options.call_s,
         table_s=ServerOptions.table_s + 2 * options.hung_s,  # it may ask that often
         device=None if options.link_mbps is None else DEVICE,

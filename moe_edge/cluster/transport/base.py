@@ -1,6 +1,6 @@
 """What carries calls, expert blocks and control between the cluster's processes.
 
-One interface, `Transport`; `messages/` and `collectives/` implement it. A process has a
+One interface, `Transport`; `messages/` implements it. A process has a
 number, its `peer` number. It answers others by `Handlers`, in threads of the transport,
 in order; these never call others, so that no two processes can wait for each other.
 """
@@ -90,8 +90,6 @@ class Call:
       x_TD: float32, C-contiguous; T <= 65536.
       token_P: uint16, rows of x_TD, one a (token, block) pair.
       block_P: uint16, the blocks.
-      weight_P: float32 where the callee adds a token's rows up (`partial`); None where
-        it returns one row a pair (`exact`).
     """
 
     layer: int
@@ -100,7 +98,6 @@ class Call:
     x_TD: np.ndarray
     token_P: np.ndarray
     block_P: np.ndarray
-    weight_P: np.ndarray | None = None
 
 
 class Answered(NamedTuple):
@@ -193,7 +190,6 @@ class Transport(abc.ABC):
       peer: own number.
       address: where it listens.
       traffic: what it has carried.
-      reconnects: whether `reach` can connect to a lost peer again.
       on_lost: called once for a lost peer with its number and "dead" or "hung", by a
         thread of the transport; must return soon.
     """
@@ -201,7 +197,6 @@ class Transport(abc.ABC):
     peer: int
     address: Address
     traffic: Traffic
-    reconnects = True
     on_lost: Callable[[int, str], None] | None = None
 
     @abc.abstractmethod

@@ -5,8 +5,7 @@ Little-endian throughout; nothing is pickled. A message of any other form raises
 
   every message   magic, version, kind, flags, number (answers carry their question's)
   CALL            layer, bucket, placement version, tokens T, pairs P;
-                  x float32 [T, D], token uint16 [P], block uint16 [P];
-                  flag PARTIAL: weight float32 [P]
+                  x float32 [T, D], token uint16 [P], block uint16 [P]
   ROWS            rows, width; float32 [rows, width]
   NOT_HERE        nothing
   BLOCK           the asker's number, layer, block
@@ -26,9 +25,8 @@ import numpy as np
 from moe_edge.cluster.transport.base import Call
 from moe_edge.core.checks import MoeEdgeError
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MAGIC = b"MoEc"
-PARTIAL = 1  # the one flag; only a CALL may carry it
 
 MAX_TOKENS = 1 << 16  # uint16 in `token`
 MAX_TEXT_BYTES = 2000
@@ -107,8 +105,8 @@ def read_prefix(frame: bytes) -> Prefix:
     kind = _KINDS.get(code)
     if kind is None:
         raise WireError(f"message of kind {code}, expected 1 to {max(_KINDS)}")
-    if flags and (kind is not Kind.CALL or flags != PARTIAL):
-        raise WireError(f"{kind.name} with flags {flags:#x}, which it does not have")
+    if flags:
+        raise WireError(f"{kind.name} with flags {flags:#x}, expected none")
     return Prefix(kind, flags, number)
 
 
@@ -124,8 +122,7 @@ def encode_call(number: int, call: Call) -> bytes:
       WireError: arrays of other types, layouts or sizes than `Call` says.
     """
     x_TD, token_P, block_P = call.x_TD, call.token_P, call.block_P
-    weight_P = call.weight_P
-    tokens, pairs, flags = len(x_TD), len(token_P), 0
+    tokens, pairs = len(x_TD), len(token_P)
     fits = (
         x_TD.ndim == 2
         and x_TD.dtype == _FLOAT
@@ -134,18 +131,13 @@ def encode_call(number: int, call: Call) -> bytes:
         and token_P.dtype == _SHORT
         and block_P.dtype == _SHORT
     )
-    arrays = [x_TD, token_P, block_P]
-    if weight_P is not None:
-        flags = PARTIAL
-        arrays.append(weight_P)
-        fits = fits and len(weight_P) == pairs and weight_P.dtype == _FLOAT
     place = call.layer, call.bucket, call.version
     try:
         if fits and x_TD.size:
             head = _CALL_HEAD.pack(
-                MAGIC, WIRE_VERSION, Kind.CALL, flags, number, *place, tokens, pairs
+                MAGIC, WIRE_VERSION, Kind.CALL, 0, number, *place, tokens, pairs
             )
-            return b"".join((head, *arrays))
+            return b"".join((head, x_TD, token_P, block_P))
     except struct.error:
         raise WireError(
             f"call of layer, bucket and version {place}; expected whole numbers below "
@@ -154,13 +146,12 @@ def encode_call(number: int, call: Call) -> bytes:
     except TypeError:
         pass  # `join` takes no array with gaps
     raise WireError(
-        f"call with x {_text(x_TD)}, token {_text(token_P)}, block {_text(block_P)}, "
-        f"weight {_text(weight_P)}; expected C-contiguous float32 [1 to {MAX_TOKENS}, "
-        "D], uint16 [P] twice, float32 [P] or none"
+        f"call with x {_text(x_TD)}, token {_text(token_P)}, block {_text(block_P)}; "
+        f"expected C-contiguous float32 [1 to {MAX_TOKENS}, D] and uint16 [P] twice"
     )
 
 
-def decode_call(frame: bytes, flags: int) -> Call:
+def decode_call(frame: bytes) -> Call:
     """The call in a CALL; its arrays are views of the frame.
 
     Raises:
@@ -168,8 +159,7 @@ def decode_call(frame: bytes, flags: int) -> Call:
     """
     _check_length(Kind.CALL, frame, _CALL_START)
     layer, bucket, version, tokens, pairs = _CALL.unpack_from(frame, PREFIX.size)
-    partial = flags & PARTIAL
-    x_bytes = len(frame) - _CALL_START - pairs * (8 if partial else 4)
+    x_bytes = len(frame) - _CALL_START - 4 * pairs
     if not (0 < tokens <= MAX_TOKENS and pairs and bucket):
         raise WireError(
             f"CALL of {tokens} tokens, {pairs} pairs and bucket {bucket}, expected 1 "
@@ -184,7 +174,6 @@ def decode_call(frame: bytes, flags: int) -> Call:
     x_TD = np.ndarray((tokens, x_bytes // (4 * tokens)), _FLOAT, frame, _CALL_START)
     token_P = np.ndarray(pairs, _SHORT, frame, at)
     block_P = np.ndarray(pairs, _SHORT, frame, at + 2 * pairs)
-    weight_P = np.ndarray(pairs, _FLOAT, frame, at + 4 * pairs) if partial else None
     # NumPy's way costs more than all else where there are few.
     few = pairs <= 64
     last = (
@@ -192,7 +181,7 @@ def decode_call(frame: bytes, flags: int) -> Call:
     )
     if last >= tokens:
         raise WireError(f"CALL names token {last}, expected less than {tokens}")
-    return Call(layer, bucket, version, x_TD, token_P, block_P, weight_P)
+    return Call(layer, bucket, version, x_TD, token_P, block_P)
 
 
 def encode_rows(number: int, rows: np.ndarray) -> bytes:

@@ -16,7 +16,7 @@ FACTS = {
     "wire": 1,
     "content": {"a.bin": "abc", "b.bin": "def"},
     "jaxlib": "0.10",
-    "options": {"servers": 2, "slots": "9,9", "delay_ms": 0.0},
+    "options": {"servers": 2, "slots": "9,9", "hung_s": 10.0},
 }
 
 

@@ -167,23 +167,3 @@ def test_a_run_with_a_lost_server_and_a_lost_request_is_written(tmp_path):
     (failure,) = [event for event in events_of(run) if event.kind == "fail"]
     assert failure.server == 1
     assert np.isnan(served_rows(run.asked)[1].latency_s)
-
-
-def test_partial_sums_give_the_routing_of_one_machine_within_gate_b():
-    with LiveCluster([SLOTS] * 2, partial=True) as cluster:
-        run = cluster.run(random_held(2), requests((9, 16), NEW, 2))
-        assert_tokens_of_one_machine(run.asked)
-    trace, differ = trace_of(run, E, K), 0
-    for one in run.asked:
-        mine = trace.request == one.id
-        order = np.lexsort((trace.layer[mine], trace.step[mine], trace.phase[mine]))
-        _, ids, weights = resident_run(one.prompt, one.max_new_tokens)
-        found = trace.weights_TK[mine][order].reshape(weights.shape)
-        np.testing.assert_array_equal(trace.ids_TK[mine][order].reshape(ids.shape), ids)
-        np.testing.assert_allclose(found, weights, rtol=1e-4)
-        differ += int((found != weights).sum())
-    assert differ  # else nothing was added elsewhere
-    row = summary_row(run, CONFIG.d_model)
-    facts = [facts for facts, _ in run.notes.values()]
-    assert sum(f["rows"] for f in facts) == sum(f["states"] for f in facts)
-    assert row["activation_bytes"] == 8 * CONFIG.d_model * sum(f["rows"] for f in facts)

@@ -29,7 +29,7 @@ SECRET = b"a secret of the tests"
 WAIT_S = 30.0  # for what comes at once, on a machine that others load too
 
 
-def make_call(layer=0, value=1.0, version=0, weight_P=None) -> Call:
+def make_call(layer=0, value=1.0, version=0) -> Call:
     return Call(
         layer,
         bucket=2,
@@ -37,7 +37,6 @@ def make_call(layer=0, value=1.0, version=0, weight_P=None) -> Call:
         x_TD=np.full((2, 3), value, np.float32),
         token_P=np.array([0, 1, 1], np.uint16),
         block_P=np.array([5, 5, 6], np.uint16),
-        weight_P=weight_P,
     )
 
 
@@ -97,8 +96,6 @@ def ask(transport, peer=1, deadline_s=WAIT_S, **kwargs):
 
 def test_call_returns_rows(caller):
     np.testing.assert_array_equal(ask(caller, value=3.0), np.full((3, 3), 6.0))
-    rows = ask(caller, weight_P=np.array([1, 2, 3], np.float32))
-    np.testing.assert_array_equal(rows[:, 0], [2, 4, 6])
 
 
 def test_call_of_a_moved_block_returns_none(caller):
@@ -629,7 +626,6 @@ def test_port_in_use_is_refused(callee):
         ("10.255.255.1:0: this machine has no such address", {"host": "10.255.255.1"}),
         ("host 'no.such.host.invalid' has no", {"host": "no.such.host.invalid"}),
         ("host '0.0.0.0' stands for every address", {"host": "0.0.0.0"}),
-        ("delay_ms must be 0 or more and finite, got -1", {"delay_ms": -1}),
     ],
 )
 def test_settings_out_of_range_are_refused(text, kwargs):
@@ -639,23 +635,6 @@ def test_settings_out_of_range_are_refused(text, kwargs):
 def refuse(text, **kwargs):
     with pytest.raises(ConfigError, match=re.escape(text)):
         MessagesTransport(0, SECRET, **kwargs)
-
-
-def test_delay_holds_each_message_and_no_other():
-    with (
-        MessagesTransport(1, SECRET, delay_ms=30) as callee,
-        MessagesTransport(0, SECRET) as caller,
-    ):
-        callee.serve(Handlers())
-        caller.connect(1, callee.address)
-        ask(caller)
-        start_s = time.monotonic()
-        tickets = [caller.start(1, make_call(value=float(i))) for i in range(200)]
-        answers = caller.finish(tickets, WAIT_S)
-        took_s = time.monotonic() - start_s
-        assert [a.rows[0, 0] for a in answers] == [2.0 * i for i in range(200)]
-        assert 0.06 <= took_s < 10  # one after another: 12
-        assert caller.fetch(1, 0, 0, np.zeros(200_001, np.uint8), WAIT_S)
 
 
 def test_close_is_quick_and_may_be_repeated(callee, handlers, gate):

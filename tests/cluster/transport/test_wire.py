@@ -14,7 +14,7 @@ from moe_edge.cluster.transport.wire_control import (
 )
 
 
-def make_call(tokens=3, width=5, pairs=4, partial=False, **changed) -> Call:
+def make_call(tokens=3, width=5, pairs=4, **changed) -> Call:
     rng = np.random.default_rng(0)
     values = dict(
         layer=7,
@@ -23,17 +23,16 @@ def make_call(tokens=3, width=5, pairs=4, partial=False, **changed) -> Call:
         x_TD=rng.normal(size=(tokens, width)).astype(np.float32),
         token_P=rng.integers(0, tokens, pairs).astype(np.uint16),
         block_P=rng.integers(0, 60, pairs).astype(np.uint16),
-        weight_P=rng.random(pairs).astype(np.float32) if partial else None,
     )
     return Call(**(values | changed))
 
 
 def decode(frame: bytes):
     """What a reader makes of a message, whichever it is."""
-    kind, flags, _ = wire.read_prefix(frame)
+    kind = wire.read_prefix(frame).kind
     match kind:
         case Kind.CALL:
-            return wire.decode_call(frame, flags)
+            return wire.decode_call(frame)
         case Kind.ROWS:
             return wire.decode_rows(frame)
         case Kind.BLOCK:
@@ -53,7 +52,6 @@ ARRAYS = {
 }
 FRAMES = {
     "call": wire.encode_call(1, make_call()),
-    "partial": wire.encode_call(2, make_call(partial=True)),
     "rows": wire.encode_rows(3, np.ones((2, 5), np.float32)),
     "not_here": wire.prefix(Kind.NOT_HERE, 4),
     "block": wire.encode_block(5, BlockRequest(1, 2, 64)),
@@ -62,17 +60,16 @@ FRAMES = {
 }
 
 
-@pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("pairs", [1, 4])
-def test_call_returns_unchanged(partial, pairs):
-    call = make_call(pairs=pairs, partial=partial)
+def test_call_returns_unchanged(pairs):
+    call = make_call(pairs=pairs)
     frame = wire.encode_call(2**64 - 1, call)
     kind, flags, number = wire.read_prefix(frame)
-    assert (kind, flags, number) == (Kind.CALL, int(partial), 2**64 - 1)
-    got = wire.decode_call(frame, flags)
+    assert (kind, flags, number) == (Kind.CALL, 0, 2**64 - 1)
+    got = wire.decode_call(frame)
     for name in Call.__slots__:
         np.testing.assert_array_equal(getattr(got, name), getattr(call, name))
-        if name[-2:] in ("_P", "TD") and getattr(call, name) is not None:
+        if name[-2:] in ("_P", "TD"):
             assert getattr(got, name).dtype == getattr(call, name).dtype
 
 
@@ -86,7 +83,7 @@ def test_call_golden():
         block_P=np.full(1, 258, np.uint16),
     )
     assert wire.encode_call(5, call) == (
-        b"MoEc\2\0\1\0"
+        b"MoEc\3\0\1\0"
         + b"\5\0\0\0\0\0\0\0"
         + b"\7\0\0\0\4\0\0\0\x09\0\0\0\1\0\0\0\1\0\0\0\0\0\0\0"
         + b"\0\0\x80\x3f\0\0\2\1"
@@ -110,8 +107,6 @@ def test_call_of_one_token_adds_little_to_its_states():
         ({"x_TD": np.zeros((3, 0), np.float32)}, "x float32.3, 0."),
         ({"token_P": np.zeros(4, np.int32)}, "token int32.4."),
         ({"token_P": np.zeros(3, np.uint16)}, "token uint16.3., block uint16.4."),
-        ({"weight_P": np.zeros(4)}, "weight float64.4."),
-        ({"weight_P": np.zeros(5, np.float32)}, "weight float32.5."),
         ({"layer": -1}, r"layer, bucket and version \(-1, 4, 9\)"),
         ({"version": 2**32}, r"\(7, 4, 4294967296\)"),
     ],
@@ -132,10 +127,9 @@ def changed_call(at: int, form: str, value: int) -> bytes:
     [
         (b"", "message of 0 bytes, expected 16"),
         (b"GET / HTTP/1.1\r\n\r\n", "begins with b'GET ', expected b'MoEc'"),
-        (changed_call(4, "H", 1), "wire version 1, expected 2"),
+        (changed_call(4, "H", 1), "wire version 1, expected 3"),
         (changed_call(6, "B", 99), "kind 99, expected 1 to 10"),
-        (changed_call(7, "B", 2), "CALL with flags 0x2"),
-        (changed_call(7, "B", 1), "of 116 bytes with 3 tokens and 4 pairs: 44 bytes"),
+        (changed_call(7, "B", 1), "CALL with flags 0x1, expected none"),
         (FRAMES["call"][:40], "CALL of 40 bytes with 3 tokens and 4 pairs: -16 bytes"),
         (FRAMES["call"][:39], "CALL of 39 bytes, expected 40 or more"),
         (FRAMES["call"] + b"\0", "61 bytes of states are no rows"),

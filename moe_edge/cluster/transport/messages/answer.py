@@ -112,9 +112,9 @@ def answer_calls(handlers: Handlers):
             print(f"{question[0]!r} of process {peer}: {line}", file=sys.stderr)
 
     def answer(peer: int, frame: bytes) -> bytes | None:
-        kind, flags, number = wire.read_prefix(frame)
+        kind, _, number = wire.read_prefix(frame)
         if kind == Kind.CALL:
-            question = wire.decode_call(frame, flags)
+            question = wire.decode_call(frame)
             return guarded(call, peer, number, question)
         if kind == Kind.CONTROL:
             return guarded(control, peer, number, decode_control(frame))

@@ -42,7 +42,6 @@ class BlockServer(threading.Thread):
     Args:
       listener: of `listen`; closed at the end.
       context: of TLS, as a server.
-      delay_s: emulated, one way.
     """
 
     def __init__(
@@ -51,14 +50,12 @@ class BlockServer(threading.Thread):
         context: ssl.SSLContext,
         handlers: Handlers,
         traffic: Traffic,
-        delay_s: float,
     ):
         super().__init__(name="moe_edge-blocks", daemon=True)
         self._listener = listener
         self._context = context
         self._handlers = handlers
         self._traffic = traffic
-        self._delay_s = delay_s
         self._open: dict[ssl.SSLSocket, threading.Thread] = {}
         self._stopping = False
 
@@ -125,8 +122,6 @@ class BlockServer(threading.Thread):
             raise wire.WireError(f"{kind.name} of {size} bytes at the port of blocks")
         request = wire.decode_block(frame)
         answer = guarded(self._record, request.peer, number, request)
-        if self._delay_s:
-            time.sleep(2 * self._delay_s)
         frame, record = (answer, b"") if isinstance(answer, bytes) else answer
         # Counted before the asker can see the answer.
         self._traffic.add_received(request.peer, kind, size)

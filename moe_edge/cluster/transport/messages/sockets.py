@@ -79,14 +79,6 @@ class Sockets:
         dealer.reconnect_ivl_max = MAX_RECONNECT_MS
         return dealer
 
-    def pair(self, name: str, bind: bool) -> zmq.Socket:
-        """One end of a connection between two threads."""
-        pair = self.context.socket(zmq.PAIR)
-        pair.hwm = 0
-        pair.linger = 0
-        (pair.bind if bind else pair.connect)(f"inproc://{name}")
-        return pair
-
     def _socket(self, kind: int, linger_ms: int) -> zmq.Socket:
         made = self.context.socket(kind)
         made.linger = linger_ms

@@ -29,7 +29,6 @@ from moe_edge.cluster.transport.certificate import tls_context
 from moe_edge.cluster.transport.messages.answer import Answering, answer_calls
 from moe_edge.cluster.transport.messages.blocks import BlockServer, listen
 from moe_edge.cluster.transport.messages.calls import Calls
-from moe_edge.cluster.transport.messages.delay import DelayLine
 from moe_edge.cluster.transport.messages.fetch import Fetcher
 from moe_edge.cluster.transport.messages.peer_link import PeerLink, monitored
 from moe_edge.cluster.transport.messages.sockets import (
@@ -42,7 +41,7 @@ from moe_edge.cluster.transport.messages.stream import hang_up
 from moe_edge.cluster.transport.messages.watch import Watch
 from moe_edge.cluster.transport.wire import Kind
 from moe_edge.cluster.transport.wire_control import encode_control
-from moe_edge.core.checks import ConfigError, check_from_zero
+from moe_edge.core.checks import ConfigError
 
 REFUSES_S = 1.0  # for an answer to an attempt to connect
 END_S = 1.0  # for a thread to end; one that is stuck in a handler is left behind
@@ -57,7 +56,6 @@ class MessagesTransport(Transport):
       secret: shared by all (`keys.py`).
       host: the address to bind, and that peers are told.
       calls_port, blocks_port: 0 takes a free one.
-      delay_ms: emulated, one way, on what this process is sent and what it answers.
       hung_s: silence after which a peer is lost.
     Raises:
       ConfigError: a port in use, a host that is not of this machine, a bad value.
@@ -70,20 +68,16 @@ class MessagesTransport(Transport):
         host: str = "127.0.0.1",
         calls_port: int = 0,
         blocks_port: int = 0,
-        delay_ms: float = 0.0,
         hung_s: float = HUNG_S,
     ):
-        check_from_zero("delay_ms", delay_ms)
         address = numeric_host(host)
         self.peer = peer
         self.traffic = Traffic()
-        self._delay_s = delay_ms / 1000
         self._links: dict[int, PeerLink] = {}
         self._addresses: dict[int, Address] = {}
         self._numbers = itertools.count(1)
         self._secret = secret
         self._answering: list[Answering | BlockServer] = []
-        self._delays: list[DelayLine] = []
         self._closing = threading.Lock()
         self._closed = False
         self._sockets = Sockets(peer, secret, hung_s)
@@ -102,17 +96,12 @@ class MessagesTransport(Transport):
         self._watch.start()
 
     def serve(self, handlers: Handlers) -> None:
-        questions, delay_s = self._router, self._delay_s
-        if delay_s:
-            inside = self._sockets.pair("calls", bind=True)
-            self._delays.append(DelayLine(questions, inside, delay_s))
-            questions = self._sockets.pair("calls", bind=False)
         answer, after = answer_calls(handlers), getattr(handlers, "answered", None)
-        calls = Answering(questions, answer, self.traffic, after)
+        calls = Answering(self._router, answer, self.traffic, after)
         context = tls_context(self._secret, True)
-        blocks = BlockServer(self._listener, context, handlers, self.traffic, delay_s)
+        blocks = BlockServer(self._listener, context, handlers, self.traffic)
         self._answering += calls, blocks
-        for thread in (*self._delays, *self._answering):
+        for thread in self._answering:
             thread.start()
 
     def connect(self, peer: int, address: Address) -> None:
@@ -203,11 +192,9 @@ class MessagesTransport(Transport):
     def _close(self) -> None:
         for peer in list(self._links):
             self.disconnect(peer)
-        ended = []
-        for threads in (self._answering, self._delays):  # the last answers pass on
-            for thread in threads:
-                thread.stop()
-            ended += [_ended(thread, END_S) for thread in threads]
+        for thread in self._answering:
+            thread.stop()
+        ended = [_ended(thread, END_S) for thread in self._answering]
         self._watch.stop()
         self._listener.close()
         until_s = time.monotonic() + END_S

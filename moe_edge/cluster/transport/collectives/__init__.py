@@ -1,1 +1,0 @@
-"""The transport `jax`: ppermute between two processes, blocks by pulls."""
