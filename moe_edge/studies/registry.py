@@ -95,14 +95,14 @@ def find(name: str) -> Study:
 
 
 def later(path: str) -> Callable[..., Any]:
-    """The function `module.name` of the studies; called, it imports its module.
+    """The function `module.name` of this package; called, it imports its module.
 
     What measures loads JAX. Settings, which do not, are refused before that.
     """
     module, _, name = path.rpartition(".")
 
     def call(*args):
-        measuring = importlib.import_module(f"moe_edge.studies.{module}")
+        measuring = importlib.import_module(f"moe_edge.{module}")
         return getattr(measuring, name)(*args)
 
     return call

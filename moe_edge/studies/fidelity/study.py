@@ -169,14 +169,14 @@ FIDELITY = Study(
     name="fidelity_default",
     question="How much do the lossy options change what a model says?",
     settings=FidelitySettings,
-    measure=later("fidelity.card.run"),
+    measure=later("studies.fidelity.card.run"),
     check=check,
 )
 QUANTISED = Study(
     name="fidelity_quantised",
     question="How much does quantising the experts change what a model says?",
     settings=QuantisedSettings,
-    measure=later("fidelity.quantised.run_kinds"),
-    check=later("fidelity.quantised.check_kinds"),
+    measure=later("studies.fidelity.quantised.run_kinds"),
+    check=later("studies.fidelity.quantised.check_kinds"),
 )
 STUDIES = {study.name: study for study in (FIDELITY, QUANTISED)}

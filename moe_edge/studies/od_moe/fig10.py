@@ -118,7 +118,7 @@ def speeds_of(settings: Fig10Settings, recall: Mapping[int, float]) -> Speeds:
 
 def run(settings: Fig10Settings) -> Findings:
     """Measures the recall, and models the rest."""
-    runs = later("od_moe.recorded.Runs")(settings)
+    runs = later("studies.od_moe.recorded.Runs")(settings)
     found = {
         period: runs.recall(Shadow(settings.precision, 1, period))
         for period in settings.kv_periods

@@ -133,7 +133,7 @@ STUDIES = {
         question="How well does a shadow name the experts of the coming token, by "
         "output token, precision and alignment (OD-MoE fig. 3)?",
         settings=Fig3Settings,
-        measure=later("od_moe.fig3.run"),
+        measure=later("studies.od_moe.fig3.run"),
         check=check_inputs,
         claim=Claim(
             source="OD-MoE, section 3.2 and fig. 3",
@@ -147,7 +147,7 @@ STUDIES = {
         question="What do longer periods of aligning tokens and KV cache cost in "
         "recall (OD-MoE fig. 6)?",
         settings=Fig6Settings,
-        measure=later("od_moe.fig6.run"),
+        measure=later("studies.od_moe.fig6.run"),
         check=check_inputs,
         claim=Claim(
             source="OD-MoE, fig. 6",
@@ -160,7 +160,7 @@ STUDIES = {
         question="On one machine, does a shadow's foresight pay for its bytes and its "
         "time, beside LRU with the same memory?",
         settings=OneMachineSettings,
-        measure=later("od_moe.one_machine.run"),
+        measure=later("studies.od_moe.one_machine.run"),
         check=check_inputs,
         claim=Claim(
             source="OD-MoE, section 4.4 and table 2",
@@ -176,7 +176,7 @@ STUDIES = {
         question="How many of the chosen experts does each predictor name, on one "
         "model and text (OD-MoE table 1)?",
         settings=Table1Settings,
-        measure=later("od_moe.table1.run"),
+        measure=later("studies.od_moe.table1.run"),
         check=check_inputs,
         claim=Claim(
             source="OD-MoE, table 1",

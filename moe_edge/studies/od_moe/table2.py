@@ -152,7 +152,7 @@ STUDY = Study(
     question="How fast is OD-MoE beside offloading on one machine with the same bytes "
     "and link rate (OD-MoE, table 2)?",
     settings=Table2Settings,
-    measure=later("od_moe.table2_runs.run"),
+    measure=later("studies.od_moe.table2_runs.run"),
     check=check_inputs,
     claim=Claim(
         source="OD-MoE, section 4.4 and table 2: averages of four settings, over those "

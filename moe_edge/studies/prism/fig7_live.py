@@ -185,7 +185,7 @@ STUDY = Study(
     question="What does migration gain when the data of three live servers changes "
     "(Prism, figure 7)?",
     settings=Figure7Live,
-    measure=later("prism.fig7_live_entry.measure"),
+    measure=later("studies.prism.fig7_live_entry.measure"),
     check=check,
     claim=Claim(
         source=fig7.STUDY.claim.source,

@@ -44,7 +44,7 @@ STUDY = Study(
     question="Does sharing experts beat serving alone on three live servers (Prism, "
     "table I)?",
     settings=Table1Live,
-    measure=later("prism.table1_live_entry.measure"),
+    measure=later("studies.prism.table1_live_entry.measure"),
     check=check,
     claim=Claim(
         source="Prism, table I; seconds on servers 1, 2, 3 and over all",

@@ -113,7 +113,7 @@ STUDY = Study(
     question="Do Prism's placements help three live servers behind a slow network, and "
     "does the simulator say so?",
     settings=ThreeServers,
-    measure=later("prism.three_servers_entry.measure"),
+    measure=later("studies.prism.three_servers_entry.measure"),
     check=check,
     claim=Claim(
         source="Prism, table II (BIG-bench, DeepSeek-V2-Lite) and figure 6",

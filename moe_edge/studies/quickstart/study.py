@@ -30,6 +30,6 @@ STUDY = Study(
     name="quickstart",
     question="Does the default model write text, and do its experts specialise?",
     settings=QuickstartSettings,
-    measure=later("quickstart.run.run"),
+    measure=later("studies.quickstart.run.run"),
     check=lambda settings: check_checkpoint(settings.checkpoint),
 )

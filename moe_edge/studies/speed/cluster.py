@@ -18,12 +18,12 @@ from moe_edge.studies.speed.suite import Models, Rows, SuiteSettings, speed_stud
 
 # Part -> what measures it, later: it loads JAX or starts processes.
 PARTS: Mapping[str, Callable[..., Rows]] = {
-    "calls": later("speed.cluster_calls.call_rows"),
-    "local": later("speed.cluster_local.local_rows"),
-    "block": later("speed.cluster_calls.block_rows"),
-    "bytes": later("speed.cluster_live.bytes_rows"),
-    "migration": later("speed.cluster_live.migration_rows"),
-    "losses": later("speed.cluster_live.loss_rows"),
+    "calls": later("studies.speed.cluster_calls.call_rows"),
+    "local": later("studies.speed.cluster_local.local_rows"),
+    "block": later("studies.speed.cluster_calls.block_rows"),
+    "bytes": later("studies.speed.cluster_live.bytes_rows"),
+    "migration": later("studies.speed.cluster_live.migration_rows"),
+    "losses": later("studies.speed.cluster_live.loss_rows"),
 }
 
 
