@@ -55,8 +55,8 @@ def register(name: str) -> None:
         module, _, attribute = where.rpartition(".")
         found = getattr(importlib.import_module(f"moe_edge.{module}"), attribute)
     else:
-        from moe_edge.studies.registry import STUDIES, find
-        from moe_edge.studies.study import study_root
+        from moe_edge.bench.registry import STUDIES, find
+        from moe_edge.bench.study import study_root
 
         study = COMMANDS.get(name, name)
         if study not in STUDIES:
@@ -85,7 +85,7 @@ def read_by(name: str) -> list[str]:
 
 def others(name: str) -> list[str]:
     """Names that a gin file may bind though the root of that name ignores them."""
-    from moe_edge.studies.registry import STUDIES
+    from moe_edge.bench.registry import STUDIES
 
     known = {*ROOTS, *COMMANDS, *OPTIONS, *STUDIES}
     return sorted(known - {name})

@@ -11,7 +11,7 @@ PACKAGE = ROOT / "moe_edge"
 ORDER = (
     "core kernels model hardware checkpoint convert workload route predict offload "
     "schedule engine evaluate training profile refactor place cluster coe serve "
-    "simulate loadtest planner metrics studies public commands"
+    "simulate loadtest planner metrics bench public studies commands"
 ).split()
 
 # The same within cluster/, of folders and of the files beside them. Those of one line
@@ -52,7 +52,7 @@ LAZY = (
     "moe_edge/commands/main.py",
     "moe_edge/__init__.py",
     "moe_edge/configurables.py",
-    "moe_edge/studies/registry.py",
+    "moe_edge/bench/registry.py",
 )
 
 PEERS = (

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.study import Findings
 from moe_edge.coe.case import CoeWork
 from moe_edge.coe.machine import Machine
 from moe_edge.coe.presets import PRESETS, SOURCE, get_preset
@@ -13,8 +15,6 @@ from moe_edge.core.checks import check_known, check_positive
 from moe_edge.metrics.results import metric
 from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.simulate.coe_case import CoeCase
-from moe_edge.studies.settings import RULES, StudySettings
-from moe_edge.studies.study import Findings
 from moe_edge.workload.coe_tasks import DECAY, RECORD_BYTES, TASKS
 
 SAMBA, PAPER, OURS = "samba", "coserve", "affinity"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.coe.presets import get_preset
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.metrics.plots_panels import Panel, draw_panels
@@ -20,7 +21,6 @@ from moe_edge.studies.coserve.entry import (
     median_row,
     simulated,
 )
-from moe_edge.studies.study import Claim, Findings, Study
 from moe_edge.workload.coe_tasks import DECAY, task_graph
 
 SHARES = (0.5, 0.9, 0.99)  # of the uses

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.coe.presets import PRESETS, get_preset, record_bytes
 from moe_edge.metrics.machine import machine_info
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
-from moe_edge.studies.settings import StudySettings
-from moe_edge.studies.study import Claim, Findings, Study
 from moe_edge.workload.coe_tasks import CLASSIFIER, RECORD_BYTES, board_graph
 
 GB = 1e9

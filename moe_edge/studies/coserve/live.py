@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.study import Claim, Study
 from moe_edge.coe.machine import parse_executors
 from moe_edge.core.checks import check_known, check_positive
 from moe_edge.schedule.coe_recipes import RECIPES, chosen_recipes
 from moe_edge.studies.coserve.entry import OURS, OVER_SYSTEMS, PAPER, SAMBA
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES, StudySettings
-from moe_edge.studies.study import Claim, Study
 from moe_edge.workload.coe_tasks import DECAY, TASKS
 
 

@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from moe_edge.bench.study import Findings
 from moe_edge.studies.coserve.live import LiveSettings
 from moe_edge.studies.coserve.live_runs import LiveTask
-from moe_edge.studies.study import Findings
 
 EQUAL = "every policy gave each request the same verdict by the same experts"
 COMPLETE = "no request failed"

@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from moe_edge.bench.rounds import round_order
 from moe_edge.coe.case import MAX_WAIT_S, CoeWork, MachineOptions
 from moe_edge.coe.random_board import write_board
 from moe_edge.coe.results import CoeRun, row
 from moe_edge.simulate.coe_case import CoeCase, make_live, used_by
 from moe_edge.studies.coserve.entry import OURS
 from moe_edge.studies.coserve.live import LiveSettings
-from moe_edge.studies.rounds import round_order
 from moe_edge.workload.coe_graph import CoeGraph
 from moe_edge.workload.coe_tasks import DAMAGED, TASKS, CoeRequest
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 
+from moe_edge.bench.rounds import median_metric, median_panel, round_order
+from moe_edge.bench.study import Findings
 from moe_edge.coe.results import CoeRun
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.schedule.recorded import Prescheduled, Recording
 from moe_edge.studies.coserve.live import Scheduling
 from moe_edge.studies.coserve.live_entry import board_folder, live_findings
 from moe_edge.studies.coserve.live_runs import LiveTask, begin
-from moe_edge.studies.rounds import median_metric, median_panel, round_order
-from moe_edge.studies.study import Findings
 
 
 def measure_scheduling(settings: Scheduling) -> Findings:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.rounds import median_metric, median_panel, round_order
+from moe_edge.bench.study import Findings, median_and_spread
 from moe_edge.coe.machine import parse_executors
 from moe_edge.coe.results import CoeRun
 from moe_edge.coe.trial import try_executors, with_executors
@@ -19,8 +21,6 @@ from moe_edge.studies.coserve.live_runs import (
     begin,
     run_tasks,
 )
-from moe_edge.studies.rounds import median_metric, median_panel, round_order
-from moe_edge.studies.study import Findings, median_and_spread
 
 
 def measure_tasks(settings: AllPolicies) -> Findings:

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import check_known
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES, StudySettings
-from moe_edge.studies.study import Claim, Study
 
 # Network -> side of its images, dtype of its weights, whether it is one of the paper's.
 NETWORKS = {

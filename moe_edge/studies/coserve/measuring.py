@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from moe_edge.bench.study import SPREAD, Findings
 from moe_edge.coe.models import get_network, make_architecture
 from moe_edge.coe.profiler import (
     Profiled,
@@ -21,7 +22,6 @@ from moe_edge.core.heap import keep_heap
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.studies.coserve.measured import NETWORKS, Measured
-from moe_edge.studies.study import SPREAD, Findings
 from moe_edge.workload.coe_graph import CoeGraph, Expert
 
 OUTPUTS = {"board_detector": ("ok", "misaligned", "wrong_polarity")}

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.schedule.coe_recipes import RECIPES
 from moe_edge.simulate.coe_case import CoeCase
@@ -19,7 +20,6 @@ from moe_edge.studies.coserve.entry import (
     median_row,
     simulated,
 )
-from moe_edge.studies.study import Claim, Findings, Study
 
 BOUND = "no fewer loads in any order"
 TIER = (

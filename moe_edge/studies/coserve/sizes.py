@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.coe.machine import Machine, parse_executors
 from moe_edge.coe.trial import TrialOptions, slide_window, with_executors
 from moe_edge.core.checks import CapacityError
@@ -18,7 +19,6 @@ from moe_edge.studies.coserve.entry import (
     median_row,
     simulated,
 )
-from moe_edge.studies.study import Claim, Findings, Study
 from moe_edge.workload.coe_tasks import CLASSIFIER, RECORD_BYTES
 
 # An image of a batch needs 1.5 experts (section 3.3).

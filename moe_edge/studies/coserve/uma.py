@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.coe.machine import Machine
 from moe_edge.coe.presets import HOST_LOAD_S, get_preset
 from moe_edge.metrics.plots_panels import Panel, draw_panels
@@ -17,7 +18,6 @@ from moe_edge.studies.coserve.entry import (
     median_row,
     simulated,
 )
-from moe_edge.studies.study import Claim, Findings, Study
 from moe_edge.workload.coe_tasks import RECORD_BYTES
 
 PRESET = "uma"

@@ -4,10 +4,10 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES, StudySettings, check_margin
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import ConfigError, check_from_zero, check_positive
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES, StudySettings, check_margin
-from moe_edge.studies.study import Claim, Study
 
 FORM = re.compile(r"(\d+)/(\d+)/(\d+)( raw)?")
 WANTED_FALL = (1.8, 4.0)  # weight of the first rank over that of the last

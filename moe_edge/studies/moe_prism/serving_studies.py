@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import ConfigError, check_known, check_positive
 from moe_edge.studies.moe_prism import making
 from moe_edge.studies.moe_prism.models import LG, ORIGINAL, ModelSettings
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES
-from moe_edge.studies.study import Claim, Study
 
 
 class System(NamedTuple):

@@ -6,6 +6,10 @@ What measures is imported when a study runs, so a wrong setting is refused at on
 import dataclasses
 from collections.abc import Sequence
 
+from moe_edge.bench.prompts import LinkSettings, PromptSettings
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.study import Claim, Study
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, read_text
@@ -13,10 +17,6 @@ from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 from moe_edge.studies.moe_prism import making
 from moe_edge.studies.moe_prism.models import CG, LG, LG_FT, ORIGINAL, ModelSettings
-from moe_edge.studies.prompts import LinkSettings, PromptSettings
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import StudySettings
-from moe_edge.studies.study import Claim, Study
 
 EVERY_K = tuple(range(1, 33))  # up to the default model's 8 experts of 4 sub-experts
 PROMPTS = ("prompts/gsm8k.jsonl", "mcq/boolq.jsonl")

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+from moe_edge.bench.prompts import LinkSettings, PromptSettings, check_inputs
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES, Rules
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import ConfigError, check_known, check_positive
 from moe_edge.predict.shadow import PRECISIONS
-from moe_edge.studies.prompts import LinkSettings, PromptSettings, check_inputs
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES, Rules
-from moe_edge.studies.study import Claim, Study
 
 BARS = {"fp16": 0.999, "int8": 0.995, "nf4": 0.98}  # of ours, aligned at every step
 PAPER = {"fp16": 0.9994, "int8": 0.9734, "nf4": 0.9567}  # section 3.2, likewise

@@ -3,14 +3,14 @@
 import dataclasses
 from collections.abc import Sequence
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.place.placer import ALONE as ALONE_METHODS
 from moe_edge.studies.prism import live_seeds
 from moe_edge.studies.prism.live_entry import NOT_COMPARABLE
 from moe_edge.studies.prism.live_seeds import LiveMethods
 from moe_edge.studies.prism.table1 import ALONE, TABLE_1
-from moe_edge.studies.registry import later
-from moe_edge.studies.study import Claim, Study
 
 TOGETHER = "uniform"
 

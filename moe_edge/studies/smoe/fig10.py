@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.polynomial import Polynomial
 
+from moe_edge.bench.cases import AHEAD_LIMIT, INLINE_LIMIT, LIMITS, Case
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.prompts import prompt_files
+from moe_edge.bench.rounds import interval_panel, median_panel
+from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.bench.timed_cases import Timed, TimedSettings, run_cases
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.offload.choose_a import choose_a
-from moe_edge.studies.cases import AHEAD_LIMIT, INLINE_LIMIT, LIMITS, Case
-from moe_edge.studies.engines import Bench
-from moe_edge.studies.prompts import prompt_files
-from moe_edge.studies.rounds import interval_panel, median_panel
 from moe_edge.studies.smoe.fig14 import smoe_steps
-from moe_edge.studies.study import Claim, Findings, Study
-from moe_edge.studies.timed_cases import Timed, TimedSettings, run_cases
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

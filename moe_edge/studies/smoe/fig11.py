@@ -16,20 +16,22 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, RequestError, check_positive
-from moe_edge.engine.generate import generate
-from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.cases import (
+from moe_edge.bench.cases import (
     Case,
     count_history,
     past_sequences,
     prepare,
 )
-from moe_edge.studies.engines import Bench
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.prompts import check_inputs, make_pool
-from moe_edge.studies.settings import RULES
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.prompts import check_inputs, make_pool
+from moe_edge.bench.settings import RULES
+from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.bench.timed_cases import TimedSettings, time_cases
+from moe_edge.core.checks import ConfigError, RequestError, check_positive
+from moe_edge.engine.generate import generate
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.smoe.fig11_entry import (
     LAYERWISE,
@@ -40,8 +42,6 @@ from moe_edge.studies.smoe.fig11_entry import (
     findings,
 )
 from moe_edge.studies.smoe.layerwise import LayerwiseEngine
-from moe_edge.studies.study import Claim, Findings, Study
-from moe_edge.studies.timed_cases import TimedSettings, time_cases
 
 PLANS = ("one_pool", "equal")
 

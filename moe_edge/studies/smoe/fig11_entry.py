@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.metrics.results import metric
-from moe_edge.studies.cases import (
+from moe_edge.bench.cases import (
     AHEAD_LIMIT,
     LIMITS,
     Case,
     Ready,
 )
-from moe_edge.studies.rounds import median_metric, median_panel
-from moe_edge.studies.study import Findings, median_and_spread
-from moe_edge.studies.timed_cases import Timed, Timing
+from moe_edge.bench.rounds import median_metric, median_panel
+from moe_edge.bench.study import Findings, median_and_spread
+from moe_edge.bench.timed_cases import Timed, Timing
+from moe_edge.metrics.plots_panels import draw_panels
+from moe_edge.metrics.results import metric
 
 SMOE, OURS, LAYERWISE = "SMoE", "ours, lossless", "layer-wise (DeepSpeed)"
 # Mean change of TPOT against the best existing approach, by batch size; section VI-B.

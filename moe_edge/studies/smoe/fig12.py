@@ -13,17 +13,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moe_edge.bench.cases import AHEAD_LIMIT, INLINE_LIMIT, LIMITS
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.prompts import check_inputs
+from moe_edge.bench.rounds import median_metric
+from moe_edge.bench.study import Claim, Findings, Study, median_and_spread
+from moe_edge.bench.timed_cases import Timing
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.slot_plan import static_hit_curves
-from moe_edge.studies.cases import AHEAD_LIMIT, INLINE_LIMIT, LIMITS
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.prompts import check_inputs
-from moe_edge.studies.rounds import median_metric
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.smoe.fig14 import BudgetSettings
-from moe_edge.studies.study import Claim, Findings, Study, median_and_spread
-from moe_edge.studies.timed_cases import Timing
 
 FULL = "SMoE"
 PAPER_GAIN = 0.65  # at least, over the best existing approach; section VI-B

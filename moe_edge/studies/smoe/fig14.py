@@ -24,12 +24,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from moe_edge.engine.generate import generate
-from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.metrics.results import metric
-from moe_edge.model.config import ModelConfig
-from moe_edge.studies.cases import (
+from moe_edge.bench.cases import (
     AHEAD_LIMIT,
     INLINE_LIMIT,
     LIMITS,
@@ -38,13 +33,18 @@ from moe_edge.studies.cases import (
     linked,
     past_sequences,
 )
-from moe_edge.studies.engines import Bench
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.prompts import check_inputs
-from moe_edge.studies.rounds import median_metric, median_panel
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.prompts import check_inputs
+from moe_edge.bench.rounds import median_metric, median_panel
+from moe_edge.bench.study import Claim, Findings, Study, mean_change
+from moe_edge.bench.timed_cases import TimedSettings, Timing, run_cases
+from moe_edge.engine.generate import generate
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.metrics.plots_panels import draw_panels
+from moe_edge.metrics.results import metric
+from moe_edge.model.config import ModelConfig
 from moe_edge.studies.smoe.score_classes import Brought, brought
-from moe_edge.studies.study import Claim, Findings, Study, mean_change
-from moe_edge.studies.timed_cases import TimedSettings, Timing, run_cases
 
 STEPS = ("base", "+CE", "+CR", "+Pre", "+BA")
 ON_CPU = "base on CPU"

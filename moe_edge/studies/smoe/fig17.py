@@ -8,6 +8,18 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from moe_edge.bench.cases import (
+    AHEAD_LIMIT,
+    LIMITS,
+    Case,
+    CaseSettings,
+    Ready,
+    prepare,
+)
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.prompts import check_inputs
+from moe_edge.bench.study import SPREAD, Claim, Findings, Study
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
@@ -16,19 +28,7 @@ from moe_edge.metrics.results import metric
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.device_scores import wanted_scores
 from moe_edge.profile.run_profile import run_profile
-from moe_edge.studies.cases import (
-    AHEAD_LIMIT,
-    LIMITS,
-    Case,
-    CaseSettings,
-    Ready,
-    prepare,
-)
-from moe_edge.studies.engines import Bench
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.prompts import check_inputs
 from moe_edge.studies.smoe import fig14
-from moe_edge.studies.study import SPREAD, Claim, Findings, Study
 
 TOP, CHOSEN = "predicted that are top-score", "predicted that are chosen"
 UNDER_SMOE = "predicted that are top-score, under SMoE's routing"

@@ -17,6 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moe_edge.bench.rounds import interleave, median_metric, median_panel, seconds_of
+from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.kernels import native
 from moe_edge.metrics.plots_panels import draw_panels
@@ -25,9 +28,6 @@ from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.assist import HostExperts
 from moe_edge.offload.slots import make_slots
-from moe_edge.studies.rounds import interleave, median_metric, median_panel, seconds_of
-from moe_edge.studies.settings import RULES, StudySettings
-from moe_edge.studies.study import Claim, Findings, Study
 from moe_edge.training.default_config import default_config
 
 HOST, DEVICE, LINK = "host", "device", "link"

@@ -12,6 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.cases import LIMITS, workload_of
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.prompts import PromptPool, PromptSettings, check_inputs, make_pool
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.evaluate.agreement import Agreement, compare
@@ -21,12 +26,7 @@ from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
 from moe_edge.model.config import MoeConfig
 from moe_edge.route.base import Route, gate_scores, rescale
-from moe_edge.studies.cases import LIMITS, workload_of
-from moe_edge.studies.engines import Bench
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.prompts import PromptPool, PromptSettings, check_inputs, make_pool
 from moe_edge.studies.smoe.fig6 import record_scores
-from moe_edge.studies.study import Claim, Findings, Study
 
 LEFT_OUT, REPLACED = "left out", "replaced by the best not chosen"
 

@@ -6,15 +6,15 @@ import json
 import numpy as np
 from scipy.stats import spearmanr
 
+from moe_edge.bench.cases import LIMITS, workload_of
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.prompts import PromptPool, PromptSettings, check_inputs, make_pool
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.engine.generate import generate
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
 from moe_edge.route.base import gate_scores
-from moe_edge.studies.cases import LIMITS, workload_of
-from moe_edge.studies.engines import Bench
-from moe_edge.studies.prompts import PromptPool, PromptSettings, check_inputs, make_pool
-from moe_edge.studies.study import Claim, Findings, Study
 
 AHEAD = 3  # iterations
 KINDS = ("top-k", "top-k or alternative")

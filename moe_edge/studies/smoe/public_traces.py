@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.study import Findings, Study
 from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
@@ -17,8 +19,6 @@ from moe_edge.simulate.replay.predict import (
     predictor_of,
     replay_predictor,
 )
-from moe_edge.studies.settings import StudySettings
-from moe_edge.studies.study import Findings, Study
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import Trace
 

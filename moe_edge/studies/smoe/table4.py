@@ -11,6 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_edge.bench.engines import describe_model
+from moe_edge.bench.fidelity.rows import forced_rows
+from moe_edge.bench.fidelity.study import ForcedText
+from moe_edge.bench.rounds import interval_panel
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.agreement import INTERVALS, compare
@@ -28,11 +33,6 @@ from moe_edge.evaluate.texts import find_file, read_text, sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric
 from moe_edge.route.substitute import Substitute
-from moe_edge.studies.engines import describe_model
-from moe_edge.studies.fidelity.rows import forced_rows
-from moe_edge.studies.fidelity.study import ForcedText
-from moe_edge.studies.rounds import interval_panel
-from moe_edge.studies.study import Claim, Findings, Study
 
 SETS = ("arc_challenge", "boolq", "hellaswag", "mmlu", "sciq", "wic", "winogrande")
 ALL = "all sets"

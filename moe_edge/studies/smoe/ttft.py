@@ -7,26 +7,26 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from moe_edge.core.checks import ConfigError
-from moe_edge.engine.generate import generate
-from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.metrics.results import metric
-from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.cases import (
+from moe_edge.bench.cases import (
     INLINE_LIMIT,
     LIMITS,
     describe_link,
     linked,
     workload_of,
 )
-from moe_edge.studies.engines import Bench
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.prompts import LinkSettings, PromptPool, check_inputs, make_pool
-from moe_edge.studies.rounds import measure_rounds, median_metric, median_panel
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.prompts import LinkSettings, PromptPool, check_inputs, make_pool
+from moe_edge.bench.rounds import measure_rounds, median_metric, median_panel
+from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.generate import generate
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.metrics.plots_panels import draw_panels
+from moe_edge.metrics.results import metric
+from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.smoe import fig14
 from moe_edge.studies.smoe.layerwise import LayerwiseEngine
-from moe_edge.studies.study import Claim, Findings, Study
 
 RESIDENT, LAYERWISE = "resident", "layer-wise"
 PAPER_CHANGE = -0.11  # against the best existing approach, mean; section VI-B

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.core.checks import MoeEdgeError, check_known
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES
 from moe_edge.studies.speed.models import olmoe_config, write_random
 from moe_edge.studies.speed.suite import Models, Rows, SuiteSettings, speed_study
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.rounds import interleave
 from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.engine import PlacedEngine, dense_weights
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
@@ -13,7 +14,6 @@ from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.tables import Tables
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.cluster import ClusterSettings
 from moe_edge.studies.speed.runs import (
     PROMPT_TOKENS,

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.rounds import interleave
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.rules import hf_shapes
 from moe_edge.core.checks import CapacityError
 from moe_edge.core.process import alone
 from moe_edge.engine.load import load_engine
 from moe_edge.metrics.machine import ram_bytes
-from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.decode import (
     PROMPT_TOKENS,
     add_limit,

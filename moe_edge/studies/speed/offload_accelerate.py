@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.rounds import interleave
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.core.process import alone
-from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.peers import installed
 from moe_edge.studies.speed.runs import SHARE, decode_run, load_offloaded
 from moe_edge.studies.speed.suite import MS, Rows, make_row

@@ -9,8 +9,8 @@ import statistics
 
 import numpy as np
 
+from moe_edge.bench.rounds import interleave, seconds_of
 from moe_edge.engine.routing_reader import Reading
-from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed.decode import memory_bandwidth
 from moe_edge.studies.speed.runs import SHARE, load_offloaded
 from moe_edge.studies.speed.suite import Rows, make_row

@@ -8,10 +8,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.core.checks import check_known
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES
 from moe_edge.studies.speed.suite import Models, Rows, SuiteSettings, speed_study
 
 # Part -> what measures it; later, as it loads JAX.

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.rounds import round_ratios
+from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.study import Findings, Study
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.rules import hf_shapes
 from moe_edge.metrics.plots import benchmark_bars
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
-from moe_edge.studies.rounds import round_ratios
-from moe_edge.studies.settings import StudySettings
-from moe_edge.studies.study import Findings, Study
 
 MS = 1e3
 KEYS = ("case", "ours", "peer", "unit", "ratio", "limit_fraction")  # of the last line

@@ -18,6 +18,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.rounds import interleave, seconds_of
 from moe_edge.convert.families import config_from_hf
 from moe_edge.core.checks import check_count, check_known
 from moe_edge.engine.base import Engine
@@ -26,8 +28,6 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights, load_weights, to_device
 from moe_edge.evaluate.texts import find_file
 from moe_edge.offload.store import HostStore, pin_records
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed import peers
 from moe_edge.studies.speed.decode import (
     PROMPT_TOKENS,

@@ -2,13 +2,13 @@
 
 import pytest
 
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
 from moe_edge.coe.presets import get_preset
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.studies.coserve import uma
 from moe_edge.studies.coserve.frequencies import Sensitivity, check_policies
-from moe_edge.studies.registry import find
-from moe_edge.studies.study import run_study
 from tests.support.slow_cases import slow_but
 
 SMALL = {

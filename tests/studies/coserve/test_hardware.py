@@ -2,12 +2,12 @@
 
 import pytest
 
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
 from moe_edge.coe.presets import get_preset
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.studies.coserve.hardware import Hardware
-from moe_edge.studies.registry import find
-from moe_edge.studies.study import run_study
 
 
 def test_whole_study_writes_a_valid_entry(tmp_path):

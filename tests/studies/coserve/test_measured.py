@@ -2,11 +2,11 @@
 
 import pytest
 
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.studies.coserve.measured import NETWORKS, Measured
-from moe_edge.studies.registry import find
-from moe_edge.studies.study import run_study
 from tests.support.slow_cases import slow
 
 SHORT = {"networks": ("board_resnet",), "small_batch": 2, "small_repeats": 2}

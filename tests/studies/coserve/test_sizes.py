@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
 from moe_edge.coe.presets import get_preset
 from moe_edge.coe.trial import with_experts
 from moe_edge.core.checks import CapacityError, ConfigError
@@ -16,8 +18,6 @@ from moe_edge.studies.coserve.sizes import (
     with_,
     with_images,
 )
-from moe_edge.studies.registry import find
-from moe_edge.studies.study import run_study
 from moe_edge.workload.coe_tasks import board_graph
 from tests.support.slow_cases import slow_but
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.smoe.fig10 import (
@@ -12,7 +13,6 @@ from moe_edge.studies.smoe.fig10 import (
     plot,
     sentence,
 )
-from moe_edge.studies.study import run_study
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 A = (0.0, 0.2, 0.4, 0.6)

@@ -2,10 +2,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from moe_edge.bench.cases import Case
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.router import Routing
-from moe_edge.studies.cases import Case
 from moe_edge.studies.smoe import fig17
 from moe_edge.studies.smoe.fig17 import Judged, PredictorSettings, TopScoreLog
 from tests.support.tiny_checkpoint import write_tiny_checkpoint

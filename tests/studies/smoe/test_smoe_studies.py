@@ -6,9 +6,10 @@ import types
 import numpy as np
 import pytest
 
+from moe_edge.bench.prompts import make_pool
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import CheckpointError, ConfigError, RequestError
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.prompts import make_pool
 from moe_edge.studies.smoe import (
     fig3,
     fig4,
@@ -21,7 +22,6 @@ from moe_edge.studies.smoe import (
     table4,
     ttft,
 )
-from moe_edge.studies.study import run_study
 from moe_edge.workload.trace_writer import write_trace
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 from tests.support.traces import one_layer

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.evaluate.multiple_choice import Question, short_questions
 from moe_edge.metrics.schema import validate_entry
@@ -14,7 +15,6 @@ from moe_edge.studies.smoe.table4 import (
     table_of,
     verdict_of,
 )
-from moe_edge.studies.study import run_study
 from tests.support.table_engine import LetterTokenizer
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
-from moe_edge.studies.registry import find
 from moe_edge.studies.speed.coserve import CoserveSettings, decision_rows
-from moe_edge.studies.study import run_study
 
 DECISIONS = {"waiting": 40, "decisions": 60, "repeats": 2}
 FEW = {

@@ -1,4 +1,4 @@
-from moe_edge.studies.quickstart.texts import held_out_texts, task_prompts
+from moe_edge.bench.quickstart.texts import held_out_texts, task_prompts
 
 
 def test_held_out_texts_are_two_different_texts_a_domain():

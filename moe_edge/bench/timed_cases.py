@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.cases import Case, CaseSettings, Ready, prepare
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.prompts import make_pool
+from moe_edge.bench.rounds import measure_rounds, median_metric
 from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.evaluate.agreement import Agreement, compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
 from moe_edge.metrics.results import interval_metric, metric
-from moe_edge.studies.cases import Case, CaseSettings, Ready, prepare
-from moe_edge.studies.engines import Bench
-from moe_edge.studies.prompts import make_pool
-from moe_edge.studies.rounds import measure_rounds, median_metric
 
 SAME = "every lossless case gave the resident engine's tokens in every round"
 

@@ -1,9 +1,9 @@
 """The pieces of a text on which routes and kinds of weights are compared."""
 
+from moe_edge.bench.fidelity.study import ForcedText
 from moe_edge.evaluate.fidelity import cut_rows
 from moe_edge.evaluate.likelihood import Forced
 from moe_edge.evaluate.texts import read_text
-from moe_edge.studies.fidelity.study import ForcedText
 
 
 def forced_rows(settings: ForcedText, tokenizer) -> list[Forced]:

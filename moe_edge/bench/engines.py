@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from moe_edge.bench.study import weights_of
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.process import alone
 from moe_edge.engine.generate import generate
@@ -29,7 +30,6 @@ from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
 from moe_edge.predict.base import get_predictor
-from moe_edge.studies.study import weights_of
 
 # A run takes one of two times, 1 or 1.45, by the cores that the system gives JAX's
 # thread and the kernels' on a machine of two: a median of few is either.

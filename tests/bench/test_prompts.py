@@ -2,13 +2,13 @@
 
 import pytest
 
+from moe_edge.bench import prompts
+from moe_edge.bench.prompts import PromptSettings, make_pool, prompt_files
+from moe_edge.bench.study import mean_change, median_and_spread
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.studies import prompts
-from moe_edge.studies.prompts import PromptSettings, make_pool, prompt_files
 from moe_edge.studies.smoe.fig14 import BudgetSettings
-from moe_edge.studies.study import mean_change, median_and_spread
 
 
 class Words:

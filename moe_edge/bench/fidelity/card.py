@@ -13,6 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.engines import describe_model
+from moe_edge.bench.fidelity import quantised
+from moe_edge.bench.fidelity.rows import forced_rows
+from moe_edge.bench.fidelity.study import (
+    FidelitySettings,
+    reference_of,
+)
+from moe_edge.bench.study import Findings
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import INTERVALS, RuleTally, compare, rule_of
@@ -22,14 +30,6 @@ from moe_edge.evaluate.texts import sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
 from moe_edge.route.base import Route, get_route
-from moe_edge.studies.engines import describe_model
-from moe_edge.studies.fidelity import quantised
-from moe_edge.studies.fidelity.rows import forced_rows
-from moe_edge.studies.fidelity.study import (
-    FidelitySettings,
-    reference_of,
-)
-from moe_edge.studies.study import Findings
 
 LIMITS = (
     "Teacher-forced: each prediction is made on the text itself, so differences do not "

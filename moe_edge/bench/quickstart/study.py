@@ -2,10 +2,10 @@
 
 import dataclasses
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.study import Study
 from moe_edge.engine.load import check_checkpoint
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import StudySettings
-from moe_edge.studies.study import Study
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,6 @@ STUDY = Study(
     name="quickstart",
     question="Does the default model write text, and do its experts specialise?",
     settings=QuickstartSettings,
-    measure=later("studies.quickstart.run.run"),
+    measure=later("bench.quickstart.run.run"),
     check=lambda settings: check_checkpoint(settings.checkpoint),
 )

@@ -5,6 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.quickstart.texts import BOOKS
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES, Rules, StudySettings
+from moe_edge.bench.study import Study
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.engine.load import check_checkpoint
@@ -12,11 +17,6 @@ from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.model.quantised import BLOCK_BYTES
 from moe_edge.route.drop import DropAbsent
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.quickstart.texts import BOOKS
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES, Rules, StudySettings
-from moe_edge.studies.study import Study
 
 # Serial transfers and no prefetching: what is resident is then the same in every run.
 BASE = studied(eviction="smoe_score", asynchronous=False)
@@ -169,14 +169,14 @@ FIDELITY = Study(
     name="fidelity_default",
     question="How much do the lossy options change what a model says?",
     settings=FidelitySettings,
-    measure=later("studies.fidelity.card.run"),
+    measure=later("bench.fidelity.card.run"),
     check=check,
 )
 QUANTISED = Study(
     name="fidelity_quantised",
     question="How much does quantising the experts change what a model says?",
     settings=QuantisedSettings,
-    measure=later("studies.fidelity.quantised.run_kinds"),
-    check=later("studies.fidelity.quantised.check_kinds"),
+    measure=later("bench.fidelity.quantised.run_kinds"),
+    check=later("bench.fidelity.quantised.check_kinds"),
 )
 STUDIES = {study.name: study for study in (FIDELITY, QUANTISED)}

@@ -5,13 +5,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from moe_edge.bench.quickstart.texts import BOOKS
+from moe_edge.bench.settings import StudySettings
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import RequestError
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.prompts import read_prompts
 from moe_edge.evaluate.texts import find_file, read_text, sha256_of
-from moe_edge.studies.quickstart.texts import BOOKS
-from moe_edge.studies.settings import StudySettings
 
 PIECE = 1 << 14  # characters of a text that are tokenised at once
 

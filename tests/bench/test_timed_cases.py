@@ -7,16 +7,16 @@ import types
 import numpy as np
 import pytest
 
+from moe_edge.bench.cases import Case, Ready, count_history, on_link
+from moe_edge.bench.prompts import PromptPool
+from moe_edge.bench.rounds import ON_TIME
+from moe_edge.bench.timed_cases import Timed, Timing
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import Agreement
 from moe_edge.metrics.schema import METRIC_KEYS
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.cases import Case, Ready, count_history, on_link
-from moe_edge.studies.prompts import PromptPool
-from moe_edge.studies.rounds import ON_TIME
 from moe_edge.studies.smoe import fig11, fig11_entry, fig12, fig14, ttft
 from moe_edge.studies.smoe.score_classes import Brought
-from moe_edge.studies.timed_cases import Timed, Timing
 
 SETTINGS = fig14.BudgetSettings(budgets=("25%", "50%"), batches=(1,), rounds=2)
 POOL = PromptPool([[1]], [{"path": "p", "sha256": "0"}])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_edge.studies import engines
+from moe_edge.bench import engines
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 PROMPTS = [[1, 2, 3], [4, 5, 6]]

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
+from moe_edge.bench.fidelity.card import grid_of, plot
+from moe_edge.bench.fidelity.study import FIDELITY, FidelitySettings
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.fidelity.card import grid_of, plot
-from moe_edge.studies.fidelity.study import FIDELITY, FidelitySettings
-from moe_edge.studies.study import run_study
 from tests.metrics.test_plots import png_size
 from tests.support.slow_cases import slow
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint

@@ -15,6 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from moe_edge.bench.engines import describe_model
+from moe_edge.bench.fidelity.rows import forced_rows
+from moe_edge.bench.fidelity.study import (
+    FidelitySettings,
+    QuantisedSettings,
+    room_of,
+)
+from moe_edge.bench.study import Findings
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
@@ -27,14 +35,6 @@ from moe_edge.evaluate.texts import read_text, sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric
 from moe_edge.route.base import get_route
-from moe_edge.studies.engines import describe_model
-from moe_edge.studies.fidelity.rows import forced_rows
-from moe_edge.studies.fidelity.study import (
-    FidelitySettings,
-    QuantisedSettings,
-    room_of,
-)
-from moe_edge.studies.study import Findings
 
 LIMITS = (
     "Teacher-forced: each prediction is made on the text itself, so differences do not "

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.engines import Bench, record_history
+from moe_edge.bench.prompts import LinkSettings, PromptPool, PromptSettings, make_pool
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.inline import is_inline
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.engines import Bench, record_history
-from moe_edge.studies.prompts import LinkSettings, PromptPool, PromptSettings, make_pool
 
 AHEAD_LIMIT = (
     "SMoE's partial state is read only where experts travel: where all are here it is "

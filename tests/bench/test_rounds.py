@@ -2,7 +2,7 @@
 
 import itertools
 
-from moe_edge.studies.rounds import (
+from moe_edge.bench.rounds import (
     ON_TIME,
     interleave,
     measure_rounds,

@@ -5,17 +5,17 @@ import shutil
 
 import pytest
 
-from moe_edge.core.checks import ConfigError
-from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.schema import check_answer, validate_entry
-from moe_edge.studies.fidelity.study import (
+from moe_edge.bench.fidelity.study import (
     FIDELITY,
     QUANTISED,
     FidelitySettings,
     QuantisedSettings,
     reference_of,
 )
-from moe_edge.studies.study import run_study
+from moe_edge.bench.study import run_study
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.metrics.schema import check_answer, validate_entry
 from tests.support.block_formats import whole_blocks_folder
 from tests.support.conversion import convert
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from moe_edge.bench.study import median_and_spread
 from moe_edge.metrics.plots_panels import Panel
 from moe_edge.metrics.results import metric
-from moe_edge.studies.study import median_and_spread
 
 Name = TypeVar("Name", bound=Hashable)
 Input = TypeVar("Input")

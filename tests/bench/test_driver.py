@@ -6,13 +6,8 @@ import sys
 
 import pytest
 
-from moe_edge.core.checks import ConfigError, OutputError
-from moe_edge.core.out_folder import taken_folder
-from moe_edge.metrics import results
-from moe_edge.metrics.results import metric
-from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.registry import STUDIES, find
-from moe_edge.studies.study import (
+from moe_edge.bench.registry import STUDIES, find
+from moe_edge.bench.study import (
     Claim,
     Findings,
     Study,
@@ -20,6 +15,11 @@ from moe_edge.studies.study import (
     study_root,
     weights_of,
 )
+from moe_edge.core.checks import ConfigError, OutputError
+from moe_edge.core.out_folder import taken_folder
+from moe_edge.metrics import results
+from moe_edge.metrics.results import metric
+from moe_edge.metrics.schema import validate_entry
 
 LIGHT = (  # what measures is imported when it runs
     *("quickstart", "fidelity_default", "moe_prism_fig3", "moe_prism_fig8"),
@@ -169,7 +169,7 @@ def test_every_registered_study_has_its_name():
 
 def test_settings_of_studies_are_checked_without_jax():
     script = (
-        "import sys; from moe_edge.studies.registry import STUDIES, find\n"
+        "import sys; from moe_edge.bench.registry import STUDIES, find\n"
         f"for name in {LIGHT}: find(name).settings()\n"
         "print(*{'jax', 'matplotlib', 'scipy'} & set(sys.modules))"
     )

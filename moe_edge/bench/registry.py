@@ -4,8 +4,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_known
-from moe_edge.studies.study import Study
 
 # Name -> module, which holds STUDY, or STUDIES by name where one file has several.
 STUDIES = {
@@ -35,8 +35,8 @@ STUDIES = {
     "coserve_table1": "moe_edge.studies.coserve.hardware",
     "coserve_uma": "moe_edge.studies.coserve.uma",
     "default_shapes": "moe_edge.studies.default_model.shapes",
-    "fidelity_default": "moe_edge.studies.fidelity.study",
-    "fidelity_quantised": "moe_edge.studies.fidelity.study",
+    "fidelity_default": "moe_edge.bench.fidelity.study",
+    "fidelity_quantised": "moe_edge.bench.fidelity.study",
     "moe_prism_fig10": "moe_edge.studies.moe_prism.studies",
     "moe_prism_fig12": "moe_edge.studies.moe_prism.serving_studies",
     "moe_prism_fig3": "moe_edge.studies.moe_prism.studies",
@@ -67,7 +67,7 @@ STUDIES = {
     "prism_table1_live": "moe_edge.studies.prism.table1_live",
     "prism_table2": "moe_edge.studies.prism.table2",
     "prism_three_servers": "moe_edge.studies.prism.three_servers",
-    "quickstart": "moe_edge.studies.quickstart.study",
+    "quickstart": "moe_edge.bench.quickstart.study",
     "replay_public_traces": "moe_edge.studies.smoe.public_traces",
     "smoe_fig10": "moe_edge.studies.smoe.fig10",
     "smoe_fig11": "moe_edge.studies.smoe.fig11",

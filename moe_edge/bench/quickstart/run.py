@@ -7,6 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from moe_edge.bench.engines import describe_model
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.quickstart.study import QuickstartSettings
+from moe_edge.bench.quickstart.texts import (
+    held_out_texts,
+    story_prompt,
+    task_prompts,
+)
+from moe_edge.bench.study import Findings
 from moe_edge.core.events import Event, Recorder
 from moe_edge.engine.generate import generate_rows
 from moe_edge.engine.load import Loaded, load_engine
@@ -17,15 +26,6 @@ from moe_edge.kernels import native
 from moe_edge.metrics.plots import expert_usage, timeline
 from moe_edge.metrics.results import metric
 from moe_edge.model.sampling import Sampling
-from moe_edge.studies.engines import describe_model
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.quickstart.study import QuickstartSettings
-from moe_edge.studies.quickstart.texts import (
-    held_out_texts,
-    story_prompt,
-    task_prompts,
-)
-from moe_edge.studies.study import Findings
 
 LIMITS = (
     "A model of a few million parameters trained on two CPU cores: its text shows "
