@@ -19,7 +19,7 @@ from moe_edge.core.checks import checked
 
 ROOTS = {
     "cluster": "cluster.run.run_cluster",
-    "coserve": "simulate.coe_run.run_coserve",
+    "coserve": "papers.coserve.simulate.coe_run.run_coserve",
     "convert_checkpoint": "convert.convert.convert_checkpoint",
     "evaluate": "evaluate.run.run_evaluate",
     "fit_routing": "workload.routing_fit.fit_routing",
@@ -29,14 +29,14 @@ ROOTS = {
     "model_card": "training.model_card.run_model_card",
     "place_experts": "place.run_place.run_place",
     "pretrain": "training.run.run_pretrain",
-    "profile_coe": "coe.run_profile.run_profile_coe",
+    "profile_coe": "papers.coserve.coe.run_profile.run_profile_coe",
     "profile_machine": "profile.run_profile_machine.run_profile_machine",
     "profile_model": "profile.run_profile.run_profile",
     "refactor_model": "refactor.run.run_refactor",
     "replay": "simulate.replay.run.run_replay",
     "serve": "serve.run_serve.run_serve",
     "simulate": "simulate.cluster.run.run_simulate",
-    "train_board": "coe.train_board.run_train_board",
+    "train_board": "papers.coserve.coe.train_board.run_train_board",
 }
 # Users' commands that run a study, under the name that their gin files bind.
 COMMANDS = {"fidelity": "fidelity_default", "quickstart": "quickstart"}

@@ -7,10 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from moe_edge.coe.accuracy import write_accuracy
-from moe_edge.coe.case import DEMO_BOARD
-from moe_edge.workload.coe_graph import read_graph, write_graph
-from moe_edge.workload.coe_tasks import (
+from moe_edge.papers.coserve.coe.accuracy import write_accuracy
+from moe_edge.papers.coserve.coe.case import DEMO_BOARD
+from moe_edge.papers.coserve.workload.coe_graph import read_graph, write_graph
+from moe_edge.papers.coserve.workload.coe_tasks import (
     CoeRequest,
     board_graph,
     board_requests,
@@ -164,7 +164,9 @@ def test_coserve_refuses_accuracies_of_another_form_or_other_weights_before_it_s
     run_script, tmp_path, monkeypatch
 ):
     files = write_live(tmp_path, 4)
-    monkeypatch.setattr("moe_edge.simulate.coe_run.make_live", None)  # not called
+    monkeypatch.setattr(
+        "moe_edge.papers.coserve.simulate.coe_run.make_live", None
+    )  # not called
     path = tmp_path / "accuracy.json"
     graph = read_graph(tmp_path / "coe.json")
     shares = {"collaboration": 0.99, "single": None, "single_wide": None}
@@ -183,7 +185,10 @@ def test_coserve_refuses_accuracies_of_another_form_or_other_weights_before_it_s
         assert said in run_script("coserve", *files, "--out_dir", "o").error
     path.write_text(json.dumps(good))
     experts = [dataclasses.replace(e, sha256=64 * "0") for e in graph.experts]
-    write_graph(tmp_path / "coe.json", dataclasses.replace(graph, experts=experts))
+    write_graph(
+        tmp_path / "coe.json",
+        dataclasses.replace(graph, experts=experts),
+    )
     wrong = run_script("coserve", *files, "--dry_run", "--out_dir", "o").error
     assert f"is of weights {good['weights_sha256'][:12]}, the experts of the" in wrong
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_edge.coe.profile import read_profile
+from moe_edge.papers.coserve.coe.profile import read_profile
 from tests.support.coe_boards import write_board
 
 SHORT = ("--most_batch", 1, "--repeats", 1)

@@ -5,11 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.coe.models import get_network, make_architecture
-from moe_edge.coe.store import write_experts
-from moe_edge.workload.board import SHAPE
-from moe_edge.workload.coe_graph import Architecture, CoeGraph, Expert, write_graph
-from moe_edge.workload.coe_tasks import CoeRequest, write_requests
+from moe_edge.papers.coserve.coe.models import get_network, make_architecture
+from moe_edge.papers.coserve.coe.store import write_experts
+from moe_edge.papers.coserve.workload.board import SHAPE
+from moe_edge.papers.coserve.workload.coe_graph import (
+    Architecture,
+    CoeGraph,
+    Expert,
+    write_graph,
+)
+from moe_edge.papers.coserve.workload.coe_tasks import CoeRequest, write_requests
 
 DETECTED = ("ok", "misaligned", "wrong_polarity")
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from moe_edge.coe.executor import Programs
-from moe_edge.coe.images import request_images
-from moe_edge.coe.live import Live
-from moe_edge.coe.machine import Machine
-from moe_edge.coe.profile import ArchitectureCosts
-from moe_edge.coe.setup import make_setup
-from moe_edge.coe.store import ExpertStore, write_experts
-from moe_edge.workload.coe_graph import CoeGraph
-from moe_edge.workload.coe_tasks import CoeRequest
+from moe_edge.papers.coserve.coe.executor import Programs
+from moe_edge.papers.coserve.coe.images import request_images
+from moe_edge.papers.coserve.coe.live import Live
+from moe_edge.papers.coserve.coe.machine import Machine
+from moe_edge.papers.coserve.coe.profile import ArchitectureCosts
+from moe_edge.papers.coserve.coe.setup import make_setup
+from moe_edge.papers.coserve.coe.store import ExpertStore, write_experts
+from moe_edge.papers.coserve.workload.coe_graph import CoeGraph
+from moe_edge.papers.coserve.workload.coe_tasks import CoeRequest
 from tests.support.coe_boards import drawn_requests, write_board
 from tests.support.experts import loads_by_group
 

@@ -2,15 +2,15 @@
 
 import collections
 
-from moe_edge.coe.machine import Machine
-from moe_edge.coe.profile import ArchitectureCosts
-from moe_edge.offload.evict_pool import get_pool_policy
-from moe_edge.offload.pool import make_pools
-from moe_edge.schedule.coe_recipes import RECIPES
-from moe_edge.schedule.coserve import ExpertCosts
+from moe_edge.papers.coserve.coe.machine import Machine
+from moe_edge.papers.coserve.coe.profile import ArchitectureCosts
+from moe_edge.papers.coserve.memory.evict_pool import get_pool_policy
+from moe_edge.papers.coserve.memory.pool import make_pools
+from moe_edge.papers.coserve.schedule.coe_recipes import RECIPES
+from moe_edge.papers.coserve.schedule.coserve import ExpertCosts
+from moe_edge.papers.coserve.schedule.run_queue import ExpertJob
+from moe_edge.papers.coserve.workload.coe_tasks import board_graph
 from moe_edge.schedule.loop import RequestLoop
-from moe_edge.schedule.run_queue import ExpertJob
-from moe_edge.workload.coe_tasks import board_graph
 
 
 def costs_of(num_experts, k_s=1.0, b_s=2.0, load_s=10.0, max_batch=3):

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.coe.case import MAX_WAIT_S
-from moe_edge.coe.presets import get_preset, record_bytes
-from moe_edge.coe.serving import ExpertServing
-from moe_edge.coe.setup import make_setup
-from moe_edge.coe.trial import with_executors
-from moe_edge.schedule.run_queue import ExpertJob
-from moe_edge.studies.coserve.entry import OURS, PAPER, SAMBA
-from moe_edge.studies.coserve.live import LiveSettings
-from moe_edge.studies.coserve.live_runs import LiveTask, run_tasks
+from moe_edge.papers.coserve.coe.case import MAX_WAIT_S
+from moe_edge.papers.coserve.coe.presets import get_preset, record_bytes
+from moe_edge.papers.coserve.coe.serving import ExpertServing
+from moe_edge.papers.coserve.coe.setup import make_setup
+from moe_edge.papers.coserve.coe.trial import with_executors
+from moe_edge.papers.coserve.schedule.run_queue import ExpertJob
+from moe_edge.papers.coserve.studies.entry import OURS, PAPER, SAMBA
+from moe_edge.papers.coserve.studies.live import LiveSettings
+from moe_edge.papers.coserve.studies.live_runs import LiveTask, run_tasks
+from moe_edge.papers.coserve.workload.coe_tasks import board_graph, board_requests
 from moe_edge.studies.speed.suite import Rows, make_row, speed_study
-from moe_edge.workload.coe_tasks import board_graph, board_requests
 
 NO_TIER = "samba_no_tier"
 # Least gains in throughput; a row's bar is on times, so their inverse.
