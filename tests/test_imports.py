@@ -11,7 +11,7 @@ PACKAGE = ROOT / "moe_edge"
 ORDER = (
     "core kernels model hardware checkpoint convert workload route predict offload "
     "schedule engine evaluate training profile refactor place cluster serve "
-    "simulate loadtest planner metrics bench public papers studies commands"
+    "simulate loadtest planner metrics bench public commands papers studies"
 ).split()
 
 # The same within cluster/, of folders and of the files beside them. Those of one line
@@ -44,9 +44,9 @@ LANGUAGE = (
 LAZY = (
     "moe_edge/core/entry_points.py",
     "moe_edge/core/plug_in.py",
+    "moe_edge/core/tables.py",
     "moe_edge/commands/main.py",
     "moe_edge/__init__.py",
-    "moe_edge/configurables.py",
     "moe_edge/bench/registry.py",
 )
 
