@@ -171,7 +171,7 @@ class Registry(Mapping[str, type[Any]]):
         for module in _modules_of(self.folder):
             importlib.import_module(module)
         if place := self._of_papers().get(name):
-            tables.load(place)
+            self.add(tables.load(place))
 
     def _of_papers(self) -> Mapping[str | None, str]:
         return tables.plugins(self.base.__name__.lower())

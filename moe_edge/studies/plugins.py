@@ -6,7 +6,6 @@ Studies of single papers are here until they stand with them.
 PLUGINS = (
     ("study", "benchmark_cluster", "speed.cluster:STUDY"),
     ("study", "benchmark_convert", "speed.convert:STUDY"),
-    ("study", "benchmark_coserve", "speed.coserve:STUDY"),
     ("study", "benchmark_decode", "speed.decode:STUDIES"),
     ("study", "benchmark_forms", "speed.forms:STUDY"),
     ("study", "benchmark_large", "speed.large:STUDY"),

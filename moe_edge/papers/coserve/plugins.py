@@ -7,6 +7,7 @@ PLUGINS = (
     ("command", "coserve", "commands.coserve:main"),
     ("command", "profile_coe", "commands.profile_coe:main"),
     ("command", "train_board", "commands.train_board:main"),
+    ("study", "benchmark_coserve", "studies.speed:STUDY"),
     ("study", "coserve_fig1", "studies.measured:STUDIES"),
     ("study", "coserve_fig11", "studies.frequencies:STUDIES"),
     ("study", "coserve_fig13", "studies.simulated:STUDIES"),

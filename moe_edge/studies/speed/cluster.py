@@ -11,10 +11,10 @@ from typing import Any
 
 from moe_edge.bench.registry import later
 from moe_edge.bench.settings import RULES
+from moe_edge.bench.speed import Models, Rows, SuiteSettings, speed_study
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.core.checks import MoeEdgeError, check_known
 from moe_edge.studies.speed.models import olmoe_config, write_random
-from moe_edge.studies.speed.suite import Models, Rows, SuiteSettings, speed_study
 
 # Part -> what measures it, later: it loads JAX or starts processes.
 PARTS: Mapping[str, Callable[..., Rows]] = {

@@ -13,9 +13,9 @@ from moe_edge.bench.live import (
     read_lines,
     token_times_s,
 )
+from moe_edge.bench.speed import MS, Models, Rows, make_row
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.studies.speed.cluster import ClusterSettings
-from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
 from moe_edge.training.generators import examples
 from moe_edge.workload.cluster_run import method_file
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.bench.rounds import interleave
+from moe_edge.bench.speed import MS, Models, Rows, make_row
 from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.engine import PlacedEngine, dense_weights
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
@@ -21,7 +22,6 @@ from moe_edge.studies.speed.runs import (
     load_offloaded,
     random_prompts,
 )
-from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
 
 ROUNDS = 5  # a small difference: so many for one of the others
 BAR = 1.05

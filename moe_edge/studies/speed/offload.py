@@ -16,6 +16,7 @@ from moe_edge.bench.cases import Case
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.rounds import interleave, seconds_of
+from moe_edge.bench.speed import MS, Models, Rows, make_row, speed_study
 from moe_edge.bench.timed_cases import TimedSettings, run_cases
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.engine.load import load_engine
@@ -38,7 +39,6 @@ from moe_edge.studies.speed.runs import (
     load_offloaded,
     random_prompts,
 )
-from moe_edge.studies.speed.suite import MS, Models, Rows, make_row, speed_study
 
 HOST_ROUNDS = 5  # of the rows without a link, for one of the others
 HOST_MS = 0.2  # a layer, at d = 512

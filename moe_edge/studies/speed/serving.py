@@ -10,9 +10,9 @@ from pathlib import Path
 
 from moe_edge.bench.registry import later
 from moe_edge.bench.settings import RULES
+from moe_edge.bench.speed import Models, Rows, SuiteSettings, speed_study
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.core.checks import check_known
-from moe_edge.studies.speed.suite import Models, Rows, SuiteSettings, speed_study
 
 # Part -> what measures it; later, as it loads JAX.
 PARTS: Mapping[str, Callable[..., Rows]] = {

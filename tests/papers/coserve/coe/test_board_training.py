@@ -26,7 +26,7 @@ from moe_edge.papers.coserve.coe.train_expert import (
 )
 from moe_edge.papers.coserve.workload.board import SHAPE
 from moe_edge.papers.coserve.workload.coe_graph import read_graph
-from tests.support.coe_boards import DETECTED
+from tests.papers.coserve.support.coe_boards import DETECTED
 
 SMALL = {"types": 4, "trained_types": 3, "width": 4, "steps": 4, "batch": 16}
 

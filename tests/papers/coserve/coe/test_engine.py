@@ -13,8 +13,8 @@ from moe_edge.papers.coserve.coe.setup import make_setup
 from moe_edge.papers.coserve.schedule.coe_recipes import RECIPES
 from moe_edge.papers.coserve.simulate.coe import CoeSimulator
 from moe_edge.papers.coserve.workload.coe_tasks import CoeRequest, board_requests
+from tests.papers.coserve.support.experts import small_board, small_machine
 from tests.support.computed_time import ComputedTime
-from tests.support.experts import small_board, small_machine
 from tests.support.slow_cases import slow
 
 IMAGE = np.zeros((1, 1, 3), np.float32)

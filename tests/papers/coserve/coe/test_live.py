@@ -11,7 +11,7 @@ from moe_edge.papers.coserve.coe.images import request_images
 from moe_edge.papers.coserve.coe.store import ExpertStore
 from moe_edge.papers.coserve.schedule.coe_recipes import RECIPES
 from moe_edge.papers.coserve.workload.coe_graph import OK
-from tests.support.coe_live import (
+from tests.papers.coserve.support.coe_live import (
     LOAD_S,
     MAX_BATCH,
     live_of,

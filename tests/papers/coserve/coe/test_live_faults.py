@@ -14,8 +14,8 @@ from moe_edge.papers.coserve.coe.setup import make_setup
 from moe_edge.papers.coserve.coe.store import ExpertStore
 from moe_edge.papers.coserve.schedule.affinity import LATE_LOADS
 from moe_edge.papers.coserve.workload.coe_tasks import CoeRequest
-from tests.support.coe_boards import drawn_requests, write_board
-from tests.support.coe_live import (
+from tests.papers.coserve.support.coe_boards import drawn_requests, write_board
+from tests.papers.coserve.support.coe_live import (
     LOAD_S,
     WatchedLive,
     live_of,

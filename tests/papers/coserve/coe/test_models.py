@@ -11,7 +11,7 @@ from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.papers.coserve.coe.models import MODULES, get_network, make_architecture
 from moe_edge.papers.coserve.workload.board import SHAPE, draw
 from moe_edge.papers.coserve.workload.coe_graph import Architecture
-from tests.support.coe_boards import DETECTED, tiny_architectures
+from tests.papers.coserve.support.coe_boards import DETECTED, tiny_architectures
 
 OUTPUTS = ("ok", "damaged")
 IMAGES = draw("component_1", [{"seed": s, "defect": None} for s in range(4)])

@@ -15,7 +15,7 @@ from moe_edge.papers.coserve.coe.profiler import (
     profile_all,
 )
 from moe_edge.papers.coserve.coe.store import ExpertStore
-from tests.support.coe_boards import write_board
+from tests.papers.coserve.support.coe_boards import write_board
 
 COSTS = ArchitectureCosts(0.1, 0.2, 4, 10, 100, {"disk": 1.0, "host": 0.5})
 DEVICES = {"gpu": {"a": COSTS, "b": COSTS}, "cpu": {"a": COSTS, "b": COSTS}}

@@ -4,7 +4,7 @@ from moe_edge.papers.coserve.coe.serving import ExpertServing
 from moe_edge.papers.coserve.coe.setup import Setup
 from moe_edge.papers.coserve.memory.host_tier import HostTier
 from moe_edge.papers.coserve.schedule.run_queue import ExpertJob
-from tests.support.experts import costs_of, lanes_of
+from tests.papers.coserve.support.experts import costs_of, lanes_of
 
 
 def serving_of(name, resident, tier=None, follow=None):

@@ -10,7 +10,7 @@ from moe_edge.papers.coserve.coe.models import get_network
 from moe_edge.papers.coserve.coe.store import ExpertStore, write_experts
 from moe_edge.papers.coserve.workload.coe_graph import read_graph
 from moe_edge.papers.coserve.workload.coe_weights import file_sha256
-from tests.support.coe_boards import write_board
+from tests.papers.coserve.support.coe_boards import write_board
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.papers.coserve.schedule.coe_recipes import RECIPES, chosen_recipes
-from tests.support.experts import come, costs_of, lanes_of, order, step
+from tests.papers.coserve.support.experts import come, costs_of, lanes_of, order, step
 
 # A batch of n takes n + 2 s, a load 10 s, at most 3 a batch.
 

@@ -6,7 +6,13 @@ from moe_edge.papers.coserve.coe.setup import make_setup
 from moe_edge.papers.coserve.schedule.recorded import Plan, Prescheduled, Recording
 from moe_edge.papers.coserve.simulate.coe import CoeSimulator
 from moe_edge.papers.coserve.workload.coe_tasks import board_requests
-from tests.support.experts import come, lanes_of, small_board, small_machine, step
+from tests.papers.coserve.support.experts import (
+    come,
+    lanes_of,
+    small_board,
+    small_machine,
+    step,
+)
 
 
 @pytest.mark.parametrize("name", ["coserve", "affinity"])

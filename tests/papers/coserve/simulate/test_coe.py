@@ -20,7 +20,11 @@ from moe_edge.papers.coserve.workload.coe_tasks import (
     board_graph,
     board_requests,
 )
-from tests.support.experts import loads_by_group, small_board, small_machine
+from tests.papers.coserve.support.experts import (
+    loads_by_group,
+    small_board,
+    small_machine,
+)
 from tests.support.slow_cases import slow
 
 EACH = pytest.mark.parametrize("name", RECIPES)

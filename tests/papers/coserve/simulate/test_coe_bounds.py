@@ -12,7 +12,7 @@ from moe_edge.papers.coserve.memory.pool import Pool, fill
 from moe_edge.papers.coserve.simulate.coe_bounds import belady_fcfs, distinct, uses
 from moe_edge.papers.coserve.simulate.coe_case import CoeCase
 from moe_edge.papers.coserve.workload.coe_tasks import CoeRequest, board_requests
-from tests.support.experts import small_board, small_machine
+from tests.papers.coserve.support.experts import small_board, small_machine
 
 
 def fewest_loads(chains, slots, start):

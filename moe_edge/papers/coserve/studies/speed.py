@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.speed import Rows, make_row, speed_study
 from moe_edge.papers.coserve.coe.case import MAX_WAIT_S
 from moe_edge.papers.coserve.coe.presets import get_preset, record_bytes
 from moe_edge.papers.coserve.coe.serving import ExpertServing
@@ -20,7 +21,6 @@ from moe_edge.papers.coserve.studies.entry import OURS, PAPER, SAMBA
 from moe_edge.papers.coserve.studies.live import LiveSettings
 from moe_edge.papers.coserve.studies.live_runs import LiveTask, run_tasks
 from moe_edge.papers.coserve.workload.coe_tasks import board_graph, board_requests
-from moe_edge.studies.speed.suite import Rows, make_row, speed_study
 
 NO_TIER = "samba_no_tier"
 # Least gains in throughput; a row's bar is on times, so their inverse.

@@ -3,7 +3,7 @@
 import pytest
 
 from moe_edge.papers.coserve.coe.profile import read_profile
-from tests.support.coe_boards import write_board
+from tests.papers.coserve.support.coe_boards import write_board
 
 SHORT = ("--most_batch", 1, "--repeats", 1)
 

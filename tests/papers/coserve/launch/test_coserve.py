@@ -18,7 +18,7 @@ from moe_edge.papers.coserve.workload.coe_tasks import (
     write_requests,
 )
 from tests.launch.conftest import ROOT
-from tests.support.coe_boards import (
+from tests.papers.coserve.support.coe_boards import (
     drawn_requests,
     write_board,
     write_board_requests,

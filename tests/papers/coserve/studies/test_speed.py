@@ -6,7 +6,7 @@ from moe_edge.bench.registry import find
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
-from moe_edge.studies.speed.coserve import CoserveSettings, decision_rows
+from moe_edge.papers.coserve.studies.speed import CoserveSettings, decision_rows
 
 DECISIONS = {"waiting": 40, "decisions": 60, "repeats": 2}
 FEW = {

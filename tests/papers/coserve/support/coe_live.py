@@ -14,8 +14,8 @@ from moe_edge.papers.coserve.coe.setup import make_setup
 from moe_edge.papers.coserve.coe.store import ExpertStore, write_experts
 from moe_edge.papers.coserve.workload.coe_graph import CoeGraph
 from moe_edge.papers.coserve.workload.coe_tasks import CoeRequest
-from tests.support.coe_boards import drawn_requests, write_board
-from tests.support.experts import loads_by_group
+from tests.papers.coserve.support.coe_boards import drawn_requests, write_board
+from tests.papers.coserve.support.experts import loads_by_group
 
 MAX_BATCH, LOAD_S = 4, {"disk": 0.002, "host": 0.001}
 
