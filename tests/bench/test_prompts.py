@@ -8,7 +8,7 @@ from moe_edge.bench.study import mean_change, median_and_spread
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, RequestError
-from moe_edge.studies.smoe.fig14 import BudgetSettings
+from moe_edge.papers.smoe.studies.fig14 import BudgetSettings
 
 
 class Words:

@@ -15,8 +15,8 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import Agreement
 from moe_edge.metrics.schema import METRIC_KEYS
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.smoe import fig11, fig11_entry, fig12, fig14, ttft
-from moe_edge.studies.smoe.score_classes import Brought
+from moe_edge.papers.smoe.studies import fig11, fig11_entry, fig12, fig14, ttft
+from moe_edge.papers.smoe.studies.score_classes import Brought
 
 SETTINGS = fig14.BudgetSettings(budgets=("25%", "50%"), batches=(1,), rounds=2)
 POOL = PromptPool([[1]], [{"path": "p", "sha256": "0"}])

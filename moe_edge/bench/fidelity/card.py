@@ -29,7 +29,7 @@ from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.evaluate.texts import sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
-from moe_edge.route.base import Route, get_route
+from moe_edge.route.base import ROUTES, Route, get_route
 
 LIMITS = (
     "Teacher-forced: each prediction is made on the text itself, so differences do not "
@@ -42,7 +42,6 @@ LIMITS = (
     "Rule `replaced` keeps the sum of a token's weights, so renormalising changes "
     "nothing there.",
 )
-STRENGTHS = {"substitute": "a", "drop": "threshold"}  # the option that is varied
 Cards = Sequence[Mapping[str, Any]]
 # What the lines of `_print_card` say.
 HEAD = """\
@@ -92,7 +91,7 @@ def run(settings: FidelitySettings) -> Findings:
                 found["control"] = route.name == "topk"
                 cards.append(found)
                 _print_card(found)
-                if route.name == "substitute":
+                if has_rules(found):
                     tally.add(found, run, references[batch])
         switch.close()
     return findings(cards, tally.verdict(seed), loaded, settings)
@@ -109,10 +108,16 @@ def _print_card(found: Mapping[str, Any]) -> None:
     )
 
 
+def has_rules(found: Mapping[str, Any]) -> bool:
+    """Whether a card is of a route that compares rules for the weights."""
+    return "weights" in found
+
+
 def name_of(found: Mapping[str, Any]) -> str:
     """The option of a card in words."""
-    if found["option"] == "substitute":
-        return f"substitute a={found['a']:g}, {rule_of(found)}"
+    if has_rules(found):
+        strength = ROUTES[found["option"]].strength
+        return f"{found['option']} {strength}={found[strength]:g}, {rule_of(found)}"
     if found["option"] == "drop":
         rule = "renormalised" if found["renormalise"] else "as they are"
         return f"drop below {found['threshold']:g}, {rule}"
@@ -131,12 +136,10 @@ def findings(
         for found in cards
         if found["control"]
         or found["device_memory"] == middle
-        and (found["option"] != "substitute" or rule_of(found) == verdict["best"])
+        and (not has_rules(found) or rule_of(found) == verdict["best"])
     ]
     curve = [
-        found
-        for found in shown
-        if found["option"] == "substitute" and found["batch"] == half["batch"]
+        found for found in shown if has_rules(found) and found["batch"] == half["batch"]
     ]
     ends = curve[:: max(1, len(curve) - 1)]
     details = [f"Measured on {source}, batch {half['batch']}."]
@@ -224,11 +227,12 @@ def plot(path: Path, cards: Cards, *, title: str) -> None:
     half = next(card for card in cards if card["control"])
     lossy = [card for card in cards if not card["control"]]
     budgets = list(dict.fromkeys(card["device_memory"] for card in lossy))
-    kinds = [kind for kind in STRENGTHS if any(c["option"] == kind for c in lossy)]
+    kinds = list(dict.fromkeys(card["option"] for card in lossy))
+    kinds = [kind for kind in kinds if kind in ROUTES and ROUTES[kind].strength]
     panels = []
     for kind, key, budget in itertools.product(kinds, INTERVALS, budgets):
         here = [c for c in lossy if (c["option"], c["device_memory"]) == (kind, budget)]
-        strength = STRENGTHS[kind]
+        strength = ROUTES[kind].strength
         x = sorted({c[strength] for c in here})
         series: dict[str, np.ndarray] = {}
         spreads: dict[str, np.ndarray] = {}

@@ -20,7 +20,7 @@ from moe_edge.bench.speed import MS, Models, Rows, make_row, speed_study
 from moe_edge.bench.timed_cases import TimedSettings, run_cases
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.engine.load import load_engine
-from moe_edge.studies.smoe.fig14 import smoe_steps
+from moe_edge.papers.smoe.studies.fig14 import smoe_steps
 from moe_edge.studies.speed.models import write_random
 from moe_edge.studies.speed.offload_accelerate import accelerate_rows
 from moe_edge.studies.speed.offload_assist import assist_rows

@@ -10,7 +10,7 @@ from moe_edge.bench.prompts import make_pool
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import CheckpointError, ConfigError, RequestError
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.smoe import (
+from moe_edge.papers.smoe.studies import (
     fig3,
     fig4,
     fig6,

@@ -32,7 +32,7 @@ from moe_edge.evaluate.stepwise import score_batches, step_continuations
 from moe_edge.evaluate.texts import find_file, read_text, sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric
-from moe_edge.route.substitute import Substitute
+from moe_edge.papers.smoe.substitute import Substitute
 
 SETS = ("arc_challenge", "boolq", "hellaswag", "mmlu", "sciq", "wic", "winogrande")
 ALL = "all sets"

@@ -31,6 +31,13 @@ class Substitute(Route):
     renormalise: bool = False  # a changed token's weights have the sum the model gave
 
     name = "substitute"
+    strength = "a"
+    # `replaced` keeps the weights' sum by itself, so renormalising changes nothing.
+    rules = (
+        {"weights": "own", "renormalise": False},
+        {"weights": "own", "renormalise": True},
+        {"weights": "replaced", "renormalise": False},
+    )
     SOURCE = "SMoE, section IV-B, by its prose; printed Alg. 1 drops the residency test"
 
     def __post_init__(self):

@@ -22,8 +22,8 @@ from moe_edge.bench.timed_cases import Timing
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.slot_plan import static_hit_curves
-from moe_edge.studies.smoe import fig14
-from moe_edge.studies.smoe.fig14 import BudgetSettings
+from moe_edge.papers.smoe.studies import fig14
+from moe_edge.papers.smoe.studies.fig14 import BudgetSettings
 
 FULL = "SMoE"
 PAPER_GAIN = 0.65  # at least, over the best existing approach; section VI-B

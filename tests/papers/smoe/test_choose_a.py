@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.offload.choose_a import choose_a
+from moe_edge.papers.smoe.choose_a import choose_a
 
 A_N = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from moe_edge.studies.smoe.fig6 import needed, rank_correlation, reuse_by_rank
+from moe_edge.papers.smoe.studies.fig6 import needed, rank_correlation, reuse_by_rank
 
 
 def scores_of(*rows):

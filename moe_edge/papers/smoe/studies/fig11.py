@@ -32,8 +32,8 @@ from moe_edge.core.checks import ConfigError, RequestError, check_positive
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.smoe import fig14
-from moe_edge.studies.smoe.fig11_entry import (
+from moe_edge.papers.smoe.studies import fig14
+from moe_edge.papers.smoe.studies.fig11_entry import (
     LAYERWISE,
     OURS,
     PAPER,
@@ -41,7 +41,7 @@ from moe_edge.studies.smoe.fig11_entry import (
     SMOE,
     findings,
 )
-from moe_edge.studies.smoe.layerwise import LayerwiseEngine
+from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine
 
 PLANS = ("one_pool", "equal")
 

@@ -25,10 +25,10 @@ from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
+from moe_edge.papers.smoe.studies import fig14
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.device_scores import wanted_scores
 from moe_edge.profile.run_profile import run_profile
-from moe_edge.studies.smoe import fig14
 
 TOP, CHOSEN = "predicted that are top-score", "predicted that are chosen"
 UNDER_SMOE = "predicted that are top-score, under SMoE's routing"

@@ -44,7 +44,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.model.config import ModelConfig
-from moe_edge.studies.smoe.score_classes import Brought, brought
+from moe_edge.papers.smoe.studies.score_classes import Brought, brought
 
 STEPS = ("base", "+CE", "+CR", "+Pre", "+BA")
 ON_CPU = "base on CPU"

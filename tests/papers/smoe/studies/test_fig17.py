@@ -6,8 +6,8 @@ from moe_edge.bench.cases import Case
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.router import Routing
-from moe_edge.studies.smoe import fig17
-from moe_edge.studies.smoe.fig17 import Judged, PredictorSettings, TopScoreLog
+from moe_edge.papers.smoe.studies import fig17
+from moe_edge.papers.smoe.studies.fig17 import Judged, PredictorSettings, TopScoreLog
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 MOE = MoeConfig(num_experts=4, top_k=2, expert_dim=8)

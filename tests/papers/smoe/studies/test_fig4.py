@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from moe_edge.studies.smoe.fig4 import OneRank
+from moe_edge.papers.smoe.studies.fig4 import OneRank
 from tests.support.tiny_models import GQA
 
 SCORES = np.array([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]], np.float32)

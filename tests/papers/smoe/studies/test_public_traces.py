@@ -1,7 +1,7 @@
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.studies.smoe.public_traces import (
+from moe_edge.papers.smoe.studies.public_traces import (
     KNOWN,
     TraceSettings,
     findings,

@@ -4,7 +4,7 @@ import pytest
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.smoe.fig10 import (
+from moe_edge.papers.smoe.studies.fig10 import (
     STUDY,
     TpotSettings,
     cases_of,

@@ -25,8 +25,8 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.studies.smoe import fig14
-from moe_edge.studies.smoe.layerwise import LayerwiseEngine
+from moe_edge.papers.smoe.studies import fig14
+from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine
 
 RESIDENT, LAYERWISE = "resident", "layer-wise"
 PAPER_CHANGE = -0.11  # against the best existing approach, mean; section VI-B

@@ -25,8 +25,8 @@ from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
 from moe_edge.model.config import MoeConfig
+from moe_edge.papers.smoe.studies.fig6 import record_scores
 from moe_edge.route.base import Route, gate_scores, rescale
-from moe_edge.studies.smoe.fig6 import record_scores
 
 LEFT_OUT, REPLACED = "left out", "replaced by the best not chosen"
 

@@ -6,7 +6,7 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
-from moe_edge.studies.smoe.layerwise import LayerwiseEngine
+from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine
 from tests.support.tiny_models import GQA, RandomReader, random_prompts
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moe_edge.studies.smoe.score_classes import brought, is_top
+from moe_edge.papers.smoe.studies.score_classes import brought, is_top
 from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
 
 SCORES = np.array([[0.5, 0.22, 0.2, 0.08], [0.1, 0.3, 0.35, 0.25]], np.float32)

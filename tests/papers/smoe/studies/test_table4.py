@@ -6,7 +6,7 @@ from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.evaluate.multiple_choice import Question, short_questions
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.studies.smoe.table4 import (
+from moe_edge.papers.smoe.studies.table4 import (
     STUDY,
     AccuracySettings,
     answer_of,

@@ -23,8 +23,8 @@ from moe_edge.core.checks import CapacityError
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
-from moe_edge.offload.choose_a import choose_a
-from moe_edge.studies.smoe.fig14 import smoe_steps
+from moe_edge.papers.smoe.choose_a import choose_a
+from moe_edge.papers.smoe.studies.fig14 import smoe_steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
