@@ -1,4 +1,4 @@
-"""`moe-edge train_board` from a clone: a file in moe_edge/commands/scripts/."""
+"""`moe-edge train_board` from a clone: a command of CoServe."""
 
 from moe_edge.commands.main import run_file
 

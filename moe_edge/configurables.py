@@ -3,46 +3,45 @@
 Nothing is imported before it is asked for, so a script loads its own root only.
 `gin.register` leaves plain Python calls untouched: only `commands/common.py`, which
 asks for a root here, sees bindings, and only there are types checked (`checked`). Add a
-root to ROOTS and a command to commands/scripts/. `offload` is no root: policy files
-(configs/policies/) set it and hand it to roots. A study is a root of its own name.
+root to ROOTS and a command to commands/scripts/; a paper names both in its table
+(core/tables.py). `offload` is no root: policy files (configs/policies/) set it and hand
+it to roots. A study is a root of its own name.
 """
 
 import dataclasses
 import functools
-import importlib
 import inspect
 from collections.abc import Callable
 
 import gin
 
 from moe_edge.core.checks import checked
+from moe_edge.core.tables import load, plugins
 
 ROOTS = {
-    "cluster": "cluster.run.run_cluster",
-    "coserve": "simulate.coe_run.run_coserve",
-    "convert_checkpoint": "convert.convert.convert_checkpoint",
-    "evaluate": "evaluate.run.run_evaluate",
-    "fit_routing": "workload.routing_fit.fit_routing",
-    "generate": "engine.run_generate.run_generate",
-    "load": "loadtest.run_load.run_load",
-    "lm_eval": "evaluate.run_lm_eval.run_lm_eval",
-    "model_card": "training.model_card.run_model_card",
-    "place_experts": "place.run_place.run_place",
-    "pretrain": "training.run.run_pretrain",
-    "profile_coe": "coe.run_profile.run_profile_coe",
-    "profile_machine": "profile.run_profile_machine.run_profile_machine",
-    "profile_model": "profile.run_profile.run_profile",
-    "refactor_model": "refactor.run.run_refactor",
-    "replay": "simulate.replay.run.run_replay",
-    "serve": "serve.run_serve.run_serve",
-    "simulate": "simulate.cluster.run.run_simulate",
-    "train_board": "coe.train_board.run_train_board",
+    "cluster": "moe_edge.cluster.run:run_cluster",
+    "convert_checkpoint": "moe_edge.convert.convert:convert_checkpoint",
+    "evaluate": "moe_edge.evaluate.run:run_evaluate",
+    "fit_routing": "moe_edge.workload.routing_fit:fit_routing",
+    "generate": "moe_edge.engine.run_generate:run_generate",
+    "load": "moe_edge.loadtest.run_load:run_load",
+    "lm_eval": "moe_edge.evaluate.run_lm_eval:run_lm_eval",
+    "model_card": "moe_edge.training.model_card:run_model_card",
+    "place_experts": "moe_edge.place.run_place:run_place",
+    "pretrain": "moe_edge.training.run:run_pretrain",
+    "profile_machine": "moe_edge.profile.run_profile_machine:run_profile_machine",
+    "profile_model": "moe_edge.profile.run_profile:run_profile",
+    "refactor_model": "moe_edge.refactor.run:run_refactor",
+    "replay": "moe_edge.simulate.replay.run:run_replay",
+    "serve": "moe_edge.serve.run_serve:run_serve",
+    "simulate": "moe_edge.simulate.cluster.run:run_simulate",
+    **plugins("root"),
 }
 # Users' commands that run a study, under the name that their gin files bind.
 COMMANDS = {"fidelity": "fidelity_default", "quickstart": "quickstart"}
 OPTIONS = {
-    "offload": "engine.offload_options.OffloadOptions",
-    "serving": "serve.options.ServingOptions",
+    "offload": "moe_edge.engine.offload_options:OffloadOptions",
+    "serving": "moe_edge.serve.options:ServingOptions",
 }
 SHARED = {"serving": ("load", "serve")}  # options whose fields are those roots' own
 
@@ -50,20 +49,19 @@ SHARED = {"serving": ("load", "serve")}  # options whose fields are those roots'
 @functools.cache
 def register(name: str) -> None:
     """Registers a root with gin, or what roots take as an option; imports it."""
-    where = (ROOTS | OPTIONS).get(name)
-    if where is not None:
-        module, _, attribute = where.rpartition(".")
-        found = getattr(importlib.import_module(f"moe_edge.{module}"), attribute)
+    place = (ROOTS | OPTIONS).get(name)
+    if place is not None:
+        found, module = load(place), place.split(".")[1]
     else:
-        from moe_edge.studies.registry import STUDIES, find
-        from moe_edge.studies.study import study_root
+        from moe_edge.bench.registry import STUDIES, find
+        from moe_edge.bench.study import study_root
 
         study = COMMANDS.get(name, name)
         if study not in STUDIES:
             return  # a root of its own script
         found = study_root(dataclasses.replace(find(study), name=name))
         module = "studies"
-    gin.register(name, module=module.partition(".")[0])(checked(name, found))
+    gin.register(name, module=module)(checked(name, found))
     for option in OPTIONS:
         taken = option in inspect.signature(found).parameters
         if taken or name in SHARED.get(option, ()):
@@ -85,7 +83,7 @@ def read_by(name: str) -> list[str]:
 
 def others(name: str) -> list[str]:
     """Names that a gin file may bind though the root of that name ignores them."""
-    from moe_edge.studies.registry import STUDIES
+    from moe_edge.bench.registry import STUDIES
 
     known = {*ROOTS, *COMMANDS, *OPTIONS, *STUDIES}
     return sorted(known - {name})

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from moe_edge.commands import main
+
 ROOT = Path(__file__).parents[1]
 _OURS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES = [*_OURS, *sorted(ROOT.glob("docs/**/*.md"))]
@@ -34,8 +36,8 @@ def missing_scripts(text: str) -> list[str]:
     modules = re.findall(r"python -m ((?:launch|moe_edge)\.[\w.]*[a-z])", text)
     scripts += [module.replace(".", "/") + ".py" for module in modules]
     commands = re.findall(r"(?:^|`)moe-edge ([a-z]\w*)", text, re.MULTILINE)
-    scripts += [f"moe_edge/commands/scripts/{name}.py" for name in commands]
-    return [name for name in scripts if not (ROOT / name).is_file()]
+    missing = [name for name in scripts if not (ROOT / name).is_file()]
+    return missing + [name for name in commands if name not in main.names()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -51,9 +53,7 @@ def test_missing_names_are_found():
     text += " `moe-edge nay`"
     assert missing_links(ROOT / "README.md", text) == ["nowhere.md"]
     assert missing_paths(text) == ["core/no.py", "launch/no.py"]
-    assert missing_scripts(text) == [
-        *("launch/no.py", "moe_edge/no.py", "moe_edge/commands/scripts/nay.py")
-    ]
+    assert missing_scripts(text) == [*("launch/no.py", "moe_edge/no.py", "nay")]
 
 
 def quotes(text: str) -> list[tuple[list[str], list[str]]]:

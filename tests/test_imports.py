@@ -10,8 +10,8 @@ PACKAGE = ROOT / "moe_edge"
 # A folder imports only folders before it (docs/architecture.md).
 ORDER = (
     "core kernels model hardware checkpoint convert workload route predict offload "
-    "schedule engine evaluate training profile refactor place cluster coe serve "
-    "simulate loadtest planner metrics studies public commands"
+    "schedule engine evaluate training profile refactor place cluster serve "
+    "simulate loadtest planner metrics bench public commands papers studies"
 ).split()
 
 # The same within cluster/, of folders and of the files beside them. Those of one line
@@ -29,16 +29,11 @@ CLUSTER_FILES = CLUSTER_ORDER[1] + CLUSTER_ORDER[-1]
 # A collaboration of experts is of any models: these reach nothing of language models,
 # not even through others.
 COLLABORATION = (
-    "moe_edge/coe/",
-    "moe_edge/offload/pool",
-    "moe_edge/offload/evict_pool.py",
-    "moe_edge/place/coserve_memory.py",
     *(
-        f"moe_edge/schedule/{n}.py"
-        for n in ("coserve", "affinity", "run_queue", "loop")
+        f"moe_edge/papers/coserve/{folder}/"
+        for folder in ("coe", "memory", "schedule", "simulate", "workload")
     ),
-    "moe_edge/schedule/coe_recipes.py",
-    "moe_edge/simulate/coe",
+    "moe_edge/schedule/loop.py",
 )
 LANGUAGE = (
     *"kernels model checkpoint convert route predict engine evaluate training".split(),
@@ -49,10 +44,10 @@ LANGUAGE = (
 LAZY = (
     "moe_edge/core/entry_points.py",
     "moe_edge/core/plug_in.py",
+    "moe_edge/core/tables.py",
     "moe_edge/commands/main.py",
     "moe_edge/__init__.py",
-    "moe_edge/configurables.py",
-    "moe_edge/studies/registry.py",
+    "moe_edge/bench/registry.py",
 )
 
 PEERS = (
@@ -206,11 +201,11 @@ def test_language_chain_is_found_through_other_files():
     mover, store = (PACKAGE / f"offload/{n}.py" for n in ("transfer_queue", "store"))
     through = {mover: ["moe_edge.offload.store.HostStore"]}
     chain = language_chain(
-        PACKAGE / "coe" / "executor.py",
+        PACKAGE / "papers/coserve/coe" / "executor.py",
         lambda path: [*imported_modules(path), *through.get(path, [])],
     )
     assert chain[-2:] == [*through[mover], imported_of(store, "checkpoint")]
-    assert language_chain(PACKAGE / "coe" / "executor.py") == []
+    assert language_chain(PACKAGE / "papers/coserve/coe" / "executor.py") == []
 
 
 def imported_of(path: Path, folder: str) -> str:

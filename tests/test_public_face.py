@@ -20,11 +20,11 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.offload.evict_lru import Lru
+from moe_edge.papers.smoe.substitute import Substitute
 from moe_edge.predict.history import PreviousToken
 from moe_edge.public.labels import label
 from moe_edge.public.resident_run import run_resident
 from moe_edge.route.base import ROUTES
-from moe_edge.route.substitute import Substitute
 from tests.support.public import resident, tiny_folder, tiny_model
 from tests.support.slow_cases import slow
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from gin import config_parser
 
+from moe_edge.bench.registry import STUDIES
 from moe_edge.configurables import COMMANDS
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import decode_utf8
 from moe_edge.core.suggest import unknown
-from moe_edge.studies.registry import STUDIES
 
 # What gin raises for a bad file or binding.
 GIN_ERRORS = (

@@ -1,7 +1,8 @@
 """Starts commands: `moe-edge NAME --flags`, or `python launch/NAME.py --flags`.
 
-A command is a file in `scripts/`; its docstring begins with the line that the list of
-commands shows. Only the command that runs is imported.
+A command is a file in `scripts/`, or of a paper, whose table names it (core/tables.py);
+its docstring begins with the line that the list of commands shows. Only the command
+that runs is imported.
 """
 
 import ast
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 from moe_edge.commands import signals
+from moe_edge.core import tables
 
 SCRIPTS = Path(__file__).parent / "scripts"
 HELP = ("-h", "-help", "--help", "help")
@@ -56,12 +58,25 @@ def run_file(file: str) -> None:
 
 def start(name: str) -> None:
     """Imports a command and runs it by the flags in `sys.argv`; never returns."""
-    importlib.import_module(f"moe_edge.commands.scripts.{name}").main()
+    importlib.import_module(_module(name)).main()
 
 
 def names() -> list[str]:
     """All commands."""
-    return sorted(path.stem for path in SCRIPTS.glob("[!_]*.py"))
+    own = (path.stem for path in SCRIPTS.glob("[!_]*.py"))
+    return sorted([*own, *tables.plugins("command")])
+
+
+def _module(name: str) -> str:
+    of_papers = tables.plugins("command").get(name)
+    if of_papers is None:
+        return f"moe_edge.commands.scripts.{name}"
+    return of_papers.partition(":")[0]
+
+
+def script(name: str) -> Path:
+    """The file of a command."""
+    return tables.PACKAGE.parent.joinpath(*_module(name).split(".")).with_suffix(".py")
 
 
 def list_text() -> str:
@@ -72,7 +87,7 @@ def list_text() -> str:
 
 def first_line(name: str) -> str:
     """The first line of a command's docstring."""
-    source = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+    source = script(name).read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(source)).splitlines()[0]
 
 

@@ -2,9 +2,10 @@
 
 Every kind has a base class, which states its contract, and a `Registry` beside it. A
 class registers itself with `@register`; its base says its kind, its fields are its
-options. Ours stand in the kind's folder. Another author's package names its classes in
-entry points of the group `moe_edge.policies`, and is imported when one of these names
-is asked for, or all names are.
+options. Ours stand in the kind's folder, or in the room of a paper whose table names
+them (core/tables.py). Another author's package names its classes in entry points of the
+group `moe_edge.policies`. Both are imported when one of these names is asked for;
+entry points also when all names are.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ import pkgutil
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from moe_edge.core import tables
 from moe_edge.core.checks import ConfigError, check_known, check_options
 from moe_edge.core.context import Context
 from moe_edge.core.entry_points import REMEDY, entry_points, load, origin, warn
@@ -94,6 +96,8 @@ class Registry(Mapping[str, type[Any]]):
       base: their base class.
       option: the argument that takes their options, for messages.
       folder: package in which ours stand, in files that say `@register`.
+
+    Its kind in the tables of papers is the name of its base, in lower case.
     """
 
     def __init__(self, kind: str, base: type, option: str, folder: str):
@@ -104,7 +108,7 @@ class Registry(Mapping[str, type[Any]]):
     def add(self, found: Class) -> Class:
         """As `register`. A class that is defined again takes its own place."""
         if _package_of(found) != _package_of(PlugIn):
-            self._import_ours()  # which have their names first
+            self._import_ours(found.name)  # which have their names first
         before = self._classes.get(found.name, found)
         if _place(before) != _place(found):
             raise ConfigError(
@@ -129,7 +133,7 @@ class Registry(Mapping[str, type[Any]]):
     def __iter__(self) -> Iterator[str]:
         self._import_ours()
         others = [name for name in entry_points() if self._is_sound(name)]
-        return iter(sorted({*self._classes, *others}))
+        return iter(sorted({*self._classes, *self._of_papers(), *others}))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -141,7 +145,7 @@ class Registry(Mapping[str, type[Any]]):
           ConfigError: an entry point of this name cannot be loaded, or several classes
             have it.
         """
-        self._import_ours()
+        self._import_ours(name)
         for point in entry_points().get(name, ()):
             try:
                 found = register(load(point))
@@ -162,9 +166,15 @@ class Registry(Mapping[str, type[Any]]):
             warn(f"warning: {error}")
             return False
 
-    def _import_ours(self) -> None:
+    def _import_ours(self, name: str | None = None) -> None:
+        """Imports what stands in the folder, and what a paper has of that name."""
         for module in _modules_of(self.folder):
             importlib.import_module(module)
+        if place := self._of_papers().get(name):
+            self.add(tables.load(place))
+
+    def _of_papers(self) -> Mapping[str | None, str]:
+        return tables.plugins(self.base.__name__.lower())
 
     # --- what was given
 

@@ -40,7 +40,7 @@ class OffloadOptions:
     """How experts that do not fit the device are handled.
 
     Its defaults are those of commands, gin files and Python alike. Studies name what
-    their results were measured with (`studies/offloading.py`).
+    their results were measured with (`bench/offloading.py`).
     """
 
     # A share of the experts' bytes (`25%`, 0.25), or a size (`2GiB`) that also holds

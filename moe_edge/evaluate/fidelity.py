@@ -17,10 +17,7 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.stepwise import Forced, ForcedRun, score_batches
-from moe_edge.route.base import Route, TopK, get_route
-from moe_edge.route.drop import DropAbsent
-from moe_edge.route.prefer import Prefer
-from moe_edge.route.substitute import Substitute
+from moe_edge.route.base import ROUTES, Route, TopK, get_route
 
 
 class CountedRoute(Route):
@@ -118,16 +115,15 @@ class SwitchEngine:
 
 
 def lossy_routes(a_values, thresholds, bonuses=()) -> list[Route]:
-    """Every lossy route: substitution over `a` by weight rule, dropping, preferring.
-
-    Rule `replaced` keeps the weights' sum by itself, so that renormalising changes
-    nothing: three rules, not four.
-    """
-    rules = (("own", False), ("own", True), ("replaced", False))
+    """Every lossy route with a strength that has values, by each of its rules."""
+    values = {"a": a_values, "threshold": thresholds, "bonus": bonuses}
     return [
-        *(Substitute(float(a), *rule) for rule in rules for a in a_values),
-        *(DropAbsent(float(t), yes) for yes in (True, False) for t in thresholds),
-        *(Prefer(float(bonus)) for bonus in bonuses),
+        get_route(name, **rule, **{option: float(value)})
+        for option in values
+        for name, kind in ROUTES.items()
+        if kind.strength == option
+        for rule in kind.rules
+        for value in values[option]
     ]
 
 

@@ -1,7 +1,8 @@
 """The interface of route policies, and the gate scores they compare."""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,10 +28,15 @@ class Route(PlugIn):
 
     Attributes:
       host_only: NumPy only, not inside jit: mode fused refuses it, auto takes layered.
+      strength: the option that says how much may change, which fidelity cards vary;
+        none: cards have one of it only where a run names it.
+      rules: the other options that cards compare at each strength.
     """
 
     required: ClassVar[tuple[str, ...]] = ("lossless", "route")
     host_only: ClassVar[bool] = False
+    strength: ClassVar[str] = ""
+    rules: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
 
     @property
     def lossless(self) -> bool:

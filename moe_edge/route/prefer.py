@@ -29,6 +29,7 @@ class Prefer(Route):
     renormalise: bool = False  # a changed token's weights have the sum the model gave
 
     name = "prefer"
+    strength = "bonus"
     SOURCE = "ours: a bonus for resident experts, as cache-aware routers are trained to"
 
     def __post_init__(self):

@@ -39,7 +39,7 @@ def test_every_command_has_its_script_and_main():
     calls = {text.partition("\n\n")[2] for text in texts}
     assert len(calls) == 1  # a docstring and the same call
     for name in scripts:
-        source = (main.SCRIPTS / f"{name}.py").read_text()
+        source = main.script(name).read_text()
         assert f"\nmoe-edge {name}" in source and "\ndef main() -> None:" in source
 
 

@@ -180,7 +180,7 @@ def read_decisions(path):
 
 
 def read_requests(path):
-    from moe_edge.workload.coe_tasks import read_requests
+    from moe_edge.papers.coserve.workload.coe_tasks import read_requests
 
     read_requests(path)
 

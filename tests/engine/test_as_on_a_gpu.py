@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from moe_edge.bench.quickstart.texts import BOOKS
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import decode_attention, grouped
-from moe_edge.studies.quickstart.texts import BOOKS
 from tests.support.gpu_kernels import default_models_perplexity, interpreted_kernels
 from tests.support.layered import BLOCKS, THREE, StoreReader, forced_logits
 from tests.support.tiny_models import (

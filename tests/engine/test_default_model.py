@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from moe_edge.bench.quickstart.run import score_domains, sum_up
+from moe_edge.bench.quickstart.texts import held_out_texts
 from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.specialisation import DomainScorer
-from moe_edge.studies.quickstart.run import score_domains, sum_up
-from moe_edge.studies.quickstart.texts import held_out_texts
 
 
 @pytest.fixture(scope="module")

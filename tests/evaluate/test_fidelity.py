@@ -15,9 +15,9 @@ from moe_edge.evaluate.fidelity import (
     lossy_routes,
 )
 from moe_edge.evaluate.stepwise import score_batches
+from moe_edge.papers.smoe.substitute import Substitute
 from moe_edge.route.base import TopK
 from moe_edge.route.drop import DropAbsent
-from moe_edge.route.substitute import Substitute
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 pytestmark = pytest.mark.slow

@@ -26,7 +26,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/*/*.md")),
 ]
 DEFAULT = ROOT / "moe_edge/default_model"
-BOARD = ROOT / "moe_edge/demo_board"
+BOARD = ROOT / "moe_edge/papers/coserve/demo_board"
 
 
 @dataclasses.dataclass(frozen=True)

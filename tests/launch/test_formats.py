@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moe_edge.coe.profile import read_profile
 from moe_edge.core.json_reader import json_objects
 from moe_edge.engine.prompts import read_prompts
 from moe_edge.evaluate.multiple_choice import read_questions
 from moe_edge.hardware.presets import read_machine
 from moe_edge.hardware.step_costs import read_step_costs
+from moe_edge.papers.coserve.coe.profile import read_profile
+from moe_edge.papers.coserve.workload.coe_graph import read_graph
+from moe_edge.papers.coserve.workload.coe_tasks import read_requests
 from moe_edge.place.plan import Placement
 from moe_edge.place.statistics import read_statistics
 from moe_edge.workload.arrivals import read_arrivals, read_prefix_blocks
-from moe_edge.workload.coe_graph import read_graph
-from moe_edge.workload.coe_tasks import read_requests
 from moe_edge.workload.trace_reader import read_trace
 from tests.support.doc_blocks import blocks
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from moe_edge.core import progress
-from tests.launch.test_coserve import write_case, write_live
 from tests.launch.test_place_experts import write_counts
+from tests.papers.coserve.launch.test_coserve import write_case, write_live
 from tests.support.traces import PUBLIC_HEAD
 
 

@@ -5,10 +5,10 @@ moe-edge benchmark --suite decode --out_dir DIR
 
 from absl import flags
 
+from moe_edge.bench.registry import STUDIES
 from moe_edge.commands import common
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.suggest import unknown
-from moe_edge.studies.registry import STUDIES
 
 PREFIX = "benchmark_"
 SUITES = [name.removeprefix(PREFIX) for name in STUDIES if name.startswith(PREFIX)]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from absl import flags
 
+from moe_edge.bench.registry import STUDIES
 from moe_edge.commands import common, gin_files
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.suggest import unknown
-from moe_edge.studies.registry import STUDIES
 
 
 def study_root() -> str:

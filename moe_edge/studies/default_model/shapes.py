@@ -4,10 +4,10 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES, StudySettings, check_margin
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import ConfigError, check_from_zero, check_positive
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES, StudySettings, check_margin
-from moe_edge.studies.study import Claim, Study
 
 FORM = re.compile(r"(\d+)/(\d+)/(\d+)( raw)?")
 WANTED_FALL = (1.8, 4.0)  # weight of the first rank over that of the last
@@ -87,7 +87,7 @@ STUDY = Study(
     name="default_shapes",
     question="Which shape of a default model has what the papers' methods assume?",
     settings=ShapeSettings,
-    measure=later("default_model.trials.run"),
+    measure=later("studies.default_model.trials.run"),
     claim=Claim(
         source="SMoE section IV, MoE-Prism sections 2 and 4, Prism section 3",
         paper={"perplexity with half of the experts": "OLMoE: 25-30 % more"},

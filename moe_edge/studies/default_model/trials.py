@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
+from moe_edge.bench.study import Findings
 from moe_edge.evaluate.texts import find_file
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
@@ -29,7 +30,6 @@ from moe_edge.studies.default_model.shapes import (
     ShapeSettings,
     parse_shape,
 )
-from moe_edge.studies.study import Findings
 from moe_edge.training.export import export_hf, read_newest
 from moe_edge.training.resume import CORPUS_FILE, FACTS_FILE
 from moe_edge.training.run import (

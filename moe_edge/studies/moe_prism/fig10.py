@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moe_edge.bench.prompts import make_pool
+from moe_edge.bench.rounds import measure_rounds
+from moe_edge.bench.study import Findings, median_and_spread
 from moe_edge.engine.generate import generate
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
@@ -23,9 +26,6 @@ from moe_edge.studies.moe_prism.operating_points import (
     operating_points,
 )
 from moe_edge.studies.moe_prism.studies import PAPER_POINTS, Fig10Settings
-from moe_edge.studies.prompts import make_pool
-from moe_edge.studies.rounds import measure_rounds
-from moe_edge.studies.study import Findings, median_and_spread
 
 RULE = (
     "What counts as a point was once taken from the rounds' scatter, so that more "

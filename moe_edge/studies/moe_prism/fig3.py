@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.engines import describe_model
+from moe_edge.bench.study import Findings
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.weights import load_weights
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.profile.reader import Profile, open_profile
-from moe_edge.studies.engines import describe_model
 from moe_edge.studies.moe_prism.sparsity import (
     COVERED,
     MAGNITUDES,
@@ -32,7 +33,6 @@ from moe_edge.studies.moe_prism.sparsity import (
     own_order,
 )
 from moe_edge.studies.moe_prism.studies import PAPER_RATIO, RATIO, Fig3Settings
-from moe_edge.studies.study import Findings
 
 NOISE = "gated noise"
 SPARSER = "in every layer, a token's own quarter carries more than in gated noise"

@@ -14,6 +14,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.cases import LIMITS, describe_link, linked
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.prompts import make_pool
+from moe_edge.bench.rounds import (
+    Rounds,
+    measure_rounds,
+    median_metric,
+    median_panel,
+)
+from moe_edge.bench.study import Findings, mean_change
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
@@ -21,21 +32,10 @@ from moe_edge.engine.offloaded import assemble
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.model.sub_experts import at_k
-from moe_edge.studies.cases import LIMITS, describe_link, linked
-from moe_edge.studies.engines import Bench
 from moe_edge.studies.moe_prism import making, models
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.quality import Point, measure, read_tokens
 from moe_edge.studies.moe_prism.studies import PAPER_CHANGE, Fig8Settings
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.prompts import make_pool
-from moe_edge.studies.rounds import (
-    Rounds,
-    measure_rounds,
-    median_metric,
-    median_panel,
-)
-from moe_edge.studies.study import Findings, mean_change
 
 MEASURES = {  # field of Step: name, scale, unit
     "tpot_s": ("TPOT", 1e3, "ms"),

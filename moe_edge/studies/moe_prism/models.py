@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.study import Findings
 from moe_edge.core.checks import (
     ConfigError,
     check_known,
     check_positive,
 )
 from moe_edge.core.json_reader import read_json
-from moe_edge.studies.settings import StudySettings
-from moe_edge.studies.study import Findings
 
 ORIGINAL, LG, LG_FT, CG, CALIBRATED = "original", "LG", "LG-FT", "CG", "calibrated"
 LG_KL, CALIBRATED_KL = "LG-FT, KL", "calibrated, KL"

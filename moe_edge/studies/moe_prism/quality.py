@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.engines import describe_model
 from moe_edge.engine.base import Engine
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.evaluate.agreement import bootstrap_ratio
@@ -14,7 +15,6 @@ from moe_edge.evaluate.plain_text import read_plain_text
 from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.metrics.plots_panels import Panel
 from moe_edge.model.config import ModelConfig
-from moe_edge.studies.engines import describe_model
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.studies import QualitySettings
 

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_edge.bench.rounds import round_order
+from moe_edge.bench.speed import describe_models
+from moe_edge.bench.study import Findings, weights_of
 from moe_edge.engine.base import Engine
 from moe_edge.engine.load import load_engine
 from moe_edge.hardware.step_costs import StepCosts
@@ -46,9 +49,6 @@ from moe_edge.studies.moe_prism.serving_studies import (
     ServingStudySettings,
     System,
 )
-from moe_edge.studies.rounds import round_order
-from moe_edge.studies.speed.suite import describe_models
-from moe_edge.studies.study import Findings, weights_of
 from moe_edge.workload.served import summarise
 
 BATCHES = 12  # of requests that come at once: what a system sustains

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.rounds import ON_TIME
+from moe_edge.bench.study import Findings, median_and_spread
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.studies.moe_prism import models
@@ -19,8 +21,6 @@ from moe_edge.studies.moe_prism.serving_studies import (
     SAME_REQUESTS,
     ServingStudySettings,
 )
-from moe_edge.studies.rounds import ON_TIME
-from moe_edge.studies.study import Findings, median_and_spread
 
 AT_ONCE = math.inf  # the load at which all requests come at the start
 MEASURED, SAME, COMPUTED = "measured", "same requests, computed", "computed"

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import ConfigError, check_known, check_positive
 from moe_edge.studies.moe_prism import making
 from moe_edge.studies.moe_prism.models import LG, ORIGINAL, ModelSettings
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES
-from moe_edge.studies.study import Claim, Study
 
 
 class System(NamedTuple):
@@ -110,7 +110,7 @@ FIG7 = Study(
     name="moe_prism_fig7",
     question="How do schedulers serve requests of mixed floors (MoE-Prism, fig. 7)?",
     settings=ServingStudySettings,
-    measure=later("moe_prism.serving.run"),
+    measure=later("studies.moe_prism.serving.run"),
     check=making.check_inputs,
     claim=Claim(
         source="MoE-Prism, section 6.2.2 and fig. 7, high load",
@@ -138,7 +138,7 @@ FIG12 = Study(
     name="moe_prism_fig12",
     question="What do sub-experts and the scheduler each bring (MoE-Prism, fig. 12)?",
     settings=Fig12Settings,
-    measure=later("moe_prism.serving.run"),
+    measure=later("studies.moe_prism.serving.run"),
     check=making.check_inputs,
     claim=Claim(
         source="MoE-Prism, section 6.3.3 and fig. 12",

@@ -6,6 +6,10 @@ What measures is imported when a study runs, so a wrong setting is refused at on
 import dataclasses
 from collections.abc import Sequence
 
+from moe_edge.bench.prompts import LinkSettings, PromptSettings
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.study import Claim, Study
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, read_text
@@ -13,10 +17,6 @@ from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 from moe_edge.studies.moe_prism import making
 from moe_edge.studies.moe_prism.models import CG, LG, LG_FT, ORIGINAL, ModelSettings
-from moe_edge.studies.prompts import LinkSettings, PromptSettings
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import StudySettings
-from moe_edge.studies.study import Claim, Study
 
 EVERY_K = tuple(range(1, 33))  # up to the default model's 8 experts of 4 sub-experts
 PROMPTS = ("prompts/gsm8k.jsonl", "mcq/boolq.jsonl")
@@ -161,7 +161,7 @@ TABLE2 = Study(
     question="Do sub-experts lose less perplexity than whole experts at equal compute "
     "(MoE-Prism, table 2 and fig. 9)?",
     settings=Table2Settings,
-    measure=later("moe_prism.table2.run"),
+    measure=later("studies.moe_prism.table2.run"),
     check=making.check_inputs,
     claim=Claim(
         source="MoE-Prism, table 2, OLMoE: perplexity over the original's by K",
@@ -186,7 +186,7 @@ TABLE3 = Study(
     question="Do sub-experts keep accuracy at three eighths of the compute (MoE-Prism, "
     "table 3)?",
     settings=Table3Settings,
-    measure=later("moe_prism.table3.run"),
+    measure=later("studies.moe_prism.table3.run"),
     check=check_sets,
     claim=Claim(
         source="MoE-Prism, table 3, OLMoE at K' = 3 and its refactored model at K = 12 "
@@ -206,7 +206,7 @@ FIG3 = Study(
     question="How much of an expert's work do few of its neurons carry (MoE-Prism "
     "fig. 3)?",
     settings=Fig3Settings,
-    measure=later("moe_prism.fig3.run"),
+    measure=later("studies.moe_prism.fig3.run"),
     check=check_profile,
     claim=Claim(
         source="MoE-Prism, section 2.2 and fig. 3",
@@ -225,7 +225,7 @@ FIG8 = Study(
     question="Do sub-experts shorten offloaded decoding at a service level between "
     "whole experts (MoE-Prism, fig. 8)?",
     settings=Fig8Settings,
-    measure=later("moe_prism.fig8.run"),
+    measure=later("studies.moe_prism.fig8.run"),
     check=making.check_inputs,
     inline=True,
     claim=Claim(
@@ -242,7 +242,7 @@ FIG10 = Study(
     name="moe_prism_fig10",
     question="How finely does K trade speed for quality (MoE-Prism, figs. 10 and 11)?",
     settings=Fig10Settings,
-    measure=later("moe_prism.fig10.run"),
+    measure=later("studies.moe_prism.fig10.run"),
     check=making.check_inputs,
     claim=Claim(
         source="MoE-Prism, section 6.3.2 and abstract: more than 4 times the operating "

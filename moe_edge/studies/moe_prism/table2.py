@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from moe_edge.bench.study import Findings
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import interval_metric, metric
 from moe_edge.studies.moe_prism import making, models, quality
 from moe_edge.studies.moe_prism.models import LG, ORIGINAL
 from moe_edge.studies.moe_prism.quality import Point, k_panel, log_interpolate
 from moe_edge.studies.moe_prism.studies import Table2Settings
-from moe_edge.studies.study import Findings
 
 SHOWN = (12, 16, 20, 24)  # K of the paper's table
 EXACT = 1e-4  # relative: LG at U k' against the parent, over summation order

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_edge.bench.study import Findings
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.multiple_choice import (
     accuracy_of,
@@ -17,7 +18,6 @@ from moe_edge.studies.moe_prism import making, models
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.quality import Compared
 from moe_edge.studies.moe_prism.studies import Table3Settings
-from moe_edge.studies.study import Findings
 
 FULL = "all experts"
 BATCH = 8  # questions scored together

@@ -9,6 +9,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from moe_edge.bench.prompts import check_inputs
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import Rules
+from moe_edge.bench.study import Claim, Study
 from moe_edge.cluster.od_moe.groups import longest_load_s
 from moe_edge.cluster.od_moe.timing import Timing
 from moe_edge.core.checks import check_from_zero, check_known, check_positive
@@ -34,10 +38,6 @@ from moe_edge.studies.od_moe.paper_scale import (
     scaled_recall,
 )
 from moe_edge.studies.od_moe.studies import SHADOW_RULES, RecallSettings
-from moe_edge.studies.prompts import check_inputs
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import Rules
-from moe_edge.studies.study import Claim, Study
 
 PAPER = {
     "best KV period, rtx_3090": 1,
@@ -118,7 +118,7 @@ def speeds_of(settings: Fig10Settings, recall: Mapping[int, float]) -> Speeds:
 
 def run(settings: Fig10Settings) -> Findings:
     """Measures the recall, and models the rest."""
-    runs = later("od_moe.recorded.Runs")(settings)
+    runs = later("studies.od_moe.recorded.Runs")(settings)
     found = {
         period: runs.recall(Shadow(settings.precision, 1, period))
         for period in settings.kv_periods

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
+from moe_edge.bench.settings import RULES, Rules
+from moe_edge.bench.study import Claim, Study, median_and_spread, weights_of
 from moe_edge.cluster.options import DEPARTURES
 from moe_edge.core.checks import check_from_zero, check_known
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import Findings, metric
-from moe_edge.studies.prompts import PromptSettings, check_inputs, make_pool
-from moe_edge.studies.settings import RULES, Rules
-from moe_edge.studies.study import Claim, Study, median_and_spread, weights_of
 
 CASES = {  # of section 4.2: shadow, token period, KV period
     "1 both aligned": ("int8", 1, 1),

@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from moe_edge.bench import cases as study_cases
+from moe_edge.bench.cases import Case, past_sequences
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.rounds import median_metric, median_panel, round_ratios
+from moe_edge.bench.timed_cases import Timing, run_cases
 from moe_edge.engine.session import cache_bytes
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import Findings, metric
-from moe_edge.studies import cases as study_cases
-from moe_edge.studies.cases import Case, past_sequences
-from moe_edge.studies.engines import Bench
 from moe_edge.studies.od_moe.studies import OneMachineSettings
 from moe_edge.studies.od_moe.token_time import LIMITS, token_ratios
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.rounds import median_metric, median_panel, round_ratios
-from moe_edge.studies.timed_cases import Timing, run_cases
 
 LRU, GATE = "lru", "lru, stale_gate"
 MIN_SLOTS = 2

@@ -13,16 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moe_edge.bench.cases import workload_of
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.prompts import make_pool
 from moe_edge.engine.base import Engine
 from moe_edge.engine.follower import Course, Follower, read_choices
 from moe_edge.engine.shadow import ShadowEngine
 from moe_edge.metrics.results import interval_metric
 from moe_edge.predict.recall import count_correct, recall, recall_by_index
 from moe_edge.predict.shadow import Shadow
-from moe_edge.studies.cases import workload_of
-from moe_edge.studies.engines import Bench
 from moe_edge.studies.od_moe.studies import BARS, RecallSettings
-from moe_edge.studies.prompts import make_pool
 
 RESAMPLES = 1000
 LIMITS = (

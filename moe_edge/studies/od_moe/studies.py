@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+from moe_edge.bench.prompts import LinkSettings, PromptSettings, check_inputs
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES, Rules
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import ConfigError, check_known, check_positive
 from moe_edge.predict.shadow import PRECISIONS
-from moe_edge.studies.prompts import LinkSettings, PromptSettings, check_inputs
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES, Rules
-from moe_edge.studies.study import Claim, Study
 
 BARS = {"fp16": 0.999, "int8": 0.995, "nf4": 0.98}  # of ours, aligned at every step
 PAPER = {"fp16": 0.9994, "int8": 0.9734, "nf4": 0.9567}  # section 3.2, likewise
@@ -133,7 +133,7 @@ STUDIES = {
         question="How well does a shadow name the experts of the coming token, by "
         "output token, precision and alignment (OD-MoE fig. 3)?",
         settings=Fig3Settings,
-        measure=later("od_moe.fig3.run"),
+        measure=later("studies.od_moe.fig3.run"),
         check=check_inputs,
         claim=Claim(
             source="OD-MoE, section 3.2 and fig. 3",
@@ -147,7 +147,7 @@ STUDIES = {
         question="What do longer periods of aligning tokens and KV cache cost in "
         "recall (OD-MoE fig. 6)?",
         settings=Fig6Settings,
-        measure=later("od_moe.fig6.run"),
+        measure=later("studies.od_moe.fig6.run"),
         check=check_inputs,
         claim=Claim(
             source="OD-MoE, fig. 6",
@@ -160,7 +160,7 @@ STUDIES = {
         question="On one machine, does a shadow's foresight pay for its bytes and its "
         "time, beside LRU with the same memory?",
         settings=OneMachineSettings,
-        measure=later("od_moe.one_machine.run"),
+        measure=later("studies.od_moe.one_machine.run"),
         check=check_inputs,
         claim=Claim(
             source="OD-MoE, section 4.4 and table 2",
@@ -176,7 +176,7 @@ STUDIES = {
         question="How many of the chosen experts does each predictor name, on one "
         "model and text (OD-MoE table 1)?",
         settings=Table1Settings,
-        measure=later("od_moe.table1.run"),
+        measure=later("studies.od_moe.table1.run"),
         check=check_inputs,
         claim=Claim(
             source="OD-MoE, table 1",

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moe_edge.bench.cases import LIMITS, Case, prepare
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.study import SPREAD
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import Findings, metric
-from moe_edge.studies.cases import LIMITS, Case, prepare
-from moe_edge.studies.engines import Bench
 from moe_edge.studies.od_moe.recorded import bar_checks
 from moe_edge.studies.od_moe.studies import Table1Settings
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.study import SPREAD
 
 ANY, NEXT, PRECISION = "recall (eq. 3)", "recall where it predicts", "precision"
 AHEAD = 4  # layers, of HOBBIT's gates

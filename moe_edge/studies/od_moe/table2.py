@@ -9,16 +9,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.prompts import PromptSettings, check_inputs
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES, Rules, check_steps
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.route.base import get_route
 from moe_edge.studies.od_moe.live import check_departure
 from moe_edge.studies.od_moe.studies import check_precision
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.prompts import PromptSettings, check_inputs
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES, Rules, check_steps
-from moe_edge.studies.study import Claim, Study
 
 AHEAD = 4  # layers, of HOBBIT's gates
 RESIDENT = "resident"
@@ -152,7 +152,7 @@ STUDY = Study(
     question="How fast is OD-MoE beside offloading on one machine with the same bytes "
     "and link rate (OD-MoE, table 2)?",
     settings=Table2Settings,
-    measure=later("od_moe.table2_runs.run"),
+    measure=later("studies.od_moe.table2_runs.run"),
     check=check_inputs,
     claim=Claim(
         source="OD-MoE, section 4.4 and table 2: averages of four settings, over those "

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from moe_edge.bench.rounds import median_metric, median_panel, round_ratios
+from moe_edge.bench.study import median_and_spread
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import Findings, interval_metric, metric
 from moe_edge.studies.od_moe.table2 import (
@@ -14,8 +16,6 @@ from moe_edge.studies.od_moe.table2 import (
     name_of,
     ratio_name,
 )
-from moe_edge.studies.rounds import median_metric, median_panel, round_ratios
-from moe_edge.studies.study import median_and_spread
 
 
 @dataclasses.dataclass(frozen=True)

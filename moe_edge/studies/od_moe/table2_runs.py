@@ -5,6 +5,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from moe_edge.bench.cases import (
+    count_history,
+    linked,
+    past_sequences,
+    workload_of,
+)
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.live import kept_compiled
+from moe_edge.bench.prompts import PromptPool, make_pool
+from moe_edge.bench.rounds import measure_rounds
 from moe_edge.cluster.options import BALANCED
 from moe_edge.core.checks import RequestError
 from moe_edge.engine.base import Engine
@@ -15,14 +25,6 @@ from moe_edge.evaluate.stepwise import Forced, score_batches
 from moe_edge.metrics.results import Findings
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.slot_plan import static_hit_curves
-from moe_edge.studies.cases import (
-    count_history,
-    linked,
-    past_sequences,
-    workload_of,
-)
-from moe_edge.studies.engines import Bench
-from moe_edge.studies.live import kept_compiled
 from moe_edge.studies.od_moe.live import run_od_moe
 from moe_edge.studies.od_moe.table2 import (
     RESIDENT,
@@ -33,8 +35,6 @@ from moe_edge.studies.od_moe.table2 import (
     peers,
 )
 from moe_edge.studies.od_moe.table2_entry import Measured, Text, findings
-from moe_edge.studies.prompts import PromptPool, make_pool
-from moe_edge.studies.rounds import measure_rounds
 
 SPARE = 4  # prompts that are looked at for one that will do
 Round = Mapping[int, list[int]]  # prompt of each length

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.rounds import interleave, round_ratios
 from moe_edge.engine.base import Engine
 from moe_edge.engine.follower import Course, Follower, read_choices
 from moe_edge.engine.shadow import ShadowEngine
 from moe_edge.predict.shadow import Shadow
-from moe_edge.studies.engines import Bench
 from moe_edge.studies.od_moe.recorded import Recorded, record
-from moe_edge.studies.rounds import interleave, round_ratios
 
 RESIDENT = "resident"
 LIMITS = {"int8": 1.3, "nf4": 2.0}  # times the resident model's

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.hardware.models import ModelShape
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.run import sources
 from moe_edge.simulate.cluster.scenario import Scenario
 from moe_edge.studies.prism.runs import Runs
-from moe_edge.studies.study import Claim, Findings, Study
 
 REASON = (
     "The routing is generated (fitted to measured domains, the narrow tasks assumed) "

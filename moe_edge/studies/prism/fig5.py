@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moe_edge.bench.study import Findings
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.place.plan import ABSENT, Placement
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
@@ -14,7 +15,6 @@ from moe_edge.simulate.cluster.scenario import Scenario
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of
 from moe_edge.studies.prism.served import median_row
-from moe_edge.studies.study import Findings
 
 MODELS = ("deepseek_v2_lite", "mixtral_8x7b")
 GAP_S = 1000.0  # between requests of figure 5: never two at a time

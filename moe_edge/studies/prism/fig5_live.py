@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import check_known
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import Findings, metric
@@ -24,7 +25,6 @@ from moe_edge.studies.prism.live_entry import (
 from moe_edge.studies.prism.live_seeds import LiveMethods, each_seed
 from moe_edge.studies.prism.live_tokens import Tokens, read_tokens
 from moe_edge.studies.prism.served import OPTIMUM
-from moe_edge.studies.study import Claim, Study
 
 MS = 1e3
 FEWEST = 20  # tokens of a bin that is shown

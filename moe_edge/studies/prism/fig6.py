@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.study import Findings
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.simulate.cluster.report import ClusterResult
@@ -21,7 +22,6 @@ from moe_edge.studies.prism.runs import (
 )
 from moe_edge.studies.prism.served import EPLB, OPTIMUM, OURS, PRISM, median_row
 from moe_edge.studies.prism.table2 import INTERVAL_S, TABLE_2
-from moe_edge.studies.study import Findings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

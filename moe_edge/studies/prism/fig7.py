@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moe_edge.bench.rounds import median_panel
+from moe_edge.bench.study import Findings
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.simulate.cluster.build import WORKLOADS
@@ -19,8 +21,6 @@ from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.fig6 import curves_file, over_time, ratio_panel
 from moe_edge.studies.prism.runs import Runs, cases_of, serve
 from moe_edge.studies.prism.served import OURS, PRISM, median_row, percent, slower
-from moe_edge.studies.rounds import median_panel
-from moe_edge.studies.study import Findings
 
 FIRST, THEN = "multidata", "bigbench"
 STARTS = {"placed for general text": "c4", "placed for the first data": None}

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.live import read_lines, token_times_s
+from moe_edge.bench.registry import later
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import ConfigError, MoeEdgeError, check_known, check_positive
 from moe_edge.place.migrate import SOURCES
 from moe_edge.place.placer import PLACERS
-from moe_edge.studies.live import read_lines, token_times_s
 from moe_edge.studies.prism import fig7
 from moe_edge.studies.prism.live_entry import NOT_COMPARABLE
 from moe_edge.studies.prism.live_seeds import LiveServers, check_cluster
@@ -24,8 +26,6 @@ from moe_edge.studies.prism.live_shares import queued_s, request_spans
 from moe_edge.studies.prism.live_tokens import local_by_request
 from moe_edge.studies.prism.runs import RULES
 from moe_edge.studies.prism.served import PRISM
-from moe_edge.studies.registry import later
-from moe_edge.studies.study import Claim, Study
 from moe_edge.training.generators import FAMILIES, examples
 from moe_edge.workload.cluster_run import method_file
 
@@ -185,7 +185,7 @@ STUDY = Study(
     question="What does migration gain when the data of three live servers changes "
     "(Prism, figure 7)?",
     settings=Figure7Live,
-    measure=later("prism.fig7_live_entry.measure"),
+    measure=later("studies.prism.fig7_live_entry.measure"),
     check=check,
     claim=Claim(
         source=fig7.STUDY.claim.source,

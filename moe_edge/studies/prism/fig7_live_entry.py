@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.rounds import round_order
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import Findings, metric
 from moe_edge.studies.prism import fig7
@@ -21,7 +22,6 @@ from moe_edge.studies.prism.fig7_live import (
 from moe_edge.studies.prism.live_entry import live_findings
 from moe_edge.studies.prism.live_seeds import served
 from moe_edge.studies.prism.served import median_row, percent
-from moe_edge.studies.rounds import round_order
 
 MOVING, OTHERWISE = "while blocks move", "otherwise"
 TAIL_BAR = 2.0  # p99 of a token while blocks move, over that of others

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.rounds import median_panel
+from moe_edge.bench.study import Findings
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.studies.prism.entry import simulated, study_of
@@ -30,8 +32,6 @@ from moe_edge.studies.prism.served import (
     slower,
     stored,
 )
-from moe_edge.studies.rounds import median_panel
-from moe_edge.studies.study import Findings
 
 MBPS = 500.0  # of figure 8a, as in the test bed
 OURS_UP_TO = 64  # GPUs: beyond, our placer would take most of the study's time

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from moe_edge.bench.live import kept_compiled, live_run
+from moe_edge.bench.rounds import round_order
+from moe_edge.bench.settings import RULES, StudySettings
 from moe_edge.cluster.model_checks import check_model
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import MoeEdgeError, check_known, check_positive
 from moe_edge.place.placer import METHODS
-from moe_edge.studies.live import kept_compiled, live_run
-from moe_edge.studies.rounds import round_order
-from moe_edge.studies.settings import RULES, StudySettings
 
 OPTIONS = {field.name for field in dataclasses.fields(ClusterOptions)}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.studies.live import read_lines
+from moe_edge.bench.live import read_lines
 from moe_edge.workload.cluster_run import method_file
 
 QUEUE, OWN = "queue", "own server"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.live import read_lines
 from moe_edge.core.checks import MoeEdgeError
-from moe_edge.studies.live import read_lines
 from moe_edge.workload.cluster_run import method_file
 from moe_edge.workload.trace_reader import read_trace
 from moe_edge.workload.traces import DECODE

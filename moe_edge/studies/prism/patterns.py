@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.place.prism import layer_entropy
 from moe_edge.place.statistics import read_counts, read_statistics
-from moe_edge.studies.settings import StudySettings
-from moe_edge.studies.study import Claim, Findings, Study
 from moe_edge.workload.routing_model import (
     BIGBENCH,
     SOURCES,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.study import Findings
 from moe_edge.core.checks import check_from_zero
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.place.latency_aware import LatencyAware
@@ -24,7 +25,6 @@ from moe_edge.studies.prism.served import (
     median_row,
 )
 from moe_edge.studies.prism.table2 import INTERVAL_S, METHODS, TABLE_2, on_unequal
-from moe_edge.studies.study import Findings
 
 CLOSE = (EPLB, PRISM, OPTIMUM, OURS)  # the others are far behind
 

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
@@ -31,8 +33,6 @@ from moe_edge.place.ranks import (
 )
 from moe_edge.studies.prism.patterns import assumed_usage, read_usage
 from moe_edge.studies.prism.served import EPLB, OPTIMUM, PRISM
-from moe_edge.studies.settings import StudySettings
-from moe_edge.studies.study import Claim, Findings, Study
 
 METHODS = ("uniform", "redundance", "smartmoe", EPLB, PRISM, OPTIMUM)
 

@@ -7,6 +7,7 @@ same requests with the same routing, so that ratios are of pairs.
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from moe_edge.bench.settings import RULES, StudySettings
 from moe_edge.core.checks import (
     ConfigError,
     check_from_zero,
@@ -20,7 +21,6 @@ from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import ClusterResult, report
 from moe_edge.simulate.cluster.scenario import METHODS, Scenario
 from moe_edge.studies.prism.served import EPLB, MEAN, PRISM, MethodRuns, Row
-from moe_edge.studies.settings import RULES, StudySettings
 
 PAPERS = ("uniform", "redundance", "smartmoe", EPLB, PRISM)  # methods of table II
 

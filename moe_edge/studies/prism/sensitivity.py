@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from moe_edge.bench.rounds import median_panel
+from moe_edge.bench.study import Findings
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.simulate.cluster.scenario import Scenario
 from moe_edge.studies.prism.entry import simulated, study_of
@@ -18,8 +20,6 @@ from moe_edge.studies.prism.served import (
     stored,
     worse_than,
 )
-from moe_edge.studies.rounds import median_panel
-from moe_edge.studies.study import Findings
 
 BASE_SHARE = {"prism": 0.3, "mixed": 0.6}  # 1.7 copies of DeepSeek-V2-Lite on both
 LABELS = {

@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from moe_edge.bench.study import Findings
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.studies.prism.entry import simulated, study_of
 from moe_edge.studies.prism.runs import Runs, cases_of, serve_all
 from moe_edge.studies.prism.served import MethodRuns, median_row, percent, stored
-from moe_edge.studies.study import Findings
 
 ALONE = "moe_infinity"
 # Seconds on servers 1, 2, 3 and the mean over all.

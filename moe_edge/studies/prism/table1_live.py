@@ -3,14 +3,14 @@
 import dataclasses
 from collections.abc import Sequence
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.place.placer import ALONE as ALONE_METHODS
 from moe_edge.studies.prism import live_seeds
 from moe_edge.studies.prism.live_entry import NOT_COMPARABLE
 from moe_edge.studies.prism.live_seeds import LiveMethods
 from moe_edge.studies.prism.table1 import ALONE, TABLE_1
-from moe_edge.studies.registry import later
-from moe_edge.studies.study import Claim, Study
 
 TOGETHER = "uniform"
 
@@ -44,7 +44,7 @@ STUDY = Study(
     question="Does sharing experts beat serving alone on three live servers (Prism, "
     "table I)?",
     settings=Table1Live,
-    measure=later("prism.table1_live_entry.measure"),
+    measure=later("studies.prism.table1_live_entry.measure"),
     check=check,
     claim=Claim(
         source="Prism, table I; seconds on servers 1, 2, 3 and over all",

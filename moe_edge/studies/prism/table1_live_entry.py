@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from moe_edge.bench.engines import Bench
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import Findings
 from moe_edge.place.placer import ALONE as ALONE_METHODS
-from moe_edge.studies.engines import Bench
 from moe_edge.studies.prism.live_entry import live_findings, same_tokens
 from moe_edge.studies.prism.live_seeds import each_seed
 from moe_edge.studies.prism.served import LOCAL, MethodRuns, median_row, stored

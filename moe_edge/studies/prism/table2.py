@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from moe_edge.bench.study import Findings
 from moe_edge.core.checks import CapacityError
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.simulate.cluster.scenario import Scenario
@@ -29,7 +30,6 @@ from moe_edge.studies.prism.served import (
     stored,
     worse_than,
 )
-from moe_edge.studies.study import Findings
 
 # Seconds on servers 1, 2, 3 and the mean over all.
 TABLE_2 = {

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.study import Claim, Study
 from moe_edge.core.checks import check_known
 from moe_edge.core.run_folder import RunFolder
 from moe_edge.place.placer import PLACERS
@@ -27,8 +29,6 @@ from moe_edge.studies.prism.served import (
     MethodRuns,
 )
 from moe_edge.studies.prism.table2 import TABLE_2
-from moe_edge.studies.registry import later
-from moe_edge.studies.study import Claim, Study
 
 ERROR_PCT = 10.0  # of the simulator
 METHODS = (OPTIMUM, OURS, PRISM, EPLB, "uniform")
@@ -113,7 +113,7 @@ STUDY = Study(
     question="Do Prism's placements help three live servers behind a slow network, and "
     "does the simulator say so?",
     settings=ThreeServers,
-    measure=later("prism.three_servers_entry.measure"),
+    measure=later("studies.prism.three_servers_entry.measure"),
     check=check,
     claim=Claim(
         source="Prism, table II (BIG-bench, DeepSeek-V2-Lite) and figure 6",

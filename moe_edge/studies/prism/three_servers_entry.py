@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.study import Findings
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.studies.prism.live_entry import live_findings, same_tokens
@@ -27,7 +28,6 @@ from moe_edge.studies.prism.three_servers import (
     ThreeServers,
     run_all,
 )
-from moe_edge.studies.study import Findings
 
 MORE_LOCAL = 0.08  # of all pairs, than heterogeneous EPLB
 WORST_PCT = 20.0  # error of the simulator

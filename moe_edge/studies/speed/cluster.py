@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES
+from moe_edge.bench.speed import Models, Rows, SuiteSettings, speed_study
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.core.checks import MoeEdgeError, check_known
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES
 from moe_edge.studies.speed.models import olmoe_config, write_random
-from moe_edge.studies.speed.suite import Models, Rows, SuiteSettings, speed_study
 
 # Part -> what measures it, later: it loads JAX or starts processes.
 PARTS: Mapping[str, Callable[..., Rows]] = {
-    "calls": later("speed.cluster_calls.call_rows"),
-    "local": later("speed.cluster_local.local_rows"),
-    "block": later("speed.cluster_calls.block_rows"),
-    "bytes": later("speed.cluster_live.bytes_rows"),
-    "migration": later("speed.cluster_live.migration_rows"),
-    "losses": later("speed.cluster_live.loss_rows"),
+    "calls": later("studies.speed.cluster_calls.call_rows"),
+    "local": later("studies.speed.cluster_local.local_rows"),
+    "block": later("studies.speed.cluster_calls.block_rows"),
+    "bytes": later("studies.speed.cluster_live.bytes_rows"),
+    "migration": later("studies.speed.cluster_live.migration_rows"),
+    "losses": later("studies.speed.cluster_live.loss_rows"),
 }
 
 

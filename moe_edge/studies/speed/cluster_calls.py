@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.rounds import interleave
+from moe_edge.bench.speed import MS, Models, Rows, make_row
 from moe_edge.cluster.network.namespaces import emulated_network
 from moe_edge.cluster.transport.base import Call
 from moe_edge.cluster.transport.messages.transport import MessagesTransport
 from moe_edge.cluster.transport.wire import Kind
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.cluster import ClusterSettings
 from moe_edge.studies.speed.cluster_peer import DEADLINE_S, Peer, receive
-from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
 
 LIMITS_MS = 0.35, 0.5  # at D = 192 and at 768
 BLOCK_BAR = 1.3

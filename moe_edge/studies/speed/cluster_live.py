@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import MoeEdgeError
-from moe_edge.studies.live import (
+from moe_edge.bench.live import (
     kept_compiled,
     live_run,
     read_lines,
     token_times_s,
 )
+from moe_edge.bench.speed import MS, Models, Rows, make_row
+from moe_edge.core.checks import MoeEdgeError
 from moe_edge.studies.speed.cluster import ClusterSettings
-from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
 from moe_edge.training.generators import examples
 from moe_edge.workload.cluster_run import method_file
 

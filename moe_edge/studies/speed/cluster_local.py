@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.rounds import interleave
+from moe_edge.bench.speed import MS, Models, Rows, make_row
 from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.engine import PlacedEngine, dense_weights
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
@@ -13,7 +15,6 @@ from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.tables import Tables
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.cluster import ClusterSettings
 from moe_edge.studies.speed.runs import (
     PROMPT_TOKENS,
@@ -21,7 +22,6 @@ from moe_edge.studies.speed.runs import (
     load_offloaded,
     random_prompts,
 )
-from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
 
 ROUNDS = 5  # a small difference: so many for one of the others
 BAR = 1.05

@@ -5,11 +5,11 @@ import os
 import shutil
 from pathlib import Path
 
+from moe_edge.bench.rounds import interleave, seconds_of
+from moe_edge.bench.speed import Rows, SuiteSettings, make_row, speed_study
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.core.process import alone
-from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed.models import olmoe_config, write_random
-from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row, speed_study
 
 LAYERS = 18  # 2.0 GB in bfloat16
 

@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import numpy as np
 
+from moe_edge.bench.rounds import interleave, seconds_of
+from moe_edge.bench.speed import Rows, SuiteSettings, make_row, speed_study
 from moe_edge.core.process import cpu_cores
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed import peers
 from moe_edge.studies.speed.models import benchmark_models
 from moe_edge.studies.speed.runs import decode_run, greedy, random_prompts
-from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row, speed_study
 
 PROMPT_TOKENS = 32
 

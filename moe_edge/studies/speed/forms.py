@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moe_edge.bench.rounds import interleave_seconds
+from moe_edge.bench.speed import Rows, SuiteSettings, make_row, speed_study
 from moe_edge.engine.weights import to_device
 from moe_edge.kernels import native
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.store import device_dtype
-from moe_edge.studies.rounds import interleave_seconds
 from moe_edge.studies.speed.rates import device_bandwidth
-from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row, speed_study
 
 TOKENS = (1, 2, 4, 8, 16, 32, 128, 512)
 EXPERTS, CHOSEN, LAYERS = 64, 8, 4

@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.rounds import interleave
+from moe_edge.bench.speed import Rows, SuiteSettings, make_row, speed_study
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.rules import hf_shapes
 from moe_edge.core.checks import CapacityError
 from moe_edge.core.process import alone
 from moe_edge.engine.load import load_engine
 from moe_edge.metrics.machine import ram_bytes
-from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.decode import (
     PROMPT_TOKENS,
     add_limit,
@@ -32,7 +33,6 @@ from moe_edge.studies.speed.decode import (
 from moe_edge.studies.speed.llama_cpp import LlamaCpp, write_gguf
 from moe_edge.studies.speed.models import olmoe_config, write_random
 from moe_edge.studies.speed.peers import installed
-from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row, speed_study
 
 NAME, KIND = "olmoe_7b_bfloat16", "BF16"
 GGUF = f"{NAME}_{KIND}_gguf"

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.cases import Case
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.rounds import interleave, seconds_of
+from moe_edge.bench.speed import MS, Models, Rows, make_row, speed_study
+from moe_edge.bench.timed_cases import TimedSettings, run_cases
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.engine.load import load_engine
-from moe_edge.studies.cases import Case
-from moe_edge.studies.engines import Bench
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.rounds import interleave, seconds_of
-from moe_edge.studies.smoe.fig14 import smoe_steps
+from moe_edge.papers.smoe.studies.fig14 import smoe_steps
 from moe_edge.studies.speed.models import write_random
 from moe_edge.studies.speed.offload_accelerate import accelerate_rows
 from moe_edge.studies.speed.offload_assist import assist_rows
@@ -37,8 +39,6 @@ from moe_edge.studies.speed.runs import (
     load_offloaded,
     random_prompts,
 )
-from moe_edge.studies.speed.suite import MS, Models, Rows, make_row, speed_study
-from moe_edge.studies.timed_cases import TimedSettings, run_cases
 
 HOST_ROUNDS = 5  # of the rows without a link, for one of the others
 HOST_MS = 0.2  # a layer, at d = 512

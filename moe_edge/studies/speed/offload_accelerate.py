@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.rounds import interleave
+from moe_edge.bench.speed import MS, Rows, make_row
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.core.process import alone
-from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.peers import installed
 from moe_edge.studies.speed.runs import SHARE, decode_run, load_offloaded
-from moe_edge.studies.speed.suite import MS, Rows, make_row
 
 STEPS = 4  # of decoding, after one that is not timed
 WAYS = ("eager", "grouped_mm")  # how `transformers` computes experts

@@ -9,11 +9,11 @@ import statistics
 
 import numpy as np
 
+from moe_edge.bench.rounds import interleave, seconds_of
+from moe_edge.bench.speed import Rows, make_row
 from moe_edge.engine.routing_reader import Reading
-from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed.decode import memory_bandwidth
 from moe_edge.studies.speed.runs import SHARE, load_offloaded
-from moe_edge.studies.speed.suite import Rows, make_row
 
 BAR = 1.5  # over its bytes at the memory's rate
 MOST = 512  # experts of a round, each read once

@@ -15,14 +15,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moe_edge.bench.engines import Bench
+from moe_edge.bench.rounds import interleave
+from moe_edge.bench.speed import MS, Rows, make_row
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.evict_base import get_eviction
 from moe_edge.predict.base import Predictor, no_prediction
 from moe_edge.simulate.replay.lookups import chosen_by_step
 from moe_edge.simulate.replay.timed import CostModel, TimedResult, replay_time
-from moe_edge.studies.engines import Bench
-from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.runs import (
     PROMPT_TOKENS,
     SHARE,
@@ -35,7 +36,6 @@ from moe_edge.studies.speed.runs import (
     step_after_waits,
     step_beside_transfers,
 )
-from moe_edge.studies.speed.suite import MS, Rows, make_row
 from moe_edge.workload.traces import DECODE, Trace, TraceRecorder
 
 LATENCY_S = 50e-6

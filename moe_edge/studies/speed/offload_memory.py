@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from moe_edge.bench.speed import Rows, make_row
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.core.process import alone, peak_rss_bytes
 from moe_edge.engine.session import cache_bytes
@@ -18,7 +19,6 @@ from moe_edge.studies.speed.runs import (
     load_offloaded,
     random_prompts,
 )
-from moe_edge.studies.speed.suite import Rows, make_row
 
 CAPACITY = 64  # tokens of the KV cache that an absolute budget leaves room for
 CHILD_STEPS = 8

@@ -12,6 +12,8 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
+from moe_edge.bench.rounds import interleave_seconds
+from moe_edge.bench.speed import Rows, make_row, speed_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.hardware.clusters import mixed_cluster
 from moe_edge.hardware.cost_model import CostModel
@@ -19,9 +21,7 @@ from moe_edge.hardware.models import model_shape
 from moe_edge.place.optimal import best_cover
 from moe_edge.place.placer import Problem, Traffic, get_placer, listed_placers
 from moe_edge.place.run_place import compare, place_all
-from moe_edge.studies.rounds import interleave_seconds
 from moe_edge.studies.speed.placement_simulate import SimulateSettings, simulate_rows
-from moe_edge.studies.speed.suite import Rows, make_row, speed_study
 
 MODEL = "deepseek_v2_lite"
 KINDS = ("rtx_4090", "rtx_4060_ti", "rtx_3090")  # the last behind a slow line

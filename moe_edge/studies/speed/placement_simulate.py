@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from moe_edge.bench.speed import Rows, SuiteSettings, make_row
 from moe_edge.core.process import alone, peak_rss_bytes
 from moe_edge.simulate.cluster.build import build_scenario
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.report import report
 from moe_edge.studies.prism.runs import serve
-from moe_edge.studies.speed.suite import Rows, SuiteSettings, make_row
 
 OURS = "latency"
 # Peer -> largest ratio of mean latencies that the bar allows on unequal machines, and

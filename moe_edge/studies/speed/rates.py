@@ -6,9 +6,9 @@ import statistics
 import jax
 import numpy as np
 
+from moe_edge.bench.rounds import interleave_seconds
 from moe_edge.hardware.calibrate import copy_rate
 from moe_edge.offload.store import pin_records
-from moe_edge.studies.rounds import interleave_seconds
 from moe_edge.studies.speed.decode import memory_bandwidth
 
 

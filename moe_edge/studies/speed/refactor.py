@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.rounds import interleave_seconds, seconds_of, timed
+from moe_edge.bench.speed import MS, Rows, SuiteSettings, make_row, speed_study
 from moe_edge.core.checks import CapacityError
 from moe_edge.core.npy import load_npy
 from moe_edge.core.process import alone, peak_rss_bytes
@@ -29,8 +31,6 @@ from moe_edge.refactor.partition.problem import (
     planted_activations,
 )
 from moe_edge.refactor.settings import PartitionOptions
-from moe_edge.studies.rounds import interleave_seconds, seconds_of, timed
-from moe_edge.studies.speed.suite import MS, Rows, SuiteSettings, make_row, speed_study
 
 SUBS = 4
 WITHIN = 1.005  # of the annealer's objective

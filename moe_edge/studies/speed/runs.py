@@ -14,14 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.rounds import seconds_of
+from moe_edge.bench.speed import SuiteSettings
 from moe_edge.engine.load import load_engine
 from moe_edge.model.sampling import likeliest
 from moe_edge.offload.link import EmulatedLink, TransferLink
 from moe_edge.predict.accuracy import PredictionLog
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.rounds import seconds_of
 from moe_edge.studies.speed.models import olmoe_config
-from moe_edge.studies.speed.suite import SuiteSettings
 
 SHARE = "25%"  # of the experts on the device, in the rows over emulated links
 PROMPT_TOKENS = 16

@@ -8,24 +8,24 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES
+from moe_edge.bench.speed import Models, Rows, SuiteSettings, speed_study
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.core.checks import check_known
-from moe_edge.studies.registry import later
-from moe_edge.studies.settings import RULES
-from moe_edge.studies.speed.suite import Models, Rows, SuiteSettings, speed_study
 
 # Part -> what measures it; later, as it loads JAX.
 PARTS: Mapping[str, Callable[..., Rows]] = {
-    "pick": later("speed.serving_steps.pick_rows"),
-    "steps": later("speed.serving_steps.step_rows"),
-    "sampling": later("speed.serving_steps.sampling_rows"),
-    "policies": later("speed.serving_loop.policy_rows"),
-    "goodput": later("speed.serving_loop.goodput_rows"),
-    "loop": later("speed.serving_loop.loop_rows"),
-    "prefix": later("speed.serving_loop.prefix_rows"),
-    "http": later("speed.serving_http.http_rows"),
-    "ready": later("speed.serving_http.ready_rows"),
-    "memory": later("speed.serving_http.memory_rows"),
+    "pick": later("studies.speed.serving_steps.pick_rows"),
+    "steps": later("studies.speed.serving_steps.step_rows"),
+    "sampling": later("studies.speed.serving_steps.sampling_rows"),
+    "policies": later("studies.speed.serving_loop.policy_rows"),
+    "goodput": later("studies.speed.serving_loop.goodput_rows"),
+    "loop": later("studies.speed.serving_loop.loop_rows"),
+    "prefix": later("studies.speed.serving_loop.prefix_rows"),
+    "http": later("studies.speed.serving_http.http_rows"),
+    "ready": later("studies.speed.serving_http.ready_rows"),
+    "memory": later("studies.speed.serving_http.memory_rows"),
 }
 FLOOR_SHARES = (1 / 4, 1 / 2, 3 / 4, 1)  # of a model's own K; K 8, 16, 24, 32 of 32
 

@@ -15,16 +15,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_edge.bench.live import CACHE, KEEP_ALL
+from moe_edge.bench.rounds import interleave
+from moe_edge.bench.speed import Models, Rows, make_row
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.json_reader import parse_json
 from moe_edge.engine.load import load_engine
 from moe_edge.loadtest.against_url import body_of
 from moe_edge.loadtest.http_client import Client, message_of, parse_url
-from moe_edge.studies.live import CACHE, KEEP_ALL
-from moe_edge.studies.rounds import interleave
 from moe_edge.studies.speed.serving import ServingSettings
 from moe_edge.studies.speed.serving_loop import driver_of, same_requests, serve_all
-from moe_edge.studies.speed.suite import Models, Rows, make_row
 
 SERVE = "moe_edge.commands.main", "serve"
 PLAIN_BAR, STREAMED_BAR = 1.05, 1.10

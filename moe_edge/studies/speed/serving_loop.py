@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.bench.rounds import interleave, round_order, seconds_of
+from moe_edge.bench.speed import MS, Models, Rows, make_row
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import generate
@@ -23,9 +25,7 @@ from moe_edge.schedule.policy import get_scheduler
 from moe_edge.serve.driver import Driver, RowRequest
 from moe_edge.serve.options import ServingOptions, make_driver
 from moe_edge.simulate.goodput import goodput
-from moe_edge.studies.rounds import interleave, round_order, seconds_of
 from moe_edge.studies.speed.serving import FLOOR_SHARES, ServingSettings
-from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
 from moe_edge.workload.requests import Lengths
 
 # Prompt and answer of requests that come together, in tokens.

@@ -7,6 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from moe_edge.bench.rounds import interleave, seconds_of
+from moe_edge.bench.speed import MS, Models, Rows, make_row
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.slot_programs import SlotPrograms
 from moe_edge.engine.slot_rows import Row
@@ -17,9 +19,7 @@ from moe_edge.model.sampling import Sampling
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import SCHEDULERS, get_scheduler
 from moe_edge.schedule.token_job import TokenJob
-from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed.serving import FLOOR_SHARES, ServingSettings
-from moe_edge.studies.speed.suite import MS, Models, Rows, make_row
 
 WAITING, LEVELS = 1000, 32
 PICKS = 500  # a round

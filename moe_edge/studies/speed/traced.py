@@ -18,6 +18,9 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.rounds import interleave, seconds_of
+from moe_edge.bench.speed import MS, Rows, SuiteSettings, make_row, speed_study
 from moe_edge.convert.families import config_from_hf
 from moe_edge.core.checks import check_count, check_known
 from moe_edge.engine.base import Engine
@@ -26,8 +29,6 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights, load_weights, to_device
 from moe_edge.evaluate.texts import find_file
 from moe_edge.offload.store import HostStore, pin_records
-from moe_edge.studies.offloading import studied
-from moe_edge.studies.rounds import interleave, seconds_of
 from moe_edge.studies.speed import peers
 from moe_edge.studies.speed.decode import (
     PROMPT_TOKENS,
@@ -36,7 +37,6 @@ from moe_edge.studies.speed.decode import (
 )
 from moe_edge.studies.speed.models import olmoe_config
 from moe_edge.studies.speed.rates import device_bandwidth, link_rate
-from moe_edge.studies.speed.suite import MS, Rows, SuiteSettings, make_row, speed_study
 from moe_edge.studies.speed.traced_model import TracedReader, trace_choices
 from moe_edge.workload.trace_reader import read_trace
 

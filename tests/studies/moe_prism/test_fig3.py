@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import CapacityError, CheckpointError, ConfigError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.profile.run_profile import run_profile
@@ -12,7 +13,6 @@ from moe_edge.studies.moe_prism.fig3 import SPARSER, checks_of, explain
 from moe_edge.studies.moe_prism.sparsity import gated_noise, measure
 from moe_edge.studies.moe_prism.studies import FIG3 as STUDY
 from moe_edge.studies.moe_prism.studies import Fig3Settings
-from moe_edge.studies.study import run_study
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 NEURONS = 16

@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moe_edge.bench.quickstart.texts import BOOKS
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from moe_edge.metrics.schema import validate_entry
@@ -31,9 +34,6 @@ from moe_edge.studies.moe_prism.studies import (
     Table2Settings,
 )
 from moe_edge.studies.moe_prism.table2 import findings, ratios
-from moe_edge.studies.quickstart.texts import BOOKS
-from moe_edge.studies.registry import find
-from moe_edge.studies.study import run_study
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 from tests.support.tiny_models import GQA
 

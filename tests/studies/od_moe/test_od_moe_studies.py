@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.predict.accuracy import PredictionLog
@@ -24,7 +25,6 @@ from moe_edge.studies.od_moe.studies import (
     Table1Settings,
 )
 from moe_edge.studies.od_moe.table1 import ANY, NEXT, PRECISION, Judged
-from moe_edge.studies.study import run_study
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 ONE = np.array([[[0, 1]], [[2, 3]]])  # two steps of one layer

@@ -2,6 +2,7 @@
 
 import pytest
 
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.od_moe import table2_runs
@@ -15,7 +16,6 @@ from moe_edge.studies.od_moe.table2 import (
     peers,
 )
 from moe_edge.studies.od_moe.table2_entry import Measured, Text, checks
-from moe_edge.studies.study import run_study
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 AT = (16, 64)

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.studies.prism.patterns import Usage, facts_of, read_usage
-from moe_edge.studies.registry import find
-from moe_edge.studies.study import run_study
 
 COUNTS = {
     ("code", 0): [50, 20, 20, 10, 0, 0, 0, 0],

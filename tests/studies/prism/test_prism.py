@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.simulate.cluster.build import build_scenario
@@ -29,8 +31,6 @@ from moe_edge.studies.prism.served import (
 )
 from moe_edge.studies.prism.table1 import TABLE_1
 from moe_edge.studies.prism.table2 import TABLE_2, overloaded, targets
-from moe_edge.studies.registry import find
-from moe_edge.studies.study import run_study
 
 
 def served(**seconds) -> MethodRuns:

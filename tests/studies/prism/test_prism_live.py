@@ -6,15 +6,15 @@ import json
 import numpy as np
 import pytest
 
+from moe_edge.bench.live import read_lines, token_times_s
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.metrics.schema import check_answer, validate_entry
-from moe_edge.studies.live import read_lines, token_times_s
 from moe_edge.studies.prism import live_seeds, table1_live_entry
 from moe_edge.studies.prism.fig5_live import Layers
 from moe_edge.studies.prism.live_shares import queued_s
 from moe_edge.studies.prism.live_tokens import local_by_request, read_tokens
-from moe_edge.studies.registry import find
-from moe_edge.studies.study import run_study
 from moe_edge.workload.cluster_run import TableChange, write_migrations
 from moe_edge.workload.trace_writer import write_trace
 from tests.support.cluster_runs import cluster_trace

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.place.ranks import RANKED, rank_frequencies, ranks_folder, read_ranks
 from moe_edge.studies.prism.ranks import Calls, RankSettings
-from moe_edge.studies.registry import find
-from moe_edge.studies.study import run_study
 from tests.studies.prism.test_patterns import write_counts
 
 DOMAINS = ("a", "b")

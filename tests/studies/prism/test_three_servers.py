@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.studies.prism import live_seeds, three_servers
 from moe_edge.studies.prism.live_shares import time_shares
 from moe_edge.studies.prism.served import EPLB, OPTIMUM, OURS
-from moe_edge.studies.registry import find
-from moe_edge.studies.study import run_study
 
 STUDY = find("prism_three_servers")
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from moe_edge.bench import live
 from moe_edge.core.checks import ConfigError, MoeEdgeError
-from moe_edge.studies import live
 from moe_edge.studies.speed import cluster, cluster_live
 from moe_edge.studies.speed.cluster import ClusterSettings, cluster_rows
 from moe_edge.studies.speed.models import olmoe_config

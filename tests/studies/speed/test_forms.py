@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moe_edge.bench.speed import SuiteSettings
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.studies.speed import forms
-from moe_edge.studies.speed.suite import SuiteSettings
 
 
 def test_rows_compare_the_same_experts_of_the_same_tokens(monkeypatch):

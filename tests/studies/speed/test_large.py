@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
+from moe_edge.bench.speed import SuiteSettings
 from moe_edge.core.checks import CapacityError
 from moe_edge.studies.speed import large, models
-from moe_edge.studies.speed.suite import SuiteSettings
 
 
 @pytest.fixture

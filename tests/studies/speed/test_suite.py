@@ -7,6 +7,14 @@ import os
 import numpy as np
 import pytest
 
+from moe_edge.bench.speed import (
+    SuiteSettings,
+    answer_of,
+    describe_models,
+    make_row,
+    speed_study,
+)
+from moe_edge.bench.study import run_study
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.core.process import alone
@@ -14,14 +22,6 @@ from moe_edge.engine.generate import Generation
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.model.quantised import KINDS
 from moe_edge.studies.speed import convert, decode, models
-from moe_edge.studies.speed.suite import (
-    SuiteSettings,
-    answer_of,
-    describe_models,
-    make_row,
-    speed_study,
-)
-from moe_edge.studies.study import run_study
 
 TINY = models.olmoe_config(2, "bfloat16", experts=9, hidden=48, heads=3) | {
     "vocab_size": 61,

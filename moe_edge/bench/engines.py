@@ -1,0 +1,187 @@
+"""Engines of a study: one checkpoint, one store, one set of compiled programs.
+
+A study compares dozens of policies. All their engines share weights, store and, for
+equal shapes, programs; slots, cache, queue and predictor are each engine's own.
+"""
+
+import dataclasses
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from moe_edge.bench.study import weights_of
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.process import alone
+from moe_edge.engine.generate import generate
+from moe_edge.engine.inline import is_inline
+from moe_edge.engine.layer_programs import LayerPrograms
+from moe_edge.engine.layered import LayeredEngine
+from moe_edge.engine.load import load_engine
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import assemble
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.shadow import ShadowEngine, make_shadow
+from moe_edge.engine.weights import Weights
+from moe_edge.model.quantised import bytes_per_weight
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.store import HostStore
+from moe_edge.predict.base import get_predictor
+
+# A run takes one of two times, 1 or 1.45, by the cores that the system gives JAX's
+# thread and the kernels' on a machine of two: a median of few is either.
+LAYER_RUNS = 20
+
+
+def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, Any]:
+    """`model` of a results entry.
+
+    Parameters come from the bytes on the device, where vectors are widened: they are a
+    few too many.
+    """
+    kind, params = weights.config.moe.expert_kind, 0
+    if kind is not None:
+        experts, dtype = jax.tree.leaves(weights.experts), weights.top["embed"].dtype
+        weights = dataclasses.replace(weights, experts=())
+        params = int(sum(array.nbytes for array in experts) / bytes_per_weight(kind))
+    narrow = dtype in ("bfloat16", "uint16")
+    return {
+        "name": checkpoint,
+        "params": params + weights.num_bytes // (2 if narrow else 4),
+        "weights": weights_of(checkpoint),
+    }
+
+
+class Bench:
+    """A checkpoint, resident and with its experts in a host store.
+
+    Attributes:
+      tokenizer: of the checkpoint; None if it was not asked for.
+      resident: engine with all weights on the device.
+      store: the experts on the host.
+      model: `model` of a results entry.
+    """
+
+    def __init__(self, checkpoint: str | Path, with_tokenizer: bool = True):
+        self.checkpoint = checkpoint
+        loaded = load_engine(checkpoint, with_tokenizer=with_tokenizer)
+        self.tokenizer, self.resident = loaded.tokenizer, loaded.engine
+        self.store = HostStore(open_checkpoint(checkpoint))
+        weights = self.resident.weights
+        empty = (None,) * len(weights.experts)
+        self.weights = dataclasses.replace(weights, experts=empty)
+        self.config = weights.config
+        self.model = describe_model(loaded.name, weights, loaded.dtype)
+        self._programs: LayerPrograms | None = None
+        self._engines: list[LayeredEngine] = []
+        self._shadows: dict[str, ShadowEngine] = {}
+
+    def __enter__(self) -> "Bench":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for engine in self._engines:
+            engine.close()
+
+    def engine(
+        self, options: OffloadOptions, batch: int = 1, with_trace: bool = False
+    ) -> LayeredEngine:
+        """An offloaded engine as `make_offloaded` would build it, on shared parts.
+
+        Args:
+          options: of mode `layered`, from host memory.
+          batch: sequences whose KV cache an absolute budget leaves room for.
+          with_trace: keep every lookup, with all scores, in `engine.trace`.
+        """
+        engine = assemble(
+            options,
+            self.weights,
+            self.store,
+            batch=batch,
+            capacity=self.config.max_positions,
+            with_trace=with_trace,
+            programs=self._programs,
+            shadow=self._shadow(options),
+        )
+        self._programs = engine.programs
+        self._engines.append(engine)
+        return engine
+
+    def _shadow(self, options: OffloadOptions) -> ShadowEngine | None:
+        """The shadow that a predictor needs: one of each precision for all engines."""
+        if not options.has_shadow:
+            return None
+        predictor = get_predictor(options.predictor, **options.predictor_options)
+        return self.shadow(predictor.precision)
+
+    def shadow(self, precision: str) -> ShadowEngine:
+        """The model's shadow of a precision."""
+        if precision not in self._shadows:
+            shadow = make_shadow(self.resident.weights, precision)
+            self._shadows[precision] = shadow
+        return self._shadows[precision]
+
+    def num_compiled(self) -> int:
+        """Programs compiled so far, of all engines."""
+        shared = 0 if self._programs is None else self._programs.num_compiled()
+        shadows = sum(shadow.num_compiled() for shadow in self._shadows.values())
+        return shared + shadows + self.resident.num_compiled()
+
+    @functools.cached_property
+    def by_layer(self) -> ResidentEngine:
+        """The resident engine of one layer a program: the host sees where each ends."""
+        return ResidentEngine(self.resident.weights, layers_per_program=1)
+
+    def layer_seconds(self, prompts, new_tokens: int) -> float:
+        """`time_layer` of the resident engine.
+
+        Where programs of this process are inline, in which a resident engine begins no
+        step ahead, it is measured in another one: links are named by what users have.
+        """
+        if is_inline():
+            return alone(load_and_time_layer, self.checkpoint, prompts, new_tokens)
+        return time_layer(self.by_layer, prompts, new_tokens)
+
+    def standard_link(
+        self, layer_s: float, factor: float, latency_s: float
+    ) -> EmulatedLink:
+        """An expert's bytes take `factor` layers of compute, plus the latency."""
+        return EmulatedLink(self.store.block_bytes / (factor * layer_s), latency_s)
+
+
+def load_and_time_layer(checkpoint: str | Path, prompts, new_tokens: int) -> float:
+    """`time_layer` of a checkpoint's resident engine."""
+    loaded = load_engine(checkpoint, with_tokenizer=False, layers_per_program=1)
+    return time_layer(loaded.engine, prompts, new_tokens)
+
+
+def time_layer(by_layer: ResidentEngine, prompts, new_tokens: int) -> float:
+    """Seconds of one layer of a decode step, batch 1: the lower quartile of some runs.
+
+    Embedding and head are counted in, as shares of the layers, which are programs
+    of their own as in the offloading engines.
+    """
+    steps_s = []
+    for prompt in itertools.islice(itertools.cycle(prompts), 1 + LAYER_RUNS):
+        run = generate(by_layer, [prompt], new_tokens)
+        steps_s.append(run.decode_s / run.steps)
+    steps_s = steps_s[1:]  # 0: compilation
+    return float(np.quantile(steps_s, 0.25)) / by_layer.config.num_layers
+
+
+def record_history(resident: ResidentEngine, prompts, new_tokens: int) -> list[dict]:
+    """What every layer chose for each prompt and its continuation, as
+    `PredictorRun.learn` takes it."""
+    sequences = []
+    for prompt in prompts:
+        found: dict[int, list] = {}
+
+        def note(layer, routing, found=found):
+            found.setdefault(layer, []).append(np.asarray(routing.ids_TK))
+
+        generate(resident, [prompt], new_tokens, on_routing=note)
+        sequences.append({layer: np.concatenate(ids) for layer, ids in found.items()})
+    return sequences

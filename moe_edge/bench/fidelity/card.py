@@ -1,0 +1,264 @@
+"""What lossy options change, per model and measured: a fidelity card.
+
+Every option is compared with the unmodified resident model on the same forced tokens
+of the same batches, next to two controls: the lossless offloaded engine, which must
+agree in every bit, and half the experts, which puts the numbers in scale.
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moe_edge.bench.engines import describe_model
+from moe_edge.bench.fidelity import quantised
+from moe_edge.bench.fidelity.rows import forced_rows
+from moe_edge.bench.fidelity.study import (
+    FidelitySettings,
+    reference_of,
+)
+from moe_edge.bench.study import Findings
+from moe_edge.engine.load import Loaded, load_engine
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.evaluate.agreement import INTERVALS, RuleTally, compare, rule_of
+from moe_edge.evaluate.fidelity import SwitchEngine, card, lossy_routes
+from moe_edge.evaluate.stepwise import score_batches
+from moe_edge.evaluate.texts import sha256_of
+from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.metrics.results import interval_metric, metric
+from moe_edge.route.base import ROUTES, Route, get_route
+
+LIMITS = (
+    "Teacher-forced: each prediction is made on the text itself, so differences do not "
+    "grow along a text as they would in free generation.",
+    "Every row's prompt is prefilled, which is lossless in every mode.",
+    "One model and one text: tolerance to substitution differs between models, so no "
+    "value of a is safe for another.",
+    "Agreement's interval takes tokens as independent (Wilson); that of the perplexity "
+    "ratio resamples blocks of 32 tokens (bootstrap of paired differences).",
+    "Rule `replaced` keeps the sum of a token's weights, so renormalising changes "
+    "nothing there.",
+)
+Cards = Sequence[Mapping[str, Any]]
+# What the lines of `_print_card` say.
+HEAD = """\
+budget, batch and option; agreement: share of tokens that the option and the full model
+find likeliest alike; perplexity: as a multiple of the full model's; changed: share of
+expert choices; hit ratio: share of the experts used that were on the device"""
+
+
+def grid_of(settings: FidelitySettings) -> list[Route]:
+    """The lossy routes that are measured."""
+    base, given = settings.base, (settings.a_values, settings.thresholds)
+    grid = lossy_routes(*given, settings.bonuses)
+    if not base.lossless:
+        own = get_route(base.route, **base.route_options)
+        grid += [own] if own not in grid else []
+    return grid
+
+
+def run(settings: FidelitySettings) -> Findings:
+    """Measures every lossy option of a model, or what quantising it did."""
+    reference = reference_of(settings)
+    if reference is not None:
+        return quantised.run(settings, reference)
+    loaded = load_engine(settings.checkpoint)
+    forced, seed = forced_rows(settings, loaded.tokenizer), settings.seed
+    resident, top_k = loaded.engine, loaded.engine.config.moe.top_k
+    half = resident.at_k(max(1, top_k // 2))
+    references, cards, tally = {}, [], RuleTally()
+    for batch in settings.batch_sizes:
+        references[batch] = score_batches(resident, forced, batch)
+        found = compare(score_batches(half, forced, batch), references[batch], seed)
+        name = f"{half.config.moe.top_k} of {top_k} experts"
+        cards.append({"option": name, "control": True, "batch": batch, **vars(found)})
+    size = settings.prompt_tokens + settings.forced_tokens
+    print(HEAD, flush=True)
+    for budget, options in settings.offloads.items():
+        switch = SwitchEngine(
+            settings.checkpoint,
+            options,
+            batch=max(settings.batch_sizes),
+            capacity=size,
+        )
+        for batch in settings.batch_sizes:
+            for route in [get_route("topk"), *grid_of(settings)]:
+                run = switch.run(route, forced, batch)
+                found = card(route, switch, run, references[batch])
+                found |= {"batch": batch, "device_memory": budget}
+                found["control"] = route.name == "topk"
+                cards.append(found)
+                _print_card(found)
+                if has_rules(found):
+                    tally.add(found, run, references[batch])
+        switch.close()
+    return findings(cards, tally.verdict(seed), loaded, settings)
+
+
+def _print_card(found: Mapping[str, Any]) -> None:
+    print(
+        f"{found['device_memory']:>6} batch {found['batch']}  {name_of(found):<36} "
+        f"agreement {found['agreement']:.3f}, "
+        f"perplexity x{found['perplexity_ratio']:.4f}, "
+        f"changed {100 * found['changed_ratio']:.1f} %, "
+        f"hit ratio {found['hit_ratio']:.3f}",
+        flush=True,
+    )
+
+
+def has_rules(found: Mapping[str, Any]) -> bool:
+    """Whether a card is of a route that compares rules for the weights."""
+    return "weights" in found
+
+
+def name_of(found: Mapping[str, Any]) -> str:
+    """The option of a card in words."""
+    if has_rules(found):
+        strength = ROUTES[found["option"]].strength
+        return f"{found['option']} {strength}={found[strength]:g}, {rule_of(found)}"
+    if found["option"] == "drop":
+        rule = "renormalised" if found["renormalise"] else "as they are"
+        return f"drop below {found['threshold']:g}, {rule}"
+    if found["option"] == "prefer":
+        return f"prefer by a bonus of {found['bonus']:g}"
+    return "lossless offloading" if found["option"] == "topk" else found["option"]
+
+
+def findings(
+    cards: Cards, verdict, loaded: Loaded, settings: FidelitySettings
+) -> Findings:
+    """The entry of all cards; `verdict` is about the weight rules, None without any."""
+    source = f"{settings.path.parent.name}/{settings.path.name}"
+    budgets, half = list(settings.offloads), cards[0]
+    middle = budgets[len(budgets) // 2]
+    shown = [
+        found
+        for found in cards
+        if found["control"]
+        or found["device_memory"] == middle
+        and (not has_rules(found) or rule_of(found) == verdict["best"])
+    ]
+    curve = [
+        found for found in shown if has_rules(found) and found["batch"] == half["batch"]
+    ]
+    ends = curve[:: max(1, len(curve) - 1)]
+    details = [f"Measured on {source}, batch {half['batch']}."]
+    if verdict is not None and len(verdict["rules"]) > 1:
+        clear = "clearly" if verdict["clear"] else "within the noise"
+        details.append(f"Weight rule that stays closest, {clear}: {verdict['best']}.")
+    sizes = ("rows", "prompt_tokens", "forced_tokens")
+    title = f"{settings.checkpoint}: fidelity"
+    return Findings(
+        answer=f"With {middle} of the experts' bytes: "
+        + ("; ".join(f"a={c['a']:g} {_agrees(c)}" for c in ends) or "no substitution")
+        + f"; in scale, {half['option']} {_agrees(half)}.",
+        details=details,
+        model=describe_model(settings.checkpoint, loaded.engine.weights, loaded.dtype),
+        workload={
+            "text": {"source": source, "sha256": sha256_of(settings.path)},
+            **{name: getattr(settings, name) for name in sizes},
+            "device_memory": budgets,
+            "batch_sizes": list(settings.batch_sizes),
+            "eviction": settings.base.eviction,
+            "predictor": settings.base.predictor,
+        },
+        metrics=[*_rule_rows(verdict), *(row for c in shown for row in _card_rows(c))],
+        limits=LIMITS,
+        seeds=[settings.seed],
+        baselines=["resident model", "lossless offloading", "half the experts"],
+        checks=_control_checks(cards, settings.base),
+        plot=lambda path: plot(path, cards, title=title),
+        files={"cards.json": json.dumps(cards, indent=1) + "\n"},
+        summary={"cards": cards, "weight_rule": verdict},
+    )
+
+
+def _agrees(found: Mapping[str, Any]) -> str:
+    return (
+        f"agrees on {100 * found['agreement']:.1f} % of tokens, perplexity "
+        f"x{found['perplexity_ratio']:.3f}"
+    )
+
+
+def _rule_rows(verdict: Mapping[str, Any] | None) -> list[dict]:
+    """How the weight rules compare over all settings."""
+    measures = {
+        "moved_nats": ("mean size of change", "nats"),
+        "agreement": ("mean agreement", "1"),
+        "perplexity_ratio": ("mean perplexity ratio", "1"),
+    }
+    return [
+        metric(
+            f"weight rule {rule}, all settings", name, means[key], unit,
+            means["settings"],
+        )
+        for rule, means in (verdict["rules"] if verdict else {}).items()
+        for key, (name, unit) in measures.items()
+    ]  # fmt: skip
+
+
+def _card_rows(found: Mapping[str, Any]) -> list[dict]:
+    """What a card says of fidelity and of the slots; all cards are in cards.json."""
+    where = f"{found['device_memory']}, " if "device_memory" in found else ""
+    what = f"{where}batch {found['batch']}: {name_of(found)}"
+    rows = [
+        interval_metric(
+            what, key.replace("_", " "), found[key], found[interval], found["tokens"]
+        )
+        for key, interval in INTERVALS.items()
+    ]
+    if "hit_ratio" in found:
+        rows.append(metric(what, "hit ratio", found["hit_ratio"], "1", found["tokens"]))
+    return rows
+
+
+def _control_checks(cards: Cards, base: OffloadOptions) -> dict[str, bool]:
+    """The lossless control; what the host computes is summed in another order."""
+    error = 0.0 if base.assist is None else 1e-4
+    within = "exactly 1" if error == 0 else f"1 within {error:g}"
+    return {
+        f"lossless offloading agrees on every token, perplexity ratio {within}": all(
+            card["agreement"] == 1 and abs(card["perplexity_ratio"] - 1) <= error
+            for card in cards
+            if card["option"] == "topk"
+        )
+    }
+
+
+def plot(path: Path, cards: Cards, *, title: str) -> None:
+    """Agreement and perplexity ratio over a (or threshold), one column a budget."""
+    half = next(card for card in cards if card["control"])
+    lossy = [card for card in cards if not card["control"]]
+    budgets = list(dict.fromkeys(card["device_memory"] for card in lossy))
+    kinds = list(dict.fromkeys(card["option"] for card in lossy))
+    kinds = [kind for kind in kinds if kind in ROUTES and ROUTES[kind].strength]
+    panels = []
+    for kind, key, budget in itertools.product(kinds, INTERVALS, budgets):
+        here = [c for c in lossy if (c["option"], c["device_memory"]) == (kind, budget)]
+        strength = ROUTES[kind].strength
+        x = sorted({c[strength] for c in here})
+        series: dict[str, np.ndarray] = {}
+        spreads: dict[str, np.ndarray] = {}
+        for found in here:
+            weights = found.get("weights", kind)
+            rule = rule_of({"weights": weights, **found})
+            label = f"{rule}, batch {found['batch']}"
+            at, value = x.index(found[strength]), found[key]
+            series.setdefault(label, np.full(len(x), np.nan))[at] = value
+            low, high = found[INTERVALS[key]]
+            spread = np.maximum((value - low, high - value), 0)
+            spreads.setdefault(label, np.full((2, len(x)), np.nan))[:, at] = spread
+        panel = Panel(
+            f"{kind}, {budget} of the experts' bytes",
+            key.replace("_", " "),
+            x,
+            series,
+            spreads,
+            x_label=strength,
+            level=(half["option"], half[key]),
+        )
+        panels.append(panel)
+    draw_panels(path, panels, title=title, columns=len(budgets), share_y=True)

@@ -1,0 +1,186 @@
+"""The fidelity card as a study: what is compared, on which text."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.quickstart.texts import BOOKS
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES, Rules, StudySettings
+from moe_edge.bench.study import Study
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.engine.load import check_checkpoint
+from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
+from moe_edge.evaluate.texts import find_file, read_text
+from moe_edge.model.quantised import BLOCK_BYTES
+from moe_edge.route.drop import DropAbsent
+from moe_edge.route.prefer import Prefer
+
+# Serial transfers and no prefetching: what is resident is then the same in every run.
+BASE = studied(eviction="smoe_score", asynchronous=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForcedText(StudySettings):
+    """A model, and pieces of a text on which its routes are compared.
+
+    Attributes:
+      checkpoint: folder (Hugging Face's or ours), GGUF file, or `default`, the model in
+        the package.
+      text: UTF-8 file; None: the packaged held-out book.
+      rows: pieces of the text; each has `prompt_tokens` that are prefilled and
+        `forced_tokens` that are decoded and scored.
+      data_dir: where a relative text is looked up too.
+      seed: of the bootstrap.
+      offload: policies but for the route (default: score-based eviction, serial, no
+        prefetching).
+    """
+
+    checkpoint: str = "default"
+    text: str | None = None
+    rows: int = 6
+    prompt_tokens: int = 64
+    forced_tokens: int = 192
+    data_dir: str | None = None
+    seed: int = 0
+    offload: OffloadOptions | None = None
+
+    @property
+    def base(self) -> OffloadOptions:
+        """The options that the lossy ones are added to."""
+        return self.offload or BASE
+
+    @property
+    def path(self) -> Path:
+        """Of the text."""
+        return BOOKS if self.text is None else Path(find_file(self.text, self.data_dir))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FidelitySettings(ForcedText):
+    """What is measured; `ForcedText` names the rest. A lossy route of `offload` too.
+
+    Attributes:
+      device_memory: budgets, separated by commas, each a share of the experts' bytes
+        (`25%`) or a size that also holds the dense weights, the KV cache and staging.
+      batch_sizes: rows decoded together.
+      a_values: of substitution.
+      thresholds: of dropping.
+      bonuses: of preferring what is resident.
+      reference: another checkpoint that this one is measured against, both resident,
+        and no lossy option (default: what a quantised one was made from; else none).
+    """
+
+    rules: ClassVar[Rules] = RULES | {
+        "device_memory": lambda name, value: None,  # several: `offloads` checks each
+        "thresholds": lambda name, value: DropAbsent(value),
+        "bonuses": lambda name, value: Prefer(value),
+    }
+
+    device_memory: str = "15%,25%,50%"
+    batch_sizes: Sequence[int] = (1, 3)
+    a_values: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
+    thresholds: Sequence[float] = (0.05, 0.1, 0.15, 0.25)
+    bonuses: Sequence[float] = (0.2, 0.5, 0.8)
+    reference: str | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        _ = self.offloads  # refuse its values
+
+    @property
+    def offloads(self) -> dict[str, OffloadOptions]:
+        """`base` under every budget."""
+        budgets = [part.strip() for part in self.device_memory.split(",")]
+        return {budget: resolve_offload(budget, self.base) for budget in budgets}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantisedSettings(ForcedText):
+    """Several ways to quantise the experts of one checkpoint, each measured against it.
+
+    Attributes:
+      kinds: of `moe-edge convert --expert_dtype`, each once.
+      device_memory: of the offloaded engine that must give the resident one's bits, a
+        share of the experts' bytes or a size, as everywhere.
+      batch_sizes: rows decoded together.
+    """
+
+    rules: ClassVar[Rules] = RULES | {
+        "kinds": lambda name, value: check_known(name, value, BLOCK_BYTES)
+    }
+
+    kinds: Sequence[str] = ("q8_0", "q4_0")
+    device_memory: str = "25%"
+    batch_sizes: Sequence[int] = (1, 3)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if len(set(self.kinds)) < len(self.kinds):
+            raise ConfigError(f"kinds are {self.kinds}, expected each once")
+        if not self.budget.lossless:
+            raise ConfigError(
+                f"route {self.base.route} is lossy, expected a lossless one: the "
+                "offloaded engine must give the resident one's bits"
+            )
+
+    @property
+    def budget(self) -> OffloadOptions:
+        """`base` under `device_memory`."""
+        return resolve_offload(self.device_memory, self.base)
+
+
+def reference_of(settings: FidelitySettings) -> str | None:
+    """The checkpoint to measure against; None: the same one, options apart.
+
+    Raises:
+      ConfigError: a quantised checkpoint whose source is not there.
+    """
+    if settings.reference is not None:
+        return settings.reference
+    reader = open_checkpoint(settings.checkpoint)
+    if reader.layout.kind is None:
+        return None
+    source = reader.hf_source if reader.config.moe.sub_experts == 1 else None
+    if source is None or not Path(source).is_dir():
+        raise ConfigError(
+            f"{settings.checkpoint} has {reader.layout.kind} experts, and what it was "
+            f"made from is not there ({source}); name it with --reference"
+        )
+    return source
+
+
+def check(settings: FidelitySettings) -> None:
+    """Refuses a text, a checkpoint or budgets that cannot be used."""
+    read_text(settings.path)
+    reference = reference_of(settings)
+    if reference is not None:
+        check_checkpoint(reference)
+    for options in settings.offloads.values():
+        check_checkpoint(settings.checkpoint, offload=options, **room_of(settings))
+
+
+def room_of(settings: FidelitySettings | QuantisedSettings) -> dict[str, int]:
+    """Rows and tokens whose KV cache an absolute budget must hold."""
+    longest = settings.prompt_tokens + settings.forced_tokens
+    return {"batch": max(settings.batch_sizes), "capacity": longest}
+
+
+FIDELITY = Study(
+    name="fidelity_default",
+    question="How much do the lossy options change what a model says?",
+    settings=FidelitySettings,
+    measure=later("bench.fidelity.card.run"),
+    check=check,
+)
+QUANTISED = Study(
+    name="fidelity_quantised",
+    question="How much does quantising the experts change what a model says?",
+    settings=QuantisedSettings,
+    measure=later("bench.fidelity.quantised.run_kinds"),
+    check=later("bench.fidelity.quantised.check_kinds"),
+)
+STUDIES = {study.name: study for study in (FIDELITY, QUANTISED)}

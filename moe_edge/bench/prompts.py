@@ -1,0 +1,146 @@
+"""Real prompts for studies, all of one length, and what they came from."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from moe_edge.bench.quickstart.texts import BOOKS
+from moe_edge.bench.settings import StudySettings
+from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.core.checks import RequestError
+from moe_edge.engine.load import check_checkpoint
+from moe_edge.engine.prompts import read_prompts
+from moe_edge.evaluate.texts import find_file, read_text, sha256_of
+
+PIECE = 1 << 14  # characters of a text that are tokenised at once
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptSettings(StudySettings):
+    """A study that runs a model on real prompts.
+
+    Attributes:
+      checkpoint: path or `default`.
+      data_dir: where `sources` are looked up; without it prompts come from the packaged
+        held-out text.
+      sources: prompt files (`.jsonl` with `prompt`, or plain text), used in turn.
+      rounds: measured repetitions, each with prompts of its own.
+      prompt_tokens, new_tokens: of each sequence.
+    """
+
+    checkpoint: str = "default"
+    data_dir: str | None = None
+    sources: Sequence[str] = (
+        "prompts/gsm8k.jsonl",
+        "mcq/boolq.jsonl",
+        "prompts/gaokao_english_reading.jsonl",
+    )
+    rounds: int = 3
+    prompt_tokens: int = 40
+    new_tokens: int = 24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkSettings(PromptSettings):
+    """A study over an emulated link; `PromptSettings` names the rest.
+
+    Attributes:
+      link_factor: time of an expert's bytes on the link, in layers of resident
+        compute; `link_latency_s` comes on top.
+    """
+
+    link_factor: float = 2.0
+    link_latency_s: float = 50e-6
+
+
+def check_inputs(settings: PromptSettings) -> None:
+    """Refuses a checkpoint (CheckpointError) or prompt files (OSError) that cannot be
+    read, before weights are."""
+    check_checkpoint(settings.checkpoint)
+    prompt_files(settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptPool:
+    """Token rows of one length, handed out in order; no row is given twice.
+
+    Attributes:
+      rows: token ids.
+      sources: {path, sha256} of every file read.
+    """
+
+    rows: Sequence[list[int]]
+    sources: Sequence[dict[str, str]]
+
+    def batches(self, sizes: Sequence[int]) -> list[list[list[int]]]:
+        """As many rows as each size says, in order."""
+        rows = iter(self.rows)
+        return [list(itertools.islice(rows, size)) for size in sizes]
+
+
+def prompt_files(settings: PromptSettings) -> list[Path]:
+    """The files that prompts come from. Raises OSError for one that does not exist."""
+    if settings.data_dir is None:
+        return [BOOKS]
+    paths = [Path(find_file(name, settings.data_dir)) for name in settings.sources]
+    for path in paths:
+        with path.open("rb"):
+            pass
+    return paths
+
+
+def make_pool(
+    settings: PromptSettings,
+    tokenizer: Tokenizer,
+    count: int,
+    tokens: int,
+    *,
+    at_most: bool = False,
+) -> PromptPool:
+    """`count` rows of exactly `tokens` tokens, from all files in turn.
+
+    A row is the beginning of a prompt that is long enough, or a piece of a text.
+
+    Args:
+      at_most: as many as there are will do.
+
+    Raises:
+      RequestError: the files do not hold so many.
+      OSError: a file cannot be read.
+    """
+    paths = prompt_files(settings)
+    turns = itertools.zip_longest(*(_rows(path, tokenizer, tokens) for path in paths))
+    in_turn = (row for turn in turns for row in turn if row is not None)
+    rows = list(itertools.islice(in_turn, count))
+    if len(rows) < count and not at_most:
+        names = ", ".join(path.name for path in paths)
+        raise RequestError(
+            f"{names} hold {len(rows)} prompts of {tokens} tokens, {count} are needed; "
+            "give longer files, shorter prompts or fewer rounds"
+        )
+    sources = [{"path": _name(p, settings), "sha256": sha256_of(p)} for p in paths]
+    return PromptPool(rows, sources)
+
+
+def _name(path: Path, settings: PromptSettings) -> str:
+    """Without the folders above the data, which differ from machine to machine."""
+    if settings.data_dir and path.is_relative_to(settings.data_dir):
+        return path.relative_to(settings.data_dir).as_posix()
+    return path.name
+
+
+def _rows(path: Path, tokenizer: Tokenizer, tokens: int) -> Iterator[list[int]]:
+    if path.suffix == ".jsonl":
+        for prompt in read_prompts(path):
+            ids = tokenizer.encode(prompt.text, end=False)
+            if len(ids) >= tokens:
+                yield list(ids[:tokens])
+        return
+    text, left = read_text(path), []
+    for start in range(0, len(text), PIECE):
+        piece = text[start : start + PIECE]
+        left += tokenizer.encode(piece, begin=start == 0, end=False)
+        while len(left) >= tokens:
+            yield left[:tokens]
+            left = left[tokens:]

@@ -1,0 +1,132 @@
+"""What the entries of CoServe in computed time have in common."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.study import Findings
+from moe_edge.core.checks import check_known, check_positive
+from moe_edge.metrics.results import metric
+from moe_edge.papers.coserve.coe.case import CoeWork
+from moe_edge.papers.coserve.coe.machine import Machine
+from moe_edge.papers.coserve.coe.presets import PRESETS, SOURCE, get_preset
+from moe_edge.papers.coserve.schedule.coe_recipes import RECIPES
+from moe_edge.papers.coserve.simulate.coe_case import CoeCase
+from moe_edge.papers.coserve.workload.coe_tasks import DECAY, RECORD_BYTES, TASKS
+
+SAMBA, PAPER, OURS = "samba", "coserve", "affinity"
+SYSTEMS = ("samba", "samba_fifo", "samba_parallel")  # the paper's baselines
+OVER_SYSTEMS = "throughput over Samba-CoE's three systems"
+DISKS = {"one": "", "parallel": ", parallel loads"}  # how places are called
+SPREAD = "half range of seeds"
+REASON = (
+    "Costs of networks and loads are assumed (the paper gives disks and memory only), "
+    "and so are frequencies of components, of detectors, of damages. Compare ratios."
+)
+LIMITS = (
+    "Simulated: no network was computed and no file read. Deciding takes no time.",
+    "Loads do not overlap with the same executor's computing, under any policy.",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnTasks(StudySettings):
+    """What all these studies can be told.
+
+    Attributes:
+      seed, seeds: of boards and requests; rows are medians over them.
+      tasks: of the paper; decay: of the frequencies of components, in types.
+    """
+
+    rules = RULES | {
+        "machines": lambda name, value: check_known("machine", value, PRESETS),
+        "tasks": lambda name, value: check_known("task", value, TASKS),
+        "policies": lambda name, value: check_known("policy", value, RECIPES),
+        "disks": lambda name, value: check_known("disk", value, DISKS),
+        "decay": check_positive,
+        "decays": check_positive,
+    }
+    seed: int = 0
+    seeds: int = 5
+    tasks: Sequence[str] = tuple(TASKS)
+    decay: float = DECAY
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return list(range(self.seed, self.seed + self.seeds))
+
+    def cases(
+        self,
+        task: str,
+        preset: str,
+        machine: Machine,
+        decay: float | None = None,
+        **options: Any,
+    ) -> Iterator[CoeCase]:
+        """A task on a machine, for every seed.
+
+        Args:
+          preset: for whose networks the board is.
+          decay: another than that of the settings.
+          **options: of `CoeCase`.
+        """
+        work = CoeWork(task=task, decay=self.decay if decay is None else decay)
+        for seed in self.all_seeds:
+            yield CoeCase(*work.build(preset, seed), machine, **options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnMachines(OnTasks):
+    """As OnTasks, on machines and disks.
+
+    Attributes:
+      machines: presets.
+      disks: one, whose loads wait for each other; parallel: they do not.
+    """
+
+    machines: Sequence[str] = ("numa", "uma")
+    disks: Sequence[str] = tuple(DISKS)
+
+    def places(self) -> Mapping[str, tuple[str, Machine]]:
+        """How a machine with a disk is called -> its preset, and it."""
+        return {
+            name + DISKS[disk]: (
+                name,
+                dataclasses.replace(get_preset(name), one_disk=disk == "one"),
+            )
+            for name in self.machines
+            for disk in self.disks
+        }
+
+
+def simulated(settings: OnTasks, *, limits: Sequence[str] = (), **found) -> Findings:
+    """Findings of runs in computed time; `found`: further fields of them."""
+    return Findings(
+        model={
+            "name": ", ".join(RECORD_BYTES),
+            "params": {name: size // 4 for name, size in RECORD_BYTES.items()},
+            "weights": "none: sizes only",
+        },
+        workload={
+            "comparable": False,
+            "why_not_comparable": REASON,
+            **dataclasses.asdict(settings),
+            "hardware": SOURCE,
+        },
+        limits=[*LIMITS, *limits],
+        kind="simulated",
+        cost_model_source="preset",
+        seeds=settings.all_seeds,
+        **found,
+    )
+
+
+def median_row(
+    policy: str, name: str, found: Sequence[float], unit: str
+) -> dict[str, Any]:
+    """A metric: the median over seeds with half their range."""
+    spread = (SPREAD, float(np.ptp(found)) / 2)
+    return metric(policy, name, float(np.median(found)), unit, len(found), spread)

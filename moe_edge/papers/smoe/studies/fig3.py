@@ -1,0 +1,228 @@
+"""SMoE, figures 3 and 8: what an expert takes on the host, on the device, on the link.
+
+Experts of the paper's three models' shapes, with random weights: their time depends on
+bytes and shapes alone. Some take turns, so that weights come from memory, as in
+decoding. Device and link do all of them before anybody waits, and a time is the mean of
+one: a launch is not counted to each. The link is what blocks travel over to device
+slots; where the device is the CPU that is a copy in memory.
+"""
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.bench.rounds import interleave, median_metric, median_panel, seconds_of
+from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.core.checks import ConfigError
+from moe_edge.kernels import native
+from moe_edge.metrics.plots_panels import draw_panels
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.experts import run_experts
+from moe_edge.model.record import RecordLayout
+from moe_edge.offload.assist import HostExperts
+from moe_edge.offload.slots import make_slots
+from moe_edge.training.default_config import default_config
+
+HOST, DEVICE, LINK = "host", "device", "link"
+FORM = re.compile(r"(.+) ([0-9]+)/([0-9]+)")
+
+
+def parse_shape(text: str) -> tuple[str, int, int]:
+    """`name 2048/1408`: a model, its width and an expert's neurons.
+
+    Raises:
+      ConfigError: another form.
+    """
+    found = FORM.fullmatch(text)
+    if found is None or int(found[2]) % 8 or not int(found[2]) or not int(found[3]):
+        raise ConfigError(
+            f"shape is {text!r}, expected a name, a space and width/neurons such as "
+            "'deepseek-moe-16b 2048/1408', the width a multiple of 8"
+        )
+    return found[1], int(found[2]), int(found[3])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertSettings(StudySettings):
+    """The size of the study.
+
+    Attributes:
+      shapes: see `parse_shape`; weights are bfloat16.
+      tokens: of a call.
+      experts: that take turns; more than the caches hold.
+      repeats: measured calls of each.
+    """
+
+    rules = RULES | {"shapes": lambda name, value: parse_shape(value)}
+    shapes: Sequence[str] = (
+        "deepseek-moe-16b 2048/1408",
+        "XVERSE-MoE-A4.2B 2560/1728",
+        "Qwen2-57B-A14B 3584/2560",
+    )
+    tokens: Sequence[int] = (1, 2, 4, 8, 16)
+    experts: int = 16
+    repeats: int = 15
+    seed: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        names = [parse_shape(shape)[0] for shape in self.shapes]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"shapes are named {names}; give each a name of its own")
+        if self.experts < 2:
+            raise ConfigError(
+                f"experts is {self.experts}, expected 2 or more: they take turns, so "
+                "that weights come from memory"
+            )
+
+
+def run(settings: ExpertSettings) -> Findings:
+    """Measures all shapes."""
+    found = {}
+    for shape in settings.shapes:
+        name, width, neurons = parse_shape(shape)
+        found[name] = measure(width, neurons, settings)
+    return findings(found, settings)
+
+
+def measure(width: int, neurons: int, settings: ExpertSettings):
+    """Seconds by (what, tokens), one a repeat; the link's tokens are 0."""
+    config = default_config(d_model=width, expert_dim=neurons, head_dim=width // 8)
+    layout, rng = RecordLayout.of(config), np.random.default_rng(settings.seed)
+    record_R = rng.normal(0, 0.02, layout.size).astype(jnp.bfloat16).view(np.uint16)
+    records = [np.roll(record_R, n) for n in range(settings.experts)]
+    slots = make_slots(settings.experts, layout.size, records[0].dtype)
+    for n, record_R in enumerate(records):
+        slots.write(n, record_R)
+    on_host = HostExperts(config, records)
+    on_device, turns = _device_program(config), itertools.cycle(range(settings.experts))
+
+    def copy() -> None:
+        for number, record_R in enumerate(records):
+            slots.write(number, record_R)
+        jax.block_until_ready(slots.array)
+
+    calls: dict[tuple[str, int], Callable[[], None]] = {(LINK, 0): copy}
+    for tokens in settings.tokens:
+        x_TD = rng.normal(size=(tokens, width)).astype(np.float32)
+        routing = np.zeros((tokens, 1), np.int32), np.ones((tokens, 1), np.float32)
+
+        def host(x_TD=x_TD, routing=routing) -> None:
+            one = next(turns)
+            on_host.outputs([one], x_TD, routing[0] + one, routing[1])
+
+        def device(x_TD=jax.device_put(x_TD)) -> None:  # noqa: B008
+            on_device(x_TD, slots.array).block_until_ready()
+
+        calls |= {(HOST, tokens): host, (DEVICE, tokens): device}
+    timed = {key: functools.partial(seconds_of, call) for key, call in calls.items()}
+    found = interleave(timed, settings.repeats)
+    of_all = settings.experts
+    return {
+        (what, tokens): [one / (1 if what == HOST else of_all) for one in s]
+        for (what, tokens), s in found.items()
+    }
+
+
+def _device_program(config: ModelConfig):
+    """All experts in slots, one after another, of the same tokens."""
+    layout = RecordLayout.of(config)
+
+    def device(x_TD, slots_SR):
+        weights_T1 = jnp.ones((len(x_TD), 1), jnp.float32)
+
+        def run_one(number, y_TD):
+            ids_T1 = jnp.full((len(x_TD), 1), number, jnp.int32)
+            return y_TD + run_experts(x_TD, ids_T1, weights_T1, slots_SR, layout)
+
+        return jax.lax.fori_loop(0, len(slots_SR), run_one, jnp.zeros_like(x_TD))
+
+    return jax.jit(native.within(device))
+
+
+def findings(found, settings: ExpertSettings) -> Findings:
+    """The entry from the seconds by model."""
+    rows, details, ratios = [], [], {}
+    least, most = min(settings.tokens), max(settings.tokens)
+    for name, times in found.items():
+        for (what, tokens), s in times.items():
+            at = f", {tokens} tokens" if tokens else ""
+            rows.append(median_metric(name, f"{what}{at}", s, "ms", 1e3))
+        ms = {key: 1e3 * float(np.median(s)) for key, s in times.items()}
+        ratios[name] = ms[HOST, least] / ms[LINK, 0], ms[HOST, most] / ms[HOST, least]
+        details.append(
+            f"{name}: host {ms[HOST, least]:.2f} ms, device {ms[DEVICE, least]:.2f}, "
+            f"link {ms[LINK, 0]:.2f}."
+        )
+    backend = jax.default_backend()
+    loads, grows = zip(*ratios.values(), strict=True)
+    here = "the CPU, so its link is a copy in memory" if backend == "cpu" else backend
+    return Findings(
+        answer=f"An expert takes {min(loads):.2g} to {max(loads):.2g} of its load's "
+        f"time on the host (the device is {here}); {most} tokens take {min(grows):.1f} "
+        f"to {max(grows):.1f} times as long as {least}.",
+        details=[f"Tokens of a call: {least}.", *details],
+        model={"name": "single experts", "params": None, "weights": "random, bfloat16"},
+        workload=dataclasses.asdict(settings) | {"kernels": native.describe()},
+        metrics=rows,
+        limits=[
+            "Without a GPU host and device are the same cores and the link is a copy: "
+            "then only figure 8's host side can be compared with the paper.",
+        ],
+        kind="measured",
+        baselines=[],
+        checks={},
+        ours={name: list(pair) for name, pair in ratios.items()},
+        plot=lambda path: plot(path, found, settings),
+        summary={"host_over_load": dict(zip(ratios, loads, strict=True))},
+    )
+
+
+def plot(path, found, settings: ExpertSettings) -> None:
+    """Time by tokens, a panel a model; the link is a line."""
+    panels = []
+    for name, times in found.items():
+        panels.append(
+            median_panel(
+                name,
+                "ms",
+                list(settings.tokens),
+                {
+                    what: [times[what, tokens] for tokens in settings.tokens]
+                    for what in (HOST, DEVICE)
+                },
+                1e3,
+                x_label="tokens of a call",
+                level=("link", 1e3 * float(np.median(times[LINK, 0]))),
+                log=True,
+            )
+        )
+    draw_panels(
+        path, panels, title="One expert: host, device and link (half ranges)", columns=3
+    )
+
+
+STUDY = Study(
+    name="smoe_fig3",
+    question="What does an expert take on the host, on the device and on the link "
+    "(SMoE figs. 3, 8)?",
+    settings=ExpertSettings,
+    measure=run,
+    claim=Claim(
+        source="SMoE, sections III and V-A, figs. 3 and 8",
+        paper={
+            "fig. 3": "loading one to two orders of magnitude slower than the GPU, the "
+            "CPU one order",
+            "fig. 8": "CPU times are stable at low batch sizes",
+            "host over load": "a third with Qwen2-57B on an A6000",
+        },
+        why="The paper shows pictures, of GPUs on PCIe and eight cores.",
+    ),
+)

@@ -1,0 +1,113 @@
+"""A fidelity card of every option of a tiny model; bad input is refused."""
+
+import itertools
+import json
+
+import pytest
+
+from moe_edge.bench.fidelity.card import grid_of, plot
+from moe_edge.bench.fidelity.study import FIDELITY, FidelitySettings
+from moe_edge.bench.study import run_study
+from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.metrics.schema import validate_entry
+from tests.metrics.test_plots import png_size
+from tests.support.slow_cases import slow
+from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
+
+SMALL = {"rows": 2, "prompt_tokens": 6, "forced_tokens": 20, "batch_sizes": (2,)}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("card") / "tiny"))
+
+
+@pytest.mark.slow
+def test_study_writes_a_card_of_every_option(tiny, tmp_path, capsys):
+    (tmp_path / "t.txt").write_text(TEXT * 3)
+    settings = FidelitySettings(
+        checkpoint=tiny,
+        text="t.txt",
+        data_dir=str(tmp_path),
+        device_memory=" 25%",
+        offload=OffloadOptions(
+            route="substitute", route_options={"a": 0.5}, asynchronous=False
+        ),
+        a_values=(0.2,),
+        thresholds=(0.3,),
+        bonuses=(0.5,),
+        **SMALL,
+    )
+    summary = run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
+    cards = summary["cards"]
+    # Half the experts, lossless, 3 rules, own's a, 2 of dropping, 1 bonus.
+    assert len(cards) == 1 + 1 + 3 + 1 + 2 + 1
+    assert cards[0]["option"] == "1 of 2 experts" and cards[0]["perplexity_ratio"] != 1
+    assert {card["device_memory"] for card in cards[1:]} == {"25%"}
+    lossless = [card for card in cards if card["option"] == "topk"]
+    assert all(card["agreement"] == card["perplexity_ratio"] == 1 for card in lossless)
+    assert [c["a"] for c in cards if c["option"] == "substitute"].count(0.5) == 1
+    assert summary["weight_rule"]["best"] in summary["weight_rule"]["rules"]
+    result = validate_entry(tmp_path / "o")
+    assert list(result["checks"].values()) == [True]
+    assert len(result["workload"]["text"]["sha256"]) == 64
+    stored = json.loads((tmp_path / "o" / "cards.json").read_text())
+    assert [card["option"] for card in stored] == [card["option"] for card in cards]
+    names = {row["policy"] for row in result["metrics"]}
+    assert "batch 2: 1 of 2 experts" in names
+    assert any(name.startswith("25%, batch 2: substitute a=0.2") for name in names)
+    assert "25%, batch 2: prefer by a bonus of 0.5" in names
+    assert "lossless offloading" in capsys.readouterr().out
+
+
+def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
+    settings = FidelitySettings(checkpoint=tiny)
+    assert len(grid_of(settings)) == 3 * 6 + 2 * 4 + 3
+    assert run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"), dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"batch_sizes": ()}, ConfigError, r"batch_sizes is \(\), expected a list"),
+        ({"batch_sizes": (0,)}, ConfigError, "batch_sizes must be .* got 0"),
+        ({"a_values": (1.5,)}, ConfigError, "must lie in .0, 1., got 1.5"),
+        ({"bonuses": (-1,)}, ConfigError, "bonus must be a number from 0, got -1"),
+        ({"device_memory": "25%,x"}, ConfigError, "device memory 'x' is no budget"),
+        ({"rows": 10**6}, RequestError, "1000000 rows of 6 . 20 need 26000000"),
+    ],
+)
+def test_bad_input_is_refused(tiny, tmp_path, given, error, message):
+    with pytest.raises(error, match=message):
+        settings = FidelitySettings(**SMALL | {"checkpoint": tiny} | given)
+        run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
+    assert not (tmp_path / "o").exists()
+
+
+def cards_of(kinds):
+    """Half the experts, and lossy options at two budgets and batch sizes."""
+    found = {
+        "agreement": 0.9,
+        "agreement_interval95": (0.8, 0.95),
+        "perplexity_ratio": 1.1,
+        "ratio_interval95": (1.0, 1.2),
+    }
+    lossy = []
+    for budget, batch in itertools.product(("25%", "50%"), (1, 3)):
+        at = {"control": False, "batch": batch, "device_memory": budget, **found}
+        rule = {"weights": "own", "renormalise": True}
+        lossy += [{"option": "substitute", "a": a, **rule, **at} for a in (0.1, 0.2)]
+        rule = {"threshold": 0.1, "renormalise": False}
+        lossy.append({"option": "drop", **rule, **at})
+    half = {"option": "4 of 8 experts", "control": True, "batch": 1}
+    return [half | found, *(card for card in lossy if card["option"] in kinds)]
+
+
+@pytest.mark.parametrize(
+    "kinds", [("substitute", "drop"), *slow((("drop",),), (("substitute",),))]
+)
+def test_picture_has_two_rows_a_kind(tmp_path, kinds):
+    plot(tmp_path / "p.png", cards_of(kinds), title="t")
+    width, height = png_size(tmp_path / "p.png")
+    assert width > 900 and height > 600 * len(kinds)

@@ -1,0 +1,62 @@
+"""Live studies on a board of a few types."""
+
+import pytest
+
+from moe_edge.bench.registry import find
+from moe_edge.bench.study import run_study
+from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.schema import check_answer, validate_entry
+from moe_edge.papers.coserve.studies.live import Executors, LiveSettings
+
+FEW = {
+    "tasks": ("a1",),
+    "memory": "2.7MB,1.5MB",
+    "most_types": 20,
+    "most_requests": 60,
+    "repeats": 2,
+}
+MORE = {
+    "coserve_fig13_live": {"once": ("em_ra",)},
+    "coserve_fig17_live": {"executors": ("gpu:1", "gpu:2", "gpu:2,cpu:1")},
+    "coserve_fig19": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_live_study_writes_a_valid_entry(name, tmp_path):
+    study, folder = find(name), str(tmp_path / "entry")
+    settings = study.settings(**FEW, **MORE[name])
+    summary = run_study(study, settings, out_dir=folder)
+    result = validate_entry(folder)
+    check_answer(result["answer"])
+    assert result["kind"] in ("emulated", "measured")
+    assert len(summary["checks"]) == 2 and all(summary["checks"].values())
+    rows = {(row["policy"], row["name"]): row for row in result["metrics"]}
+    if name == "coserve_fig13_live":
+        assert rows["em_ra", "throughput, a1"]["n"] == 1
+        assert rows["affinity", "throughput over samba, a1"]["n"] == 2
+        assert rows["coserve", "time over computed, a1"]["value"] > 0.5
+        least = rows["least loads", "switches, a1"]["value"]
+        assert rows["affinity", "switches, a1"]["value"] >= least > 0
+    elif name == "coserve_fig17_live":
+        assert summary["best"]["a1"] in ("gpu:1", "gpu:2", "gpu:2,cpu:1")
+        assert rows["gpu:2", "throughput, a1, computed"]["value"] > 0
+    else:
+        for policy in ("coserve", "affinity"):
+            cost = [
+                rows[policy, f"{what}, a request, a1"]["value"]
+                for what in ("scheduling", "inference", "inference, scheduled ahead")
+            ]
+            assert (
+                all(ms > 0 for ms in cost) and abs(summary["gaps"][f"a1, {policy}"]) < 1
+            )
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ConfigError, match="unknown policy 'best'"):
+        LiveSettings(policies=("best",))
+    with pytest.raises(ConfigError, match="most_requests must be a positive whole"):
+        LiveSettings(most_requests=0)
+    with pytest.raises(ConfigError, match="executors is 'gpu', expected such as gpu:2"):
+        Executors(executors=("gpu",))

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+
+from moe_edge.bench.study import run_study
+from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.schema import validate_entry
+from moe_edge.papers.smoe.studies.fig10 import (
+    STUDY,
+    TpotSettings,
+    cases_of,
+    change,
+    fit_of,
+    plot,
+    sentence,
+)
+from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
+
+A = (0.0, 0.2, 0.4, 0.6)
+
+
+def test_fit_of_finds_the_least_a_of_a_known_curve():
+    a_N = np.repeat(A, 3)
+    tpot_s_N = 0.02 - 0.01 * a_N
+    found = {"batch": 3, **fit_of(a_N, tpot_s_N, None, 2)}
+    # Halfway between 20 and 14 ms.
+    assert found["budget_tpot_s"] == pytest.approx(0.017)
+    assert found["a"] == pytest.approx(0.3, abs=1e-6)
+    assert found["linear_r2"] == pytest.approx(1.0)
+    assert found["tpot_s"][0.6] == pytest.approx(0.014)
+    assert change(found) == pytest.approx(-30) and "least a is 0.30" in sentence(found)
+    assert fit_of(a_N, tpot_s_N, 0.019, 2)["a"] == pytest.approx(0.1, abs=1e-6)
+
+
+def test_fit_of_says_when_no_a_is_enough():
+    a_N, tpot_s_N = np.array(A), np.array([0.02, 0.019, 0.018, 0.017])
+    found = {"batch": 1, **fit_of(a_N, tpot_s_N, 0.001, 2)}
+    assert found["a"] is None and not found["is_certain"]
+    assert "no a in [0, 0.6] meets 0.001" in found["reason"]
+    assert "no measured a is enough" in sentence(found)
+
+
+def test_cases_use_one_margin_and_only_a_of_zero_is_exact():
+    for assist in (None, "fiddler"):
+        cases = cases_of(TpotSettings(assist=assist))
+        options = cases[3, 0.3].options
+        assert options.route_options["a"] == options.predictor_options["top_a"] == 0.3
+        assert options.assist == assist
+        exact = [key for key, case in cases.items() if case.is_exact]
+        assert exact == ([(1, 0.0), (3, 0.0)] if assist is None else [])
+
+
+@pytest.mark.slow
+def test_study_writes_an_emulated_entry(tmp_path):
+    tiny = write_tiny_checkpoint(tmp_path / "tiny")
+    text = tmp_path / "t.txt"
+    text.write_text(TEXT * 40)
+    settings = TpotSettings(
+        checkpoint=str(tiny),
+        data_dir=str(tmp_path),
+        sources=("t.txt",),
+        device_memory="50%",
+        batches=(1,),
+        a_values=(0.6, 0.0, 0.2, 0.4),
+        rounds=1,
+        prompt_tokens=16,
+        new_tokens=4,
+        fidelity_rows=1,
+    )
+    summary = run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
+    result = validate_entry(tmp_path / "o")
+    assert result["kind"] == "emulated"
+    assert result["workload"]["prompts"][0]["path"] == "t.txt"
+    assert len(result["workload"]["prompts"][0]["sha256"]) == 64
+    checks = {k: v for k, v in result["checks"].items() if "faster" not in k}
+    assert all(checks.values()), checks
+    assert [point["a"] for point in summary["points"]] == [0.0, 0.2, 0.4, 0.6]
+    assert summary["points"][0]["agreement"] == 1.0
+    assert [fit["batch"] for fit in summary["choice"]] == [1]
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"a_values": (0.0, 0.2, 0.4)}, "3 distinct a are too few"),
+        ({"a_values": (0.0, 0.2, 0.4, 1.0)}, "a_values must lie in .0, 1"),
+        ({"tpot_budget_s": 0.0}, "tpot_budget_s must be positive, got 0"),
+        ({"link_factor": -1.0}, "link_factor must be positive, got -1"),
+    ],
+)
+def test_settings_refuse_before_measuring(given, message):
+    with pytest.raises(ConfigError, match=message):
+        TpotSettings(**given)
+
+
+def test_plot_draws_with_and_without_a_choice(tmp_path):
+    points = [
+        {"batch": 1, "a": a, "tpot_s": [0.02 - 0.01 * a, 0.021]}
+        | {"agreement": 0.9, "agreement_interval95": (0.8, 1.0)}
+        for a in A
+    ]
+    for a in (0.15, None):
+        fit = {"batch": 1, "coefficients": [0.02, -0.01], "a": a}
+        path = tmp_path / "p.png"
+        plot(path, points, [fit | {"budget_tpot_s": 0.015}])
+        assert path.stat().st_size > 10_000

@@ -1,0 +1,240 @@
+"""The SMoE studies as the driver runs them: small runs, refusals, dry runs."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from moe_edge.bench.prompts import make_pool
+from moe_edge.bench.study import run_study
+from moe_edge.core.checks import CheckpointError, ConfigError, RequestError
+from moe_edge.metrics.schema import validate_entry
+from moe_edge.papers.smoe.studies import (
+    fig3,
+    fig4,
+    fig6,
+    fig11,
+    fig12,
+    fig14,
+    fig17,
+    public_traces,
+    table4,
+    ttft,
+)
+from moe_edge.workload.trace_writer import write_trace
+from tests.support.tiny_checkpoint import write_tiny_checkpoint
+from tests.support.traces import one_layer
+
+SMALL = {"rounds": 1, "prompt_tokens": 8, "new_tokens": 6}
+CASES = {"budgets": ("50%",), "batches": (1,), "history": 1, "fidelity_rows": 1}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def run(study, out, **given):
+    summary = run_study(study, study.settings(**given), out_dir=str(out))
+    assert len(summary["answer"].split()) <= 40
+    return summary, validate_entry(out)
+
+
+def test_dry_runs_write_nothing_and_refuse_inputs(tmp_path):
+    for module in (fig4, fig6, fig11, fig12, fig14, fig17, ttft):
+        study, out = module.STUDY, tmp_path / "o"
+        summary = run_study(study, study.settings(), out_dir=str(out), dry_run=True)
+        assert summary["dry_run"]
+        for given, error, message in (
+            ({"checkpoint": "nowhere"}, CheckpointError, "nowhere"),
+            ({"data_dir": "/", "sources": ("gone.txt",)}, OSError, "gone.txt"),
+        ):
+            settings = study.settings(**given)
+            with pytest.raises(error, match=message):
+                run_study(study, settings, out_dir=str(out), dry_run=True)
+        assert not out.exists()
+    for study in (public_traces.STUDY, table4.STUDY):
+        with pytest.raises((ConfigError, OSError), match="trace_qwen3|arc_challenge"):
+            run_study(study, study.settings(), out_dir=str(out), dry_run=True)
+
+
+def test_traces_are_replayed_without_a_model(tmp_path):
+    trace = one_layer([0, 1, 2], [0, 1, 3, 0, 1, 0, 2, 1], num_experts=4)
+    write_trace(tmp_path / "t.csv.gz", trace)
+    summary, result = run(
+        public_traces.STUDY,
+        tmp_path / "o",
+        data_dir=str(tmp_path),
+        traces=("t.csv.gz",),
+        slots_per_layer=(2, 3),
+        trace_experts=4,
+    )
+    ratios = summary["hit_ratio"]["t"]
+    assert ratios["belady"][2] >= ratios["lru"][2]
+    assert result["kind"] == "simulated"
+    stored = json.loads((tmp_path / "o" / "replay.json").read_text())
+    assert stored["hit_ratio"]["t"]["lru"]["3"] == ratios["lru"][3]
+
+
+@pytest.mark.slow
+def test_ablation_writes_an_entry(tiny, tmp_path):
+    summary, result = run(
+        fig14.STUDY, tmp_path / "o", checkpoint=tiny, **SMALL, **CASES
+    )
+    assert list(summary["tpot_change"]) == ["+CE", "+CR", "+Pre", "+BA"]
+    assert all(summary["checks"].values()), summary["checks"]
+    assert result["kind"] == "emulated" and result["workload"]["link"]["emulated"]
+    assert set(result["paper_claim"]) == {"source", "paper", "ours", "why_they_differ"}
+    names = {(row["policy"], row["name"]) for row in result["metrics"]}
+    assert ("+BA", "perplexity ratio, 50%, batch 1") in names
+    assert ("resident", "TPOT, 100%, batch 1") in names
+    (prompts,) = result["workload"]["prompts"]
+    assert prompts["path"] == "books.txt" and len(prompts["sha256"]) == 64
+
+
+@pytest.mark.slow
+def test_systems_write_an_entry(tiny, tmp_path):
+    lines = [json.dumps({"id": str(n), "prompt": f"{n} " * 40}) for n in range(40, 60)]
+    for name in ("one.jsonl", "two.jsonl"):
+        (tmp_path / name).write_text("\n".join(lines))
+    summary, result = run(
+        fig11.STUDY,
+        tmp_path / "o",
+        checkpoint=tiny,
+        data_dir=str(tmp_path),
+        sources=("one.jsonl", "two.jsonl"),
+        device_memory="50%",
+        batches=(1,),
+        horizons=(1,),
+        history=1,
+        fidelity_rows=1,
+        **SMALL | {"rounds": 2},
+    )
+    assert all(summary["checks"].values()), summary["checks"]
+    assert len(summary["tpot_change"]) == 2
+    names = {(row["policy"], row["name"]) for row in result["metrics"]}
+    for system in (*fig11.systems(0.2, np.ones((1, 1)), ()), fig11.LAYERWISE):
+        assert (system, "TPOT, two, host 1 loads, batch 1") in names
+
+
+def test_no_measured_prompt_was_learnt_from(tmp_path):
+    text = "".join(chr(97 + n % 26) for n in range(120))
+    (tmp_path / "t.txt").write_text(text)
+    given = {"data_dir": str(tmp_path), "sources": ("t.txt",), "batches": (1, 2)}
+    settings = fig11.Fig11Settings(**given, rounds=2, prompt_tokens=12)
+    tokenizer = types.SimpleNamespace(encode=lambda text, **_: [*text.encode()])
+    rows = make_pool(settings, tokenizer, 10, 12).rows
+    seen = {tuple(row) for row in rows[:5]}
+    rounds = fig11.unseen_rounds(settings, tokenizer, seen)
+    assert rounds == [rows[5:7], rows[7:9]]
+    seen |= {tuple(row) for row in rows[5:8]}
+    with pytest.raises(RequestError, match="t.txt holds 2 prompts of 12 .* 4 are need"):
+        fig11.unseen_rounds(settings, tokenizer, seen)
+
+
+def test_one_round_is_refused():
+    with pytest.raises(ConfigError, match="rounds is 1, expected 2 or more: the first"):
+        fig11.Fig11Settings(rounds=1)
+
+
+def test_workloads_of_one_name_are_refused(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "a/p.jsonl").write_text("")
+    (tmp_path / "b/p.txt").write_text("")
+    settings = fig11.Fig11Settings(
+        data_dir=str(tmp_path), sources=("a/p.jsonl", "b/p.txt")
+    )
+    with pytest.raises(ConfigError, match="name each file once"):
+        run_study(fig11.STUDY, settings, out_dir=str(tmp_path / "o"), dry_run=True)
+
+
+@pytest.mark.slow
+def test_predictors_write_an_entry(tiny, tmp_path):
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("aeiknrst"), 4)) for _ in range(6000)]
+    (tmp_path / "t.txt").write_text(" ".join(words))
+    given = {"sources": ("t.txt",), "probe_texts": ("t.txt",), "probe_tokens": 4096}
+    for name, data in (("a", {}), ("b", {"data_dir": str(tmp_path)} | given)):
+        summary, result = run(
+            fig17.STUDY,
+            tmp_path / name,
+            checkpoint=tiny,
+            device_memory="50%",
+            work_dir=str(tmp_path / "probes"),
+            history=1,
+            horizon=1,
+            batches=(1,),
+            **SMALL,
+            **data,
+        )
+        assert all(summary["checks"].values()), summary["checks"]
+        rows = {(row["policy"], row["name"]) for row in result["metrics"]}
+        named = ("probe (ours)", "recall, one layer ahead, batch 1") in rows
+        assert named == bool(data)
+
+
+@pytest.mark.slow
+def test_ttft_writes_an_entry(tiny, tmp_path):
+    summary, result = run(
+        ttft.STUDY,
+        tmp_path / "o",
+        checkpoint=tiny,
+        device_memory="50%",
+        lengths=(8,),
+        **SMALL,
+    )
+    assert all(summary["checks"].values()), summary["checks"]
+    policies = {row["policy"] for row in result["metrics"]}
+    assert policies == {"resident", "layer-wise", "on_demand", "lru", "smoe"}
+
+
+@pytest.mark.slow
+def test_single_experts_write_an_entry(tmp_path):
+    summary, result = run(
+        fig3.STUDY,
+        tmp_path / "o",
+        shapes=("small 64/32", "large 128/96"),
+        tokens=(1, 3),
+        experts=2,
+        repeats=2,
+    )
+    assert list(summary["host_over_load"]) == ["small", "large"]
+    names = {(row["policy"], row["name"]) for row in result["metrics"]}
+    assert {("large", "host, 3 tokens"), ("large", "link")} <= names
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2048/1408", "a 2048", "a 2048/x", "a b/1/2", "a 0/8", "a 8/0", "a 12/8", "a ²/3"],
+)
+def test_shapes_of_another_form_are_refused(text):
+    with pytest.raises(ConfigError, match="expected a name, a space and width/neurons"):
+        fig3.ExpertSettings(shapes=(text,))
+
+
+def test_experts_that_cannot_take_turns_are_refused():
+    with pytest.raises(ConfigError, match="give each a name of its own"):
+        fig3.ExpertSettings(shapes=("a 8/8", "a 16/8"))
+    with pytest.raises(ConfigError, match="experts is 1, expected 2 or more"):
+        fig3.ExpertSettings(experts=1)
+
+
+@pytest.mark.slow
+def test_ranks_write_an_entry(tiny, tmp_path):
+    out, few = tmp_path / "o", {"batch_size": 3, "scored_texts": 1}
+    summary, result = run(
+        fig4.STUDY, out, checkpoint=tiny, **SMALL | {"rounds": 4}, **few
+    )
+    names = {(row["policy"], row["name"]) for row in result["metrics"]}
+    assert (fig4.REPLACED, "perplexity ratio, rank 2") in names
+    assert ("not chosen", "mean score, rank 3") in names
+    assert len(summary["perplexity_lost_percent"]) == 3
+
+
+@pytest.mark.slow
+def test_reuse_by_rank_writes_an_entry(tiny, tmp_path):
+    summary, result = run(fig6.STUDY, tmp_path / "o", checkpoint=tiny, **SMALL)
+    assert 0 <= summary["reuse"]["chosen"] <= 1
+    assert len(result["metrics"]) == 8
