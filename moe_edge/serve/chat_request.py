@@ -16,7 +16,7 @@ from moe_edge.serve.fields import (
     text,
     whole,
 )
-from moe_edge.serve.grammar import GrammarSpec
+from moe_edge.serve.grammar import GrammarSpec, rule_of
 from moe_edge.serve.reading import Reading
 from moe_edge.serve.reasoning import reasoning_after
 from moe_edge.serve.served_model import ServedModel
@@ -25,7 +25,6 @@ from moe_edge.serve.token_request import (
     NEUTRAL,
     Encoded,
     TokenRequest,
-    check_grammar,
     check_rows,
     common_readers,
     common_values,
@@ -39,7 +38,7 @@ from moe_edge.serve.tool_fields import (
     tool_choice_reader,
     tools_reader,
 )
-from moe_edge.serve.tools.base import Dialect, Tool
+from moe_edge.serve.tools.base import Dialect, Rules, Tool
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 Message = dict[str, Any]  # role, content and perhaps name, reasoning_content, calls
@@ -67,6 +66,8 @@ class ChatRequest(TokenRequest):
     tools: tuple[Tool, ...]  # that the answer may call
     tool_choice: ToolChoice
     parallel_tool_calls: bool
+    # Where there are tools, what an answer without calls follows.
+    tool_format: GrammarSpec | None = None
 
     def encode(self, model: ServedModel, template: ChatTemplate) -> list[Encoded]:
         """The one prompt; see `token_request.encode`: for a thread.
@@ -102,12 +103,20 @@ class ChatRequest(TokenRequest):
             self.parallel_tool_calls,
             template.is_harmony,
         )
-        grammar = None
-        if self.tool_choice.kind == "required":
-            given = self.tools, self.parallel_tool_calls, model.tokenizer.special_id
-            grammar = GrammarSpec("lark", dialect.grammar(*given), "tool_choice")
-            check_grammar(grammar, model)
+        grammar = dialect and self._grammar(dialect, model)
         return [encoded._replace(reading=reading, grammar=grammar)]
+
+    def _grammar(self, dialect: Dialect, model: ServedModel) -> GrammarSpec | None:
+        """Of calls if one is required, of calls or the format where that is given."""
+        is_free = self.tool_choice.kind == "auto"
+        if is_free and self.tool_format is None:
+            return None
+        rules = Rules(model.tokenizer.special_id)
+        start, field = dialect.calls(self.tools, self.parallel_tool_calls, rules), ""
+        if is_free:
+            start += f" | {rule_of(self.tool_format, rules)}"
+            field = self.tool_format.field
+        return GrammarSpec("lark", rules.grammar(start), field or "tool_choice")
 
     def _dialect(self, template: ChatTemplate) -> Dialect | None:
         """How the template's model writes calls; None where there are no tools."""
@@ -162,6 +171,9 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
     common = common_values(values, model)
     check_rows(common["n"], top)
     tools, choice = chosen_tools(values)
+    # With tools the grammar of an answer has their calls, too.
+    format = common.pop("grammar")
+    common |= {"tool_format": format} if tools else {"grammar": format}
     return ChatRequest(
         messages=values["messages"],
         template_variables=values.get("chat_template_kwargs", {}),

@@ -107,12 +107,6 @@ def chosen_tools(values: Mapping[str, Any]) -> tuple[tuple[Tool, ...], ToolChoic
             raise _contradiction(f"tool_choice names {choice.name!r}, which no tool is")
     if choice.kind == "none" or not tools:
         return (), ToolChoice("none")
-    if any(
-        values.get(n) is not None for n in ("response_format", "structured_outputs")
-    ):
-        raise _contradiction(
-            "tools and a format of the answer; leave one out, or set tool_choice none"
-        )
     if choice.kind == "required" and values.get("ignore_eos"):
         raise _contradiction("tool_choice required with ignore_eos; leave one out")
     return tools, choice
