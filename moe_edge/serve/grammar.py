@@ -24,8 +24,8 @@ from moe_edge.serve.reasoning import Reasoning
 from moe_edge.serve.tools.base import WHITE_SPACE, Rules, enforced_part
 
 MOST_CHARACTERS = 65_536  # of a schema, or of all choices
-# Of a pattern, or a text in a schema or choice: what a mask takes grows with its length,
-# to 2 ms at 8,192 characters and a vocabulary of 150,000.
+# Of a pattern, a choice or a text in a schema: the longer, the more time a mask takes
+# (2 ms at 8,192 characters and a vocabulary of 150,000).
 MOST_TEXT = 8192
 MOST_OPEN_BYTES = 1 << 30  # of all grammars of requests that run or wait
 MOST_BYTES = 1 << 28  # of one
