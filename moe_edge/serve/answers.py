@@ -1,13 +1,13 @@
 """Bodies and stream chunks of completions and of chat.
 
-answer = make_answer(request, choices, model)
+answer = ChatAnswer(request, choices, model)
 answer.body()                      # once all choices have ended
 
-for chunk in answer.start(): ...   # or as a stream, `data_line` of each
+for chunk in answer.start(): ...   # or as a stream, `answer.line` of each
 answer.more(choice)                # what is new of a choice; None: nothing
-answer.more_line(choice)           # or its `data_line`, in an eighth of the time
+answer.more_line(choice)           # or its `line`, in an eighth of the time
 for chunk in answer.end(choice): ...
-answer.usage_chunk()               # last, if it was asked for; then DONE
+answer.usage_chunk()               # if it was asked for; then `answer.LAST`
 """
 
 import json
@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from moe_edge.serve.chat_request import ChatRequest
+from moe_edge.serve.errors import ApiError
 from moe_edge.serve.logprobs import (
     TokenNames,
     chat_logprobs,
@@ -58,6 +58,7 @@ class Answer:
     A choice is either streamed (`more`, `end`) or in the body.
     """
 
+    LAST = DONE  # line of a stream
     OBJECT = CHUNK_OBJECT = ID = ""
     TEXT = b""  # what stands before the text in a part of a stream
 
@@ -119,6 +120,14 @@ class Answer:
         choice.ends.finish()
         part = self._part(choice, self._take(choice), _finish_reason(choice))
         return [self._chunk([part])]
+
+    def line(self, chunk: Chunk) -> bytes:
+        """A chunk as it is sent."""
+        return data_line(chunk)
+
+    def error_line(self, error: ApiError) -> bytes:
+        """What ends a stream that cannot go on."""
+        return data_line(error.body())
 
     def usage_chunk(self) -> Chunk | None:
         """What follows the last choice; None if it was not asked for."""
@@ -266,14 +275,6 @@ class ChatAnswer(Answer):
     def _logprobs(self, tokens: Sequence[TokenAt]) -> Chunk | None:
         wanted = self._request.top_logprobs is not None
         return chat_logprobs(tokens, self._names) if wanted else None
-
-
-def make_answer(
-    request: TokenRequest, choices: Sequence["Choice"], model: ServedModel
-) -> Answer:
-    """The answer of a request, in its shape."""
-    kind = ChatAnswer if isinstance(request, ChatRequest) else CompletionAnswer
-    return kind(request, choices, model)
 
 
 def _finish_reason(choice) -> str:

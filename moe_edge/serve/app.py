@@ -26,6 +26,7 @@ from moe_edge.serve.guards import (
     error_response,
     read_body,
 )
+from moe_edge.serve.responses_request import read_responses
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.server_options import ServerOptions
 from moe_edge.serve.tokenizer_routes import detokenize, tokenize, tokenizer_info
@@ -57,9 +58,12 @@ def make_app(
         request = read_completion(body, model)
         return request, request.encode(model)
 
-    def chat(body: bytes):
-        request = read_chat(body, model)
-        return request, request.encode(model, template)
+    def chat(read):
+        def prepare(body: bytes):
+            request = read(body, model)
+            return request, request.encode(model, template)
+
+        return prepare
 
     def generation(read) -> Generation:
         given = readers, writers, compilers, limit, options.request_s
@@ -95,7 +99,8 @@ def make_app(
     app: ASGIApp = Starlette(
         routes=[
             post("/v1/completions", generation(completion)),
-            post("/v1/chat/completions", generation(chat)),
+            post("/v1/chat/completions", generation(chat(read_chat))),
+            post("/v1/responses", generation(chat(read_responses))),
             Route("/v1/models", models),
             Route("/v1/models/{id:path}", one_model),
             post("/tokenize", from_body(tokenize, model, template)),

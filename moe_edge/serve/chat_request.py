@@ -1,7 +1,7 @@
 """Requests of /v1/chat/completions."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from moe_edge.serve.chat_template import RESERVED, ChatTemplate
@@ -16,7 +16,7 @@ from moe_edge.serve.fields import (
     text,
     whole,
 )
-from moe_edge.serve.grammar import GrammarSpec
+from moe_edge.serve.grammar import GrammarSpec, rule_of
 from moe_edge.serve.reading import Reading
 from moe_edge.serve.reasoning import reasoning_after
 from moe_edge.serve.served_model import ServedModel
@@ -25,7 +25,6 @@ from moe_edge.serve.token_request import (
     NEUTRAL,
     Encoded,
     TokenRequest,
-    check_grammar,
     check_rows,
     common_readers,
     common_values,
@@ -35,11 +34,12 @@ from moe_edge.serve.token_request import (
 from moe_edge.serve.tool_fields import (
     ToolChoice,
     calls_reader,
+    chat_tool,
     chosen_tools,
     tool_choice_reader,
     tools_reader,
 )
-from moe_edge.serve.tools.base import Dialect, Tool
+from moe_edge.serve.tools.base import Dialect, Rules, Tool
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 Message = dict[str, Any]  # role, content and perhaps name, reasoning_content, calls
@@ -67,6 +67,8 @@ class ChatRequest(TokenRequest):
     tools: tuple[Tool, ...]  # that the answer may call
     tool_choice: ToolChoice
     parallel_tool_calls: bool
+    # Where there are tools, what an answer without calls follows.
+    tool_format: GrammarSpec | None = None
 
     def encode(self, model: ServedModel, template: ChatTemplate) -> list[Encoded]:
         """The one prompt; see `token_request.encode`: for a thread.
@@ -102,12 +104,20 @@ class ChatRequest(TokenRequest):
             self.parallel_tool_calls,
             template.is_harmony,
         )
-        grammar = None
-        if self.tool_choice.kind == "required":
-            given = self.tools, self.parallel_tool_calls, model.tokenizer.special_id
-            grammar = GrammarSpec("lark", dialect.grammar(*given), "tool_choice")
-            check_grammar(grammar, model)
+        grammar = dialect and self._grammar(dialect, model)
         return [encoded._replace(reading=reading, grammar=grammar)]
+
+    def _grammar(self, dialect: Dialect, model: ServedModel) -> GrammarSpec | None:
+        """Of calls if one is required, of calls or the format where that is given."""
+        is_free = self.tool_choice.kind == "auto"
+        if is_free and self.tool_format is None:
+            return None
+        rules = Rules(model.tokenizer.special_id)
+        start, field = dialect.calls(self.tools, self.parallel_tool_calls, rules), ""
+        if is_free:
+            start += f" | {rule_of(self.tool_format, rules)}"
+            field = self.tool_format.field
+        return GrammarSpec("lark", rules.grammar(start), field or "tool_choice")
 
     def _dialect(self, template: ChatTemplate) -> Dialect | None:
         """How the template's model writes calls; None where there are no tools."""
@@ -136,7 +146,7 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
         "top_logprobs": top_logprobs_reader(),
         "chat_template_kwargs": template_variables,
         "reasoning_effort": one_of(*EFFORTS),
-        "tools": tools_reader,
+        "tools": tools_reader(chat_tool, "function.name"),
         "tool_choice": tool_choice_reader,
         "parallel_tool_calls": flag,
     }
@@ -159,41 +169,57 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
             f"top_logprobs {top} without logprobs: true; add it",
             param="top_logprobs",
         )
-    common = common_values(values, model)
-    check_rows(common["n"], top)
-    tools, choice = chosen_tools(values)
+    given = chat_values(values, model)
+    check_rows(given["n"], top)
     return ChatRequest(
         messages=values["messages"],
-        template_variables=values.get("chat_template_kwargs", {}),
         reasoning_effort=values.get("reasoning_effort"),
-        tools=tools,
-        tool_choice=choice,
-        parallel_tool_calls=values.get("parallel_tool_calls", True),
         max_new_tokens=old if new is None else new,
         top_logprobs=(top or 0) if wants else None,
-        **common,
+        **given,
     )
 
 
-def messages_reader(model: ServedModel) -> Reader:
-    """Of a conversation: one message of text or more.
+def chat_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, Any]:
+    """Arguments of `ChatRequest` that both routes of conversations read alike.
 
-    Each takes a token at least, so more than the context holds need no rendering.
+    Raises:
+      ApiError: fields that contradict each other.
     """
+    common = common_values(values, model)
+    tools, choice = chosen_tools(values)
+    # With tools the grammar of an answer has their calls, too.
+    format = common.pop("grammar")
+    return common | {
+        "template_variables": values.get("chat_template_kwargs", {}),
+        "tools": tools,
+        "tool_choice": choice,
+        "parallel_tool_calls": values.get("parallel_tool_calls", True),
+        "tool_format" if tools else "grammar": format,
+    }
+
+
+def messages_reader(model: ServedModel) -> Reader:
+    """Of a conversation: one message of text or more."""
 
     def read(name: str, value: Any) -> tuple[Message, ...]:
         if not isinstance(value, list) or not value:
             raise invalid(name, value, "a list of messages")
-        if len(value) > model.max_context:
-            raise ApiError(
-                "context_length_exceeded",
-                f"{len(value)} messages exceed the context of {model.max_context} "
-                "tokens; leave out the oldest",
-                param=name,
-            )
+        check_number(name, value, model)
         return tuple(_message(f"{name}[{i}]", each) for i, each in enumerate(value))
 
     return read
+
+
+def check_number(name: str, messages: list[Any], model: ServedModel) -> None:
+    """Refuses more messages than a context holds if each takes one token."""
+    if len(messages) > model.max_context:
+        raise ApiError(
+            "context_length_exceeded",
+            f"{len(messages)} messages exceed the context of {model.max_context} "
+            "tokens; leave out the oldest",
+            param=name,
+        )
 
 
 def template_variables(path: str, value: Any) -> dict[str, Any]:
@@ -254,15 +280,19 @@ def _content(path: str, value: Any) -> str:
         return value
     if not isinstance(value, list) or not value:
         raise invalid(path, value, "a string, or a list of parts of text")
-    lines = []
-    for i, part in enumerate(value):
-        at = f"{path}[{i}]"
-        if not isinstance(part, dict):
-            raise invalid(at, part, 'a part {"type": "text", "text": ..}')
-        values = read_fields(
-            part, {"type": one_of("text"), "text": text}, within=f"{at}."
-        )
-        if set(values) != {"type", "text"}:
-            raise invalid(at, part, 'a part {"type": "text", "text": ..}')
-        lines.append(values["text"])
-    return "\n".join(lines)
+    return "\n".join(
+        part_text(f"{path}[{i}]", part, ("text",)) for i, part in enumerate(value)
+    )
+
+
+def part_text(path: str, part: Any, kinds: Sequence[str]) -> str:
+    """The text of a part of one of some kinds."""
+    expected = f'a part {{"type": "{kinds[0]}", "text": ..}}'
+    if not isinstance(part, dict):
+        raise invalid(path, part, expected)
+    ignored = ("annotations", "logprobs") if len(kinds) > 1 else ()
+    readers = {"type": one_of(*kinds), "text": text}
+    values = read_fields(part, readers, ignored=ignored, within=f"{path}.")
+    if set(values) != {"type", "text"}:
+        raise invalid(path, part, expected)
+    return values["text"]

@@ -133,6 +133,7 @@ class Front(Holder):
         self._driver = make_driver(self.engine, serving, fail_step=fail_step)
         for engine in actors(self.engine, self.answers, NoLedger):
             self._driver.slots.warm_up(engine)
+        self._model.grammars.prepare()
 
     def goes_back(self, kind: str) -> bool:
         """Never: the scheduler ends without it."""

@@ -7,12 +7,16 @@ from collections.abc import Callable, Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from moe_edge.serve.answers import DONE, Answer, data_line, make_answer, to_json
+from moe_edge.serve.answers import Answer, ChatAnswer, CompletionAnswer, to_json
 from moe_edge.serve.call import Call, refusal
+from moe_edge.serve.chat_request import ChatRequest
 from moe_edge.serve.choices import Choice, make_choices
+from moe_edge.serve.completion_request import CompletionRequest
 from moe_edge.serve.engine_thread import EngineThread
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.guards import read_body, until_gone
+from moe_edge.serve.responses_answer import ResponsesAnswer
+from moe_edge.serve.responses_request import ResponsesRequest
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.token_request import Encoded, TokenRequest
 from moe_edge.serve.workers import Workers
@@ -22,6 +26,19 @@ STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"x-accel-buffering", b"no"),  # of proxies
 ]
+
+_ANSWERS: dict[type[TokenRequest], type[Answer]] = {
+    CompletionRequest: CompletionAnswer,
+    ChatRequest: ChatAnswer,
+    ResponsesRequest: ResponsesAnswer,
+}
+
+
+def make_answer(
+    request: TokenRequest, choices: Sequence[Choice], model: ServedModel
+) -> Answer:
+    """The answer of a request, in its shape."""
+    return _ANSWERS[type(request)](request, choices, model)
 
 
 class Generation:
@@ -110,7 +127,7 @@ class Generation:
         await send(
             {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
         )
-        lines = [data_line(chunk) for chunk in answer.start()]
+        lines = [answer.line(chunk) for chunk in answer.start()]
         try:
             while True:
                 size = sum(answer.num_bytes(choice) for choice, _ in news)
@@ -121,10 +138,10 @@ class Generation:
                     break
                 news, lines = await _news(choices, call), []
             last = answer.usage_chunk() if call.lost is None else None
-            lines = [] if last is None else [data_line(last)]
-            lines += [DONE] if call.lost is None else []
+            lines = [] if last is None else [answer.line(last)]
+            lines += [answer.LAST] if call.lost is None else []
         except ApiError as error:
-            lines = [data_line(error.body())]
+            lines = [answer.error_line(error)]
         await _send(send, lines, more=False)
 
 
@@ -156,7 +173,7 @@ def _lines(answer: Answer, news: Sequence[tuple[Choice, bool]]) -> list[bytes]:
     lines = []
     for choice, is_over in news:
         if is_over:
-            lines += map(data_line, answer.end(choice))
+            lines += map(answer.line, answer.end(choice))
         elif (line := answer.more_line(choice)) is not None:
             lines.append(line)
     return lines

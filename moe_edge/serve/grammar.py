@@ -8,7 +8,9 @@ process of its own too, so that no schema of a client holds up the engine.
 
 import functools
 import json
+import re
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,11 +19,18 @@ import numpy as np
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.serve.errors import ApiError
-from moe_edge.serve.grammar_trial import LIMITS, fault_of, first_fault
+from moe_edge.serve.grammar_trial import LIMITS, first_fault, try_grammar
 from moe_edge.serve.reasoning import Reasoning
-from moe_edge.serve.tools.base import WHITE_SPACE
+from moe_edge.serve.tools.base import WHITE_SPACE, Rules, enforced_part
 
-MOST_CHARACTERS = 65_536  # of a schema, pattern or all choices
+MOST_CHARACTERS = 65_536  # of a schema, or of all choices
+# Of a pattern, a choice or a text in a schema: the longer, the more time a mask takes
+# (2 ms at 8,192 characters and a vocabulary of 150,000).
+MOST_TEXT = 8192
+MOST_OPEN_BYTES = 1 << 30  # of all grammars of requests that run or wait
+MOST_BYTES = 1 << 28  # of one
+LEAST_BYTES = 1 << 18  # that one counts
+_QUOTED = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"')
 
 
 class GrammarSpec(NamedTuple):
@@ -49,6 +58,9 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]):
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos_ids, self._lock = tuple(eos_ids), threading.Lock()
+        # Those of requests that run or wait, which share what is alike.
+        self._open: weakref.WeakValueDictionary[tuple[str, str], Grammar]
+        self._open = weakref.WeakValueDictionary()
 
     @functools.cached_property
     def _tokens(self) -> llguidance.LLTokenizer | str:
@@ -79,10 +91,14 @@ class Grammars:
         Raises:
           ApiError: unsupported_parameter: the model lacks what it needs;
             invalid_value: a schema or pattern that is too large, or of which some part
-            is not known.
+            is not known; queue_full: too many large ones are open.
         """
-        text = _text_of(spec)
-        fault = fault_of(text)
+        text = text_of(spec)
+        if (found := self._open.get((spec.field, text))) is not None:
+            return found
+        fault, num_bytes = try_grammar(text)
+        if num_bytes > MOST_BYTES:
+            fault = f"it takes {num_bytes >> 20} MiB, expected {MOST_BYTES >> 20}"
         if fault is None:
             if isinstance(tokens := self.prepare(), str):
                 raise _unsupported(tokens)
@@ -97,31 +113,50 @@ class Grammars:
                 f"{spec.field} cannot be enforced: {fault}",
                 param=spec.field,
             )
-        return Grammar(matcher, spec.field, self._tokenizer.token_bytes, self._eos_ids)
+        given = self._tokenizer.token_bytes, self._eos_ids, max(num_bytes, LEAST_BYTES)
+        return self._opened((spec.field, text), Grammar(matcher, spec.field, *given))
+
+    def _opened(self, key: tuple[str, str], grammar: "Grammar") -> "Grammar":
+        """A grammar that counts from now on, or the same one that already does.
+
+        Raises:
+          ApiError: queue_full.
+        """
+        with self._lock:
+            sizes = [each.num_bytes for each in self._open.values()]
+            if sum(sizes) + grammar.num_bytes > MOST_OPEN_BYTES:
+                raise ApiError(
+                    "queue_full",
+                    f"{len(sizes)} grammars of other requests leave no memory for "
+                    f"{grammar.field}; try again later",
+                    param=grammar.field,
+                )
+            return self._open.setdefault(key, grammar)
 
 
-def _text_of(spec: GrammarSpec) -> str:
-    """The grammar in llguidance's own form."""
+def text_of(spec: GrammarSpec) -> str:
+    """The grammar in llguidance's own form.
+
+    Raises:
+      ApiError: invalid_value: it is too large, or cannot be read at all.
+    """
     make = llguidance.LLMatcher
-    if spec.kind in ("regex", "lark"):
-        size, text = len(spec.value), spec.value
-        is_regex = spec.kind == "regex"
-        found = make.grammar_from_regex if is_regex else make.grammar_from_lark
-    elif spec.kind == "choice":
-        size = sum(map(len, spec.value))
-        text = "start: " + " | ".join(json.dumps(each) for each in spec.value)
-        found = make.grammar_from_lark
+    if spec.kind == "regex":
+        _check_size(spec.field, len(spec.value), MOST_TEXT)
+        text, found = spec.value, make.grammar_from_regex
     else:
-        text = json.dumps(spec.value)
-        size = len(text)
-        options = {"whitespace_pattern": WHITE_SPACE}
-        found = functools.partial(make.grammar_from_json_schema, overrides=options)
-    if size > MOST_CHARACTERS:
-        raise ApiError(
-            "invalid_value",
-            f"{spec.field} has {size} characters, expected at most {MOST_CHARACTERS}",
-            param=spec.field,
-        )
+        found = make.grammar_from_lark
+        if spec.kind == "choice":
+            text = "start: " + " | ".join(map(json.dumps, spec.value))
+        elif spec.kind == "lark":
+            text = spec.value
+        else:
+            text = json.dumps(enforced_part(spec.value))
+            more = {"overrides": {"whitespace_pattern": WHITE_SPACE}}
+            found = functools.partial(make.grammar_from_json_schema, **more)
+        _check_size(spec.field, len(text), MOST_CHARACTERS)
+        longest = max(map(len, _QUOTED.findall(text)), default=0)
+        _check_size(f"a text in {spec.field}", longest, MOST_TEXT)
     try:
         return found(text)
     except ValueError as error:
@@ -130,6 +165,25 @@ def _text_of(spec: GrammarSpec) -> str:
             f"{spec.field} cannot be enforced: {str(error)[:300]}",
             param=spec.field,
         ) from error
+
+
+def _check_size(what: str, size: int, most: int) -> None:
+    if size > most:
+        raise ApiError(
+            "invalid_value",
+            f"{what} has {size} characters, expected at most {most}",
+            param=what.removeprefix("a text in "),
+        )
+
+
+def rule_of(spec: GrammarSpec, rules: Rules) -> str:
+    """The name of a rule for what `spec` asks, in a grammar of more.
+
+    Raises:
+      ApiError: as `text_of`.
+    """
+    text_of(spec)
+    return getattr(rules, spec.kind)(spec.value)
 
 
 def _unsupported(reason: str) -> ApiError:
@@ -141,17 +195,24 @@ def _unsupported(reason: str) -> ApiError:
 
 
 class Grammar:
-    """A compiled grammar, of which rows get matchers."""
+    """A compiled grammar, of which rows get matchers.
+
+    Attributes:
+      matcher: at its beginning.
+      field: of the request, for messages.
+      num_bytes: that it takes.
+    """
 
     def __init__(
         self,
-        matcher,
+        matcher: llguidance.LLMatcher,
         field: str,
         token_bytes: Callable[[int], bytes],
         eos_ids: Sequence[int],
+        num_bytes: int,
     ):
-        self._matcher, self._field = matcher, field
-        self._token_bytes, self._eos_ids = token_bytes, eos_ids
+        self.matcher, self.field, self.num_bytes = matcher, field, num_bytes
+        self.token_bytes, self.eos_ids = token_bytes, eos_ids
 
     def guide(self, reasoning: Reasoning | None = None) -> "RowGuide":
         """The matcher of one row, at its beginning.
@@ -161,8 +222,7 @@ class Grammar:
             but for an end before the answer.
         """
         end = reasoning.markers.end if reasoning and reasoning.inside else None
-        given = self._matcher, self._field, self._token_bytes, self._eos_ids
-        return RowGuide(*given, end)
+        return RowGuide(self, end)
 
 
 class RowGuide:
@@ -172,20 +232,13 @@ class RowGuide:
     on its way `failure` says why, and the row ends.
 
     Args:
-      eos_ids: of which none comes before the grammar begins.
-      after: the text after which the grammar begins; None: it begins at once.
+      grammar: that counts as open as long as this lives.
+      after: the text after which the grammar begins, before which no row ends; None: it
+        begins at once.
     """
 
-    def __init__(
-        self,
-        matcher,
-        field: str,
-        token_bytes: Callable[[int], bytes],
-        eos_ids: Sequence[int],
-        after: str | None = None,
-    ):
-        self._first, self._field, self._token_bytes = matcher, field, token_bytes
-        self._eos_ids = eos_ids
+    def __init__(self, grammar: Grammar, after: str | None = None):
+        self._grammar = grammar
         self._after, self._text = after and after.encode(), b""
         self._matcher = None  # copied when the row begins: many rows may wait
 
@@ -193,11 +246,11 @@ class RowGuide:
         """Writes the tokens that may come next: bit i % 32 of word i // 32."""
         if self._after is not None:
             bits_W[:] = ~np.uint32(0)
-            for token in self._eos_ids:
+            for token in self._grammar.eos_ids:
                 bits_W[token // 32] &= ~np.uint32(1 << token % 32)
             return
         if self._matcher is None:
-            self._matcher = self._first.deep_copy()
+            self._matcher = self._grammar.matcher.deep_copy()
         self._matcher.unsafe_compute_mask_ptr(bits_W.ctypes.data, bits_W.nbytes)
 
     def accept(self, token: int) -> None:
@@ -205,7 +258,7 @@ class RowGuide:
         if self._after is None:
             self._matcher.consume_token(token)
             return
-        self._text = self._text[-len(self._after) :] + self._token_bytes(token)
+        self._text = self._text[-len(self._after) :] + self._grammar.token_bytes(token)
         if self._after in self._text:
             self._after = None
 
@@ -215,8 +268,9 @@ class RowGuide:
         reason = self._matcher and first_fault(self._matcher)
         if reason is None:
             return None
+        field = self._grammar.field
         return ApiError(
             "invalid_value",
-            f"{self._field} could not be enforced to the end: {reason}; simplify it",
-            param=self._field,
+            f"{field} could not be enforced to the end: {reason}; simplify it",
+            param=field,
         )

@@ -11,6 +11,8 @@ import resource
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import NamedTuple
 
 import llguidance
 
@@ -28,9 +30,21 @@ _STACK_BYTES = 2 << 20  # a quarter of what the server's threads have
 _MOST_S = 60  # where other processes take the cores
 
 
+class Trial(NamedTuple):
+    """What compiling a grammar once has shown.
+
+    Attributes:
+      fault: why llguidance cannot compile it, in one line; None if it can.
+      num_bytes: that the compiled grammar takes; 0 where that is not known.
+    """
+
+    fault: str | None
+    num_bytes: int = 0
+
+
 @functools.lru_cache(maxsize=64)
-def fault_of(grammar: str) -> str | None:
-    """Why llguidance cannot compile a grammar, in one line; None if it can.
+def try_grammar(grammar: str) -> Trial:
+    """Compiles a grammar in a process of its own.
 
     Takes a fifth of a second, or no time for one of the last grammars.
 
@@ -44,11 +58,14 @@ def fault_of(grammar: str) -> str | None:
             command, input=given, capture_output=True, timeout=_MOST_S
         )
     except subprocess.TimeoutExpired:
-        return f"it is not compiled after {_MOST_S} s"
+        return Trial(f"it is not compiled after {_MOST_S} s")
     if tried.returncode < 0:  # by a signal
-        return "it nests too deeply, or compiling it takes too much time or memory"
+        return Trial(
+            "it nests too deeply, or compiling it takes too much time or memory"
+        )
     tried.check_returncode()
-    return tried.stdout.decode() or None
+    size, _, fault = tried.stdout.decode().partition("\n")
+    return Trial(fault or None, int(size))
 
 
 def first_fault(matcher: llguidance.LLMatcher) -> str | None:
@@ -59,22 +76,33 @@ def first_fault(matcher: llguidance.LLMatcher) -> str | None:
 
 
 def _try() -> None:
-    """Reads a grammar and writes what is wrong with it; killed beyond the bounds."""
+    """Reads a grammar, writes its size and fault; killed beyond the bounds."""
     os.nice(10)  # the engine goes first
     resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
-    grammar = sys.stdin.buffer.read().decode()
+    grammar, tokens = sys.stdin.buffer.read().decode(), llguidance.LLTokenizer("byte")
+    llguidance.LLMatcher(tokens, "start: /a/").compute_bitmask()  # loads the code
+    before = _resident_bytes()
     matcher = llguidance.LLMatcher(
-        llguidance.LLTokenizer("byte"),
+        tokens,
         grammar,
         log_level=0,
         limits=llguidance.LLParserLimits(**LIMITS),
     )
     if not matcher.is_error():
         matcher.compute_bitmask()  # the first mask is the slowest
-    sys.stdout.buffer.write((first_fault(matcher) or "").encode())
+    size = max(_resident_bytes() - before, 0)
+    sys.stdout.buffer.write(f"{size}\n{first_fault(matcher) or ''}".encode())
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
+    if sys.platform != "linux":
+        return 0
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from moe_edge.serve.driver import Driver, Live, Stepped
 from moe_edge.serve.observers import Observer
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
-ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 PREFIX = "moe_edge_"
 
 # Seconds: from a quick step, or token, to the longest request.

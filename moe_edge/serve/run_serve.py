@@ -78,7 +78,6 @@ def run_serve(
         max_context=serving.context(config.max_positions),
         default_floor=serving.default_min_k,
         lossless=offload is None or offload.lossless,
-        can_guide=servers is None,
     )
     make_loop(serving, model.own_k, NO_LIMITS, serving.step_costs())
     if servers is not None and server.prompt_cache_dir is not None:

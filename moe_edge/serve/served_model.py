@@ -28,13 +28,14 @@ class ServedModel:
       lossless: whether it computes what the checkpoint says.
       perplexities: K -> perplexity, as measured; None: nothing was.
       created: when it was ready, in seconds since 1970.
-      grammars: makes answers follow a grammar; None: this server cannot.
+      grammars: makes answers follow a grammar.
       longest_text: bytes of a text that could have `max_context` tokens; None: any.
     """
 
     id: str
     tokenizer: Tokenizer
     vocab_size: int
+    grammars: Grammars
     own_k: int
     default_floor: int
     max_context: int
@@ -43,7 +44,6 @@ class ServedModel:
     perplexities: Mapping[int, float] | None = None
     created: int = 0
     longest_text: int | None = None
-    grammars: Grammars | None = None
 
     def check_id(self, name: str, value: Any) -> str:
         """A reader (`fields.py`) of the field `model`."""
@@ -111,13 +111,11 @@ def make_served_model(
     max_context: int,
     default_floor: int | None = None,
     lossless: bool = True,
-    can_guide: bool = False,
 ) -> ServedModel:
     """An open checkpoint as clients see it, by the name that it was given here.
 
     Args:
       default_floor: None: the model's own K.
-      can_guide: whether rows may follow a grammar.
     Raises:
       CheckpointError: a tokenizer or report that cannot be read.
     """
@@ -136,9 +134,7 @@ def make_served_model(
         perplexities=read_perplexities(Path(reader.path)),
         created=int(time.time()),
         longest_text=None if longest is None else longest * max_context,
-        grammars=Grammars(tokenizer, config.vocab_size, config.eos_ids)
-        if can_guide
-        else None,
+        grammars=Grammars(tokenizer, config.vocab_size, config.eos_ids),
     )
 
 

@@ -40,12 +40,18 @@ def response_format(name: str, value: Any) -> GrammarSpec | None:
 def _schema_field(name: str, value: Any) -> Any:
     if not isinstance(value, dict):
         raise invalid(name, value, 'an object {"name": .., "schema": {..}}')
-    readers = {"name": text, "description": text, "strict": flag, "schema": _schema}
+    readers = {
+        "name": text,
+        "description": text,
+        "strict": flag,
+        "schema": schema_reader,
+    }
     # A schema is enforced whether `strict` or not.
     return read_fields(value, readers, within=f"{name}.").get("schema", ANY_OBJECT)
 
 
-def _schema(name: str, value: Any) -> Any:
+def schema_reader(name: str, value: Any) -> Any:
+    """A JSON schema."""
     if not isinstance(value, dict | bool):
         raise invalid(name, value, "a JSON schema")
     return value
@@ -56,7 +62,7 @@ def structured_outputs(name: str, value: Any) -> GrammarSpec:
     if not isinstance(value, dict):
         raise invalid(name, value, 'an object such as {"choice": ["yes", "no"]}')
     readers = {
-        "json": _schema,
+        "json": schema_reader,
         "json_object": flag,
         "regex": _pattern,
         "choice": _choice,
@@ -108,8 +114,8 @@ def grammar_of(values: Mapping[str, Any], ignore_eos: bool) -> GrammarSpec | Non
     if given and ignore_eos:
         raise ApiError(
             "invalid_value",
-            f"ignore_eos with {given[0]}, whose grammar ends with an end-of-text "
-            "token; leave one out",
+            f"ignore_eos with {values[given[0]].field}, whose grammar ends with an "
+            "end-of-text token; leave one out",
             param="ignore_eos",
         )
     return values[given[0]] if given else None

@@ -218,9 +218,6 @@ def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, An
             "stream_options without stream: true; leave one out or add the other",
             param="stream_options",
         )
-    grammar = grammar_of(values, get("ignore_eos", False))
-    if grammar is not None:
-        check_grammar(grammar, model)
     temperature = get("temperature", 1.0)
     return {
         "n": get("n", 1),
@@ -231,21 +228,11 @@ def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, An
         "floor": model.floor(get("min_k"), get("quality")),
         "stop": get("stop", ()),
         "ignore_eos": get("ignore_eos", False),
-        "grammar": grammar,
+        "grammar": grammar_of(values, get("ignore_eos", False)),
         "deadline_s": None if get("deadline_ms") is None else get("deadline_ms") / 1e3,
         "stream": stream,
         "include_usage": get("stream_options", {}).get("include_usage", False),
     }
-
-
-def check_grammar(grammar: GrammarSpec, model: ServedModel) -> None:
-    """Refuses a grammar where rows run that cannot follow one."""
-    if model.grammars is None:
-        raise ApiError(
-            "unsupported_parameter",
-            f"{grammar.field} is not supported by a cluster; leave it out",
-            param=grammar.field,
-        )
 
 
 def top_logprobs_reader() -> Reader:

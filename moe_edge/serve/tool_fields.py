@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from moe_edge.serve.errors import ApiError
-from moe_edge.serve.fields import flag, invalid, one_of, read_fields, text
+from moe_edge.serve.fields import Reader, flag, invalid, one_of, read_fields, text
 from moe_edge.serve.tools.base import Tool, json_value
 
 MOST_TOOLS = 128  # OpenAI's
@@ -24,30 +24,45 @@ class ToolChoice(NamedTuple):
     name: str | None = None
 
 
-def tools_reader(name: str, value: Any) -> tuple[Tool, ...]:
-    """The functions that a model may call."""
-    if not isinstance(value, list) or len(value) > MOST_TOOLS:
-        raise invalid(name, value, f"a list of at most {MOST_TOOLS} tools")
-    tools = tuple(_tool(f"{name}[{i}]", each) for i, each in enumerate(value))
-    names = [tool.name for tool in tools]
-    for i, each in enumerate(names):
-        if each in names[:i]:
-            raise invalid(f"{name}[{i}].function.name", each, "another name")
-    return tools
+def tools_reader(one: Reader, name_at: str) -> Reader:
+    """Of the functions that a model may call.
+
+    Args:
+      one: reads a tool; name_at: where in it its name stands.
+    """
+
+    def read(name: str, value: Any) -> tuple[Tool, ...]:
+        if not isinstance(value, list) or len(value) > MOST_TOOLS:
+            raise invalid(name, value, f"a list of at most {MOST_TOOLS} tools")
+        tools = tuple(one(f"{name}[{i}]", each) for i, each in enumerate(value))
+        names = [tool.name for tool in tools]
+        for i, each in enumerate(names):
+            if each in names[:i]:
+                raise invalid(f"{name}[{i}].{name_at}", each, "another name")
+        return tools
+
+    return read
 
 
-def _tool(path: str, value: Any) -> Tool:
+def chat_tool(path: str, value: Any) -> Tool:
+    """A tool of a chat, its function within."""
     if not isinstance(value, dict) or value.get("type") != "function":
         raise invalid(path, value, 'an object {"type": "function", "function": {..}}')
-    readers = {"type": text, "function": _function}
+    readers = {"type": text, "function": function_reader}
     found = read_fields(value, readers, within=f"{path}.").get("function")
     if found is None:
         raise invalid(path, value, 'an object {"type": "function", "function": {..}}')
+    return tool_of(found, value)
+
+
+def tool_of(found: Mapping[str, Any], given: Mapping[str, Any]) -> Tool:
+    """A tool by the fields of its function; `given` is for chat templates."""
     schema = found.get("parameters", {"type": "object", "properties": {}})
-    return Tool(found["name"], schema, value)
+    return Tool(found["name"], schema, given)
 
 
-def _function(path: str, value: Any) -> dict[str, Any]:
+def function_reader(path: str, value: Any) -> dict[str, Any]:
+    """The fields of a function."""
     if not isinstance(value, dict):
         raise invalid(path, value, "an object with a name")
     readers = {
@@ -107,12 +122,6 @@ def chosen_tools(values: Mapping[str, Any]) -> tuple[tuple[Tool, ...], ToolChoic
             raise _contradiction(f"tool_choice names {choice.name!r}, which no tool is")
     if choice.kind == "none" or not tools:
         return (), ToolChoice("none")
-    if any(
-        values.get(n) is not None for n in ("response_format", "structured_outputs")
-    ):
-        raise _contradiction(
-            "tools and a format of the answer; leave one out, or set tool_choice none"
-        )
     if choice.kind == "required" and values.get("ignore_eos"):
         raise _contradiction("tool_choice required with ignore_eos; leave one out")
     return tools, choice

@@ -81,6 +81,11 @@ def test_several_servers_answer_as_one_and_lose_no_request(tmp_path, tiny, alone
     with serving(tmp_path, *flags) as (process, ready):
         numbers = processes_of(process.pid)
         assert sorted(numbers) == [0, 1, 2]
+        guided = {"prompt": "a", "structured_outputs": {"regex": "(on|off)-[0-9]{3}"}}
+        status, raw = ask(ready["url"], "POST", "/v1/completions", guided)
+        assert status == 200, raw
+        said = json.loads(raw)["choices"][0]["text"]
+        assert re.fullmatch("(on|off)-[0-9]{3}", said)
         with concurrent.futures.ThreadPoolExecutor(8) as threads:
 
             def all_at_once():
@@ -94,7 +99,7 @@ def test_several_servers_answer_as_one_and_lose_no_request(tmp_path, tiny, alone
             assert [each.result() for each in asked] == alone * 2
             last = all_at_once()
             until_s = time.monotonic() + 60
-            while num_come(ready["url"]) < 24:  # a later one is refused, rightly
+            while num_come(ready["url"]) < 25:  # a later one is refused, rightly
                 assert time.monotonic() < until_s
                 time.sleep(0.001)
             process.send_signal(signal.SIGTERM)  # drains
@@ -102,7 +107,7 @@ def test_several_servers_answer_as_one_and_lose_no_request(tmp_path, tiny, alone
         out, _ = process.communicate(timeout=60)
     told = (tmp_path / "err").read_text()
     assert process.returncode == 0, told
-    assert json.loads(out.splitlines()[-1])["outcomes"]["finished"] == 24
+    assert json.loads(out.splitlines()[-1])["outcomes"]["finished"] == 25
     assert "server 1 is dead; others take over its experts" in told
     assert "programs compiled after ready: 0" in told
     assert not any(os.path.exists(f"/proc/{pid}") for pid in numbers.values())

@@ -167,6 +167,43 @@ def test_conversation_of_two_tools_streamed(client):
     assert plain.choices[0].message.tool_calls is None
 
 
+def test_responses_of_text_a_schema_and_a_tool_streamed_or_not(client):
+    import pydantic
+
+    class Mill(pydantic.BaseModel):
+        sort: typing.Literal["rye", "oats"]
+
+    asked = {"model": "tiny", "input": "How?", "max_output_tokens": 90}
+    plain = client.responses.create(**asked | {"max_output_tokens": 5}, temperature=0)
+    assert plain.output_text and plain.status == "incomplete"
+    stream = client.responses.create(
+        **asked | {"max_output_tokens": 5}, temperature=0, stream=True
+    )
+    deltas = [e.delta for e in stream if e.type == "response.output_text.delta"]
+    assert "".join(deltas) == plain.output_text
+    found = client.responses.parse(**asked, text_format=Mill)
+    assert isinstance(found.output_parsed, Mill)
+    wind = {"type": "object", "properties": {"wind": {"enum": ["north"]}}}
+    wind |= {"required": ["wind"], "additionalProperties": False}
+    tool = {"type": "function", "name": "turn", "parameters": wind, "strict": True}
+    asked |= {"tools": [tool], "parallel_tool_calls": False}
+    talk = [{"role": "user", "content": "a"}]
+    with client.responses.stream(
+        **asked | {"input": talk}, tool_choice="required"
+    ) as stream:
+        events = [event.type for event in stream]
+        response = stream.get_final_response()
+    assert "response.function_call_arguments.done" in events
+    (call,) = response.output
+    assert json.loads(call.arguments) == {"wind": "north"}
+    talk = [
+        *response.output,
+        {"type": "function_call_output", "call_id": call.call_id, "output": "ok"},
+    ]
+    given = asked | {"input": talk, "max_output_tokens": 5}
+    assert client.responses.create(**given, tool_choice="none").output_text
+
+
 def test_thoughts_are_apart_in_a_stream(client):
     asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
     plain = client.chat.completions.create(**asked).choices[0].message

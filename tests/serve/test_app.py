@@ -509,6 +509,37 @@ def test_second_order_to_end_cuts_the_drain_short():
     assert json.dumps(server.thread.summary())
 
 
+def test_response_and_stream_say_the_same(server):
+    asked = {"input": "How?", "max_output_tokens": 6, "temperature": 0}
+    chat = {"messages": [{"role": "user", "content": "How?"}], "max_tokens": 6}
+    said = server.post("/v1/chat/completions", chat | {"temperature": 0}).json
+    text = said["choices"][0]["message"]["content"]
+    body = server.post("/v1/responses", asked).json
+    (item,) = body["output"]
+    assert (item["type"], item["content"][0]["text"]) == ("message", text)
+    assert (body["status"], item["status"]) == ("incomplete", "incomplete")
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert body["usage"]["output_tokens"] == 6
+    assert body["usage"]["moe_edge"]["ended_by"] == "length"
+    raw = server.post("/v1/responses", asked | {"stream": True}).raw.decode()
+    events = []
+    for part in raw.strip().split("\n\n"):
+        name, data = part.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    assert [each["sequence_number"] for each in events] == [*range(len(events))]
+    deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+    assert "".join(deltas) == text
+    assert (
+        events[0]["type"] == "response.created" and not events[0]["response"]["output"]
+    )
+    assert events[-1]["type"] == "response.incomplete"
+    last = events[-1]["response"]["output"][0]
+    assert last["content"] == item["content"]
+    reply = server.post("/v1/responses", asked | {"input": "a", "min_k": 99})
+    assert (reply.status, reply.code) == (400, "invalid_value")
+
+
 def test_answers_follow_their_grammar_beside_others_that_say_what_they_like(server):
     free = server.complete(max_tokens=12, ignore_eos=True).json
     asked = {"structured_outputs": {"regex": "(on|off)-[0-9]{3}"}, "temperature": 1.5}

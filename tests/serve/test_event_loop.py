@@ -8,6 +8,7 @@ import time
 import pytest
 
 from moe_edge.serve import engine_thread
+from moe_edge.serve.grammar_trial import Trial
 from tests.support.live_server import (
     MAX_BATCH,
     WAIT_S,
@@ -124,9 +125,9 @@ def test_grammar_that_takes_long_holds_up_nobody(monkeypatch):
     def slow(grammar):
         begun.set()
         assert go_on.wait(WAIT_S)
-        return "it takes too long"
+        return Trial("it takes too long")
 
-    monkeypatch.setattr("moe_edge.serve.grammar.fault_of", slow)
+    monkeypatch.setattr("moe_edge.serve.grammar.try_grammar", slow)
     with live_server() as server:
         body = json.dumps(completion(structured_outputs={"regex": "a"})).encode()
         replies = []

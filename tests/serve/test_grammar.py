@@ -8,11 +8,19 @@ import time
 import numpy as np
 import pytest
 
+from moe_edge.serve import grammar
 from moe_edge.serve.chat_request import read_chat
 from moe_edge.serve.choices import make_choices
 from moe_edge.serve.completion_request import read_completion
 from moe_edge.serve.errors import ApiError
-from moe_edge.serve.grammar import MOST_CHARACTERS, Grammars, GrammarSpec
+from moe_edge.serve.grammar import (
+    MOST_CHARACTERS,
+    MOST_TEXT,
+    Grammars,
+    GrammarSpec,
+    text_of,
+)
+from moe_edge.serve.grammar_trial import Trial, try_grammar
 from tests.support.served import EOS, body_of, model_of
 from tests.support.tiny_checkpoint import CONFIG
 
@@ -66,8 +74,8 @@ def test_random_tokens_make_a_pattern_and_a_choice(grammars, tokenizer):
 
 
 def test_rows_of_one_grammar_do_not_disturb_each_other(grammars):
-    grammar = grammars.compile(GrammarSpec("choice", ["ab", "cd"], "f"))
-    one, other = grammar.guide(), grammar.guide()
+    compiled = grammars.compile(GrammarSpec("choice", ["ab", "cd"], "f"))
+    one, other = compiled.guide(), compiled.guide()
     first = allowed(one)
     one.accept(first[0])
     assert allowed(other) == first and allowed(one) != first
@@ -213,13 +221,50 @@ def test_parts_of_schemas_that_are_unknown_are_named(grammars, schema, message):
         grammars.compile(GrammarSpec("json", schema, "f"))
 
 
-def test_cluster_refuses_grammars(tokenizer):
-    body = body_of(
-        messages=[{"role": "user", "content": "a"}],
-        response_format={"type": "json_object"},
+@pytest.mark.parametrize(
+    "spec, what, most",
+    [
+        (GrammarSpec("choice", ["ab" * MOST_TEXT], "f"), "a text in f", MOST_TEXT),
+        (GrammarSpec("choice", ["ab" * 900] * 40, "f"), "f", MOST_CHARACTERS),
+        (GrammarSpec("regex", "a" * (MOST_TEXT + 1), "f"), "f", MOST_TEXT),
+        (GrammarSpec("json", {"enum": ["é" * 2000]}, "f"), "a text in f", MOST_TEXT),
+    ],
+)
+def test_long_texts_which_would_slow_each_step_are_refused(grammars, spec, what, most):
+    with pytest.raises(ApiError, match=f"^{what} has .* at most {most}$") as caught:
+        grammars.compile(spec)
+    assert caught.value.param == "f"
+
+
+def test_words_that_only_describe_a_schema_may_be_long(grammars):
+    long = {"description": "a" * MOST_CHARACTERS}
+    grammars.compile(GrammarSpec("json", {"properties": {"description": long}}, "f"))
+
+
+def test_open_grammars_are_shared_and_bounded(grammars, monkeypatch):
+    size = 3 * grammar.MOST_BYTES // 4
+    monkeypatch.setattr(grammar, "MOST_OPEN_BYTES", 2 * size)
+    monkeypatch.setattr(grammar, "try_grammar", lambda text: Trial(None, size))
+    first, second = (
+        grammars.compile(GrammarSpec("regex", text, "f")).guide() for text in "ab"
     )
-    with pytest.raises(ApiError, match="response_format is not supported by a cluster"):
-        read_chat(body, model_of(tokenizer))
+    again = grammars.compile(GrammarSpec("regex", "a", "f")).guide()  # costs nothing
+    with pytest.raises(ApiError, match="2 grammars .* no memory for f; try") as caught:
+        grammars.compile(GrammarSpec("regex", "c", "f"))
+    assert (caught.value.status, caught.value.code) == (429, "queue_full")
+    del second
+    grammars.compile(GrammarSpec("regex", "c", "f"))
+    assert allowed(first) == allowed(again)
+    monkeypatch.setattr(grammar, "try_grammar", lambda text: Trial(None, 2 * size))
+    with pytest.raises(ApiError, match="f cannot be .* it takes 384 MiB, expected 256"):
+        grammars.compile(GrammarSpec("regex", "d", "f"))
+
+
+def test_trial_knows_what_a_grammar_takes():
+    wide = GrammarSpec("json", HOSTILE["wide"].value, "f")
+    assert try_grammar(text_of(wide)).num_bytes > 1 << 22
+    small = GrammarSpec("choice", ["a"], "f")
+    assert try_grammar(text_of(small)).num_bytes < grammar.LEAST_BYTES
 
 
 def test_model_without_an_end_is_refused(tokenizer):

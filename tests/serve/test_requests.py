@@ -290,11 +290,6 @@ def test_variables_reach_the_template(model):
         ({"echo": True}, "unknown_parameter", "echo"),
         ({"prompt": "a"}, "unknown_parameter", "prompt"),
         ({"tools": [{"type": "function"}]}, "invalid_value", "tools[0]"),
-        (
-            {"response_format": {"type": "json_object"}},  # of a cluster's model
-            "unsupported_parameter",
-            "response_format",
-        ),
     ],
 )
 def test_chat_rejects_field(model, fields, code, param):

@@ -9,7 +9,7 @@ from moe_edge.serve.chat_request import read_chat
 from moe_edge.serve.chat_template import ChatTemplate, find_template
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.grammar import Grammars, GrammarSpec
-from moe_edge.serve.tools.base import Tool, ToolCall
+from moe_edge.serve.tools.base import Rules, Tool, ToolCall
 from moe_edge.serve.tools.dialects import DIALECTS, find_dialect
 from moe_edge.serve.tools.harmony import HarmonySplit
 from moe_edge.serve.tools.split import ToolSplit
@@ -68,6 +68,11 @@ def split(name, text, size=None):
     return "".join(said for said, _ in found), [c for _, calls in found for c in calls]
 
 
+def grammar_of(name, tools, tokenizer, is_parallel=True) -> str:
+    rules = Rules(tokenizer.special_id)
+    return rules.grammar(DIALECTS[name].calls(tools, is_parallel, rules))
+
+
 # The others: gpt-oss's harmony has channels for all of a text.
 BLOCKS = [name for name in DIALECTS if name != "harmony"]
 
@@ -96,6 +101,16 @@ def test_what_is_no_call_is_text(name):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
+def test_texts_of_a_call_may_hold_its_marks(name):
+    begin, end = DIALECTS[name].begin, DIALECTS[name].end
+    marks = f"{begin} {end} {begin}"
+    written = WRITTEN[name].replace("a <b>", marks)
+    noted = ToolCall("note", NOTED.arguments.replace("a <b>", marks))
+    for size in (1, 3, 1000):
+        assert split(name, written, size) == ("", [ROME, noted])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
 def test_first_call_is_known_before_the_second_is_whole(name):
     splitter, calls = ToolSplit(DIALECTS[name], TOOLS), []
     at = WRITTEN[name].index("note")
@@ -106,7 +121,7 @@ def test_first_call_is_known_before_the_second_is_whole(name):
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_random_tokens_under_the_grammar_make_calls(name, tokenizer):
-    spec = DIALECTS[name].grammar([WEATHER, STOP], True, tokenizer.special_id)
+    spec = grammar_of(name, [WEATHER, STOP], tokenizer)
     grammar = Grammars(tokenizer, V, (EOS,)).compile(GrammarSpec("lark", spec, "f"))
     rng, whole, names = np.random.default_rng(0), 0, set()
     for _ in range(12):
@@ -139,7 +154,7 @@ def test_schemas_of_arguments_may_have_definitions(name, tokenizer):
         "required": ["day", "at"],
     }
     schema["properties"]["at"]["type"] = "string"
-    spec = DIALECTS[name].grammar([Tool("f", schema, {})], False, tokenizer.special_id)
+    spec = grammar_of(name, [Tool("f", schema, {})], tokenizer, is_parallel=False)
     guide = (
         Grammars(tokenizer, V, (EOS,)).compile(GrammarSpec("lark", spec, "f")).guide()
     )
@@ -162,7 +177,7 @@ def test_schemas_of_arguments_may_have_definitions(name, tokenizer):
 @pytest.mark.parametrize("name", DIALECTS)
 def test_schemas_that_are_none_are_refused(name, tokenizer):
     schema = {"properties": {"a": {"type": "string", "enum": 5}}}
-    spec = DIALECTS[name].grammar([Tool("f", schema, {})], True, tokenizer.special_id)
+    spec = grammar_of(name, [Tool("f", schema, {})], tokenizer)
     with pytest.raises(ApiError, match="enum must be an array"):
         Grammars(tokenizer, V, (EOS,)).compile(GrammarSpec("lark", spec, "tool_choice"))
 
@@ -289,7 +304,7 @@ def test_one_call_where_parallel_ones_are_not_wanted(tokenizer):
 
 
 def test_required_and_named_tools_are_a_grammar(tokenizer):
-    asked = model_of(tokenizer, grammars=Grammars(tokenizer, V, (EOS,)))
+    asked = model_of(tokenizer)
     named = {"type": "function", "function": {"name": "stop"}}
     for choice, names in (("required", {"get_weather", "stop"}), (named, {"stop"})):
         given = {"messages": USER, "tools": OFFER, "tool_choice": choice}
@@ -303,6 +318,45 @@ def test_required_and_named_tools_are_a_grammar(tokenizer):
     given["tool_choice"] = "none"
     (prompt,) = read_chat(body_of(**given), asked).encode(asked, PLAIN)
     assert prompt.reading is None and "Tools" not in prompt.text
+
+
+@pytest.mark.parametrize(
+    "asked, pattern",
+    [
+        ({"response_format": {"type": "json_object"}}, r"\{.*\}"),
+        ({"structured_outputs": {"regex": "a/[b-d]"}}, "a/[b-d]"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+    ],
+)
+def test_answer_is_a_call_or_of_the_format(tokenizer, asked, pattern):
+    model = model_of(tokenizer, max_context=600)
+    given = {"messages": USER, "tools": OFFER, **asked}
+    (prompt,) = read_chat(body_of(**given), model).encode(model, PLAIN)
+    (field,) = asked
+    assert prompt.grammar.field.startswith(field)
+    guide = model.grammars.compile(prompt.grammar).guide
+    text = "a/c" if "regex" in str(asked) else "no" if "choice" in str(asked) else "{}"
+    call = '<tool_call>{"name": "stop", "arguments": {}}</tool_call>'
+    for words in (text, call):
+        row, bits_W = guide(), np.zeros(-(-V // 32), np.uint32)
+        for token in [*tokenizer.encode(words, begin=False, end=False), EOS]:
+            row.fill(bits_W)
+            assert bits_W[token // 32] >> token % 32 & 1, words
+            row.accept(token)
+    row = guide()
+    row.fill(bits_W)
+    (other,) = tokenizer.encode("w", begin=False, end=False)
+    assert not bits_W[other // 32] >> other % 32 & 1
+    # What must be a call has no other format.
+    given["tool_choice"] = "required"
+    (prompt,) = read_chat(body_of(**given), model).encode(model, PLAIN)
+    assert prompt.grammar.field == "tool_choice"
+    # A format that cannot be enforced is refused under its own name.
+    bad = {"tools": OFFER, "structured_outputs": {"regex": "("}}
+    with pytest.raises(ApiError) as caught:
+        request = read_chat(body_of(messages=USER, **bad), model)
+        model.grammars.compile(request.encode(model, PLAIN)[0].grammar)
+    assert caught.value.param == "structured_outputs.regex"
 
 
 def test_earlier_calls_and_results_reach_the_template(model):
@@ -368,11 +422,6 @@ def tool(**function):
             "names 'b', which no tool is",
         ),
         (
-            {"tools": tool(), "response_format": {"type": "json_object"}},
-            "tool_choice",
-            "leave one out",
-        ),
-        (
             {"tools": tool(), "tool_choice": "required", "ignore_eos": True},
             "tool_choice",
             "leave one out",
@@ -380,7 +429,7 @@ def tool(**function):
     ],
 )
 def test_fields_of_tools_are_refused_by_name(tokenizer, fields, param, message):
-    asked = model_of(tokenizer, grammars=Grammars(tokenizer, V, (EOS,)))
+    asked = model_of(tokenizer)
     with pytest.raises(ApiError, match=message) as caught:
         read_chat(body_of(messages=USER, **fields), asked)
     assert caught.value.param == param

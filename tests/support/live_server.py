@@ -155,7 +155,7 @@ class LiveServer:
         self._ready = threading.Event()
         limits = Limits(max_waiting)
         reader = open_checkpoint(checkpoint())
-        self.model = make_served_model("tiny", reader, max_context=128, can_guide=True)
+        self.model = make_served_model("tiny", reader, max_context=128)
 
         def make():
             loop = HeldLoop(Continuous(MAX_BATCH), limits=limits)

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.engine.slot_rows import NewToken, Score
-from moe_edge.serve.answers import make_answer
 from moe_edge.serve.choices import make_choices
 from moe_edge.serve.driver import Live
+from moe_edge.serve.generation import make_answer
+from moe_edge.serve.grammar import Grammars
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.workload.served import Served
 from tests.support.tiny_checkpoint import CONFIG, tiny_tokenizer
@@ -28,6 +29,7 @@ def model_of(tokenizer, **changes) -> ServedModel:
             "id": "tiny",
             "tokenizer": tokenizer,
             "vocab_size": CONFIG["vocab_size"],
+            "grammars": Grammars(tokenizer, CONFIG["vocab_size"], (EOS,)),
             "own_k": 32,
             "default_floor": 32,
             "max_context": 128,

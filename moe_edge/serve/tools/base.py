@@ -5,6 +5,7 @@ text that has them, for requests that demand a call. A call that cannot be read 
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -48,6 +49,19 @@ class ToolCall(NamedTuple):
     arguments: str
 
 
+def enforced_part(schema: Any) -> Any:
+    """A schema without the words that only describe it, which may be long."""
+    if isinstance(schema, list):
+        return [enforced_part(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        name: value if name in ("const", "enum") else enforced_part(value)
+        for name, value in schema.items()
+        if not (name in ("title", "description", "$comment") and isinstance(value, str))
+    }
+
+
 class Rules:
     """Rules of a Lark grammar, as they are written.
 
@@ -73,8 +87,18 @@ class Rules:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """The name of a rule for JSON that follows a schema."""
-        guided = {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+        guided = enforced_part(schema)
+        guided = {**guided, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
         return self.add(f"%json {json.dumps(guided)}")
+
+    def regex(self, pattern: str) -> str:
+        """The name of a rule for text of a pattern."""
+        escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", pattern)
+        return self.add("/" + escaped.replace("\n", r"\n") + "/")
+
+    def choice(self, texts: Sequence[str]) -> str:
+        """The name of a rule for one of some texts."""
+        return self.add(" | ".join(map(json.dumps, texts)))
 
     def until(self, text: str) -> str:
         """The name of a rule for anything up to a text, and that text."""
@@ -93,6 +117,8 @@ class Dialect:
       begin, end: texts around one call; `end` empty: it ends with the answer, or where
         the next one begins.
       around: texts around all calls of an answer, if there are any.
+      opaque: pattern of a part of a call, or of the beginning of one that goes on, in
+        which `end` ends nothing.
     """
 
     name: ClassVar[str]
@@ -100,6 +126,7 @@ class Dialect:
     begin: ClassVar[str]
     end: ClassVar[str]
     around: ClassVar[tuple[str, str]] = ("", "")
+    opaque: ClassVar[str] = r'"[^"\\\n]*(?:\\.[^"\\\n]*)*(?:["\n]|\\?\Z)'  # JSON's text
 
     @property
     def opening(self) -> str:
@@ -111,6 +138,20 @@ class Dialect:
         """Texts that tell calls from other text, of which tokens may be special."""
         return tuple(filter(None, (*self.around, self.begin, self.end)))
 
+    def split_end(self, text: str) -> tuple[str, str, str]:
+        """A text in front of the end of a call, that end, and the rest; as `partition`.
+
+        Args:
+          text: behind `begin`.
+        """
+        end = self.end or self.begin
+        if end not in text:
+            return text, "", ""
+        for part in re.finditer(f"(?s:{self.opaque})|{re.escape(end)}", text):
+            if part[0] == end:
+                return text[: part.start()], end, text[part.end() :]
+        return text, "", ""
+
     def read(self, text: str, tools: Mapping[str, Tool]) -> ToolCall | None:
         """The call between `begin` and `end`; None: it is none of these tools'."""
         raise NotImplementedError
@@ -119,20 +160,14 @@ class Dialect:
         """Lark of what stands between `begin` and `end` of a call of a tool."""
         raise NotImplementedError
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        is_parallel: bool,
-        special: Callable[[str], int | None],
-    ) -> str:
+    def calls(self, tools: Sequence[Tool], is_parallel: bool, rules: Rules) -> str:
         """Lark of an answer of one call, or of one and more."""
-        rules = Rules(special)
         begin, end = rules.literal(self.begin), rules.literal(self.end)
         calls = [rules.add(f"{begin} {self.body(tool, rules)} {end}") for tool in tools]
         call = rules.add(" | ".join(calls))
         more = rf"( /\n?/ {call} )*" if is_parallel else ""
         before, after = map(rules.literal, self.around)
-        return rules.grammar(rf"{before} /\n?/ {call} {more} /\n?/ {after}")
+        return rf"{before} /\n?/ {call} {more} /\n?/ {after}"
 
 
 def read_object(text: str) -> dict[str, Any] | None:

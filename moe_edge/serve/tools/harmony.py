@@ -5,7 +5,7 @@ read here, as text whose special tokens are kept.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from moe_edge.serve.markers import begun
 from moe_edge.serve.tools.base import Dialect, Rules, Tool, ToolCall, call_of
@@ -38,17 +38,11 @@ class Harmony(Dialect):
         kind = f"{rules.literal('<|constrain|>')} {rules.literal('json')}"
         return f"{to} {kind} {rules.literal(_MESSAGE)} {rules.json(tool.parameters)}"
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        is_parallel: bool,
-        special: Callable[[str], int | None],
-    ) -> str:
+    def calls(self, tools: Sequence[Tool], is_parallel: bool, rules: Rules) -> str:
         """Of one call: `<|call|>`, an end-of-text token of these models, ends it."""
-        rules = Rules(special)
         begin = rules.literal(self.begin)
         calls = [rules.add(f"{begin} {self.body(tool, rules)}") for tool in tools]
-        return rules.grammar(" | ".join(calls))
+        return " | ".join(calls)
 
 
 class HarmonySplit:

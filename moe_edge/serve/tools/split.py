@@ -64,9 +64,7 @@ class ToolSplit:
                 if not (may_come or (closes and may_close)):
                     self._refuse()
                 break
-            inner = rest[len(dialect.begin) :]
-            end = dialect.end or dialect.begin
-            body, found, more = inner.partition(end)
+            body, found, more = dialect.split_end(rest[len(dialect.begin) :])
             if not found and not (is_last and not dialect.end):
                 break
             call = dialect.read(body, self._tools)

@@ -7,6 +7,9 @@ from typing import Any, ClassVar
 
 from moe_edge.serve.tools.base import Dialect, Rules, Tool, ToolCall, json_value
 
+_KEY = r"[^<>\"]+?"  # an argument's name
+_SPACE = r"\s*"
+
 
 class Tagged(Dialect):
     r"""A value is JSON, or text where the schema says that it is a string.
@@ -27,12 +30,18 @@ class Tagged(Dialect):
     close: ClassVar[str]
     is_padded: ClassVar[bool] = False
 
+    @property
+    def opaque(self) -> str:
+        """An argument: its value may hold any text but `close`."""
+        key = _pattern(self.key, _KEY).pattern.removeprefix(_SPACE)
+        return rf"{key}.*?(?:{re.escape(self.close)}|\Z)"
+
     def read(self, text: str, tools: Mapping[str, Tool]) -> ToolCall | None:
         head = _pattern(self.head, r"[^\s<>\"]+").match(text)
         if head is None or head["name"] not in tools:
             return None
         tool, rest = tools[head["name"]], text[head.end() :]
-        key, arguments = _pattern(self.key, r"[^<>\"]+?"), {}
+        key, arguments = _pattern(self.key, _KEY), {}
         while (found := key.match(rest)) is not None:
             value, close, rest = rest[found.end() :].partition(self.close)
             if not close:
@@ -68,7 +77,7 @@ class Tagged(Dialect):
 
 def _pattern(text: str, name: str) -> re.Pattern:
     before, after = (re.escape(part) for part in text.split("%s"))
-    return re.compile(rf"\s*{before}(?P<name>{name}){after}")
+    return re.compile(rf"{_SPACE}{before}(?P<name>{name}){after}")
 
 
 def _value(text: str, kind: Any) -> Any:

@@ -19,6 +19,7 @@ PARTS: Mapping[str, Callable[..., Rows]] = {
     "pick": later("studies.speed.serving_steps.pick_rows"),
     "steps": later("studies.speed.serving_steps.step_rows"),
     "sampling": later("studies.speed.serving_steps.sampling_rows"),
+    "guided": later("studies.speed.serving_guided.guided_rows"),
     "policies": later("studies.speed.serving_loop.policy_rows"),
     "goodput": later("studies.speed.serving_loop.goodput_rows"),
     "loop": later("studies.speed.serving_loop.loop_rows"),
@@ -35,8 +36,8 @@ class ServingSettings(SuiteSettings):
     """How much suite `serving` does; `SuiteSettings` names the rest.
 
     Attributes:
-      parts: what is measured: pick, steps, sampling, policies, goodput, loop, prefix,
-        http, ready, memory.
+      parts: what is measured: pick, steps, sampling, guided, policies, goodput, loop,
+        prefix, http, ready, memory.
       checkpoint: the original, path or `default`.
       refactored: made from it by moe-edge refactor; None: one is made in `work_dir`.
       max_batch, max_context: of the server.

@@ -4,14 +4,16 @@ import functools
 import os
 import shutil
 import types
+from dataclasses import replace
 
 import pytest
 
 from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.load import load_engine
 from moe_edge.schedule.policy import SCHEDULERS
-from moe_edge.studies.speed import serving_loop, serving_steps
+from moe_edge.studies.speed import serving_guided, serving_loop, serving_steps
 from moe_edge.studies.speed.models import olmoe_config, write_random
 from moe_edge.studies.speed.serving import (
     ServingSettings,
@@ -44,6 +46,7 @@ def one_engine():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving_loop, "load_engine", load)
         patch.setattr(serving_steps, "load_engine", load)
+        patch.setattr(serving_guided, "load_engine", load)
         yield
 
 
@@ -78,6 +81,26 @@ def test_steps_and_sampling(folder):
     assert step["case"] == "step of 2 rows, K 1, 2" and step["bar"] == 0.88
     assert step["peer_name"] == "all at K 4" and step["ratio"] > 0
     assert sampling["case"] == "sampling, 2 rows x 4096, 4 rules"
+
+
+def test_rows_under_a_grammar_make_as_many_tokens_as_free_ones(folder, monkeypatch):
+    served, serve_all = [], serving_guided.serve_all
+
+    def record(driver, asked):
+        made = [[] for _ in asked]
+        told = [replace(r, ends=t.append) for r, t in zip(asked, made, strict=True)]
+        served.append(([each.guide is not None for each in asked], made))
+        return serve_all(driver, told)
+
+    monkeypatch.setattr(serving_guided, "serve_all", record)
+    (row,) = rows_of(folder, "guided")
+    assert row["peer_name"] == "free rows" and row["bar"] == 1.05 and row["ratio"] > 0
+    assert {tuple(guided) for guided, _ in served} == {(True,) * 2, (False,) * 2}
+    assert all(len(tokens) == 6 for _, made in served for tokens in made)
+    tokenizer = load_tokenizer(open_checkpoint(folder / "model"))
+    for guided, made in served:
+        texts = [tokenizer.decode([new.token for new in tokens]) for tokens in made]
+        assert all(text.startswith("[") for text in texts) == guided[0]
 
 
 def test_policies_serve_the_same_requests(folder, monkeypatch):
