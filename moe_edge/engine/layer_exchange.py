@@ -60,8 +60,8 @@ class Words(Arrays):
     for the others, a program's second call would compile again.
     """
 
-    def __init__(self):
-        self._words, self._device = PinnedWords(), jax.local_devices()[0]
+    def __init__(self, device: jax.Device):
+        self._words, self._device = PinnedWords(device), device
 
     def put(self, tree):
         return jax.device_put(tree, self._device)

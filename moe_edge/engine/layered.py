@@ -79,7 +79,7 @@ class LayeredEngine(Engine):
         in_words: bool = False,
     ):
         config = weights.config
-        self._exchange = Words() if in_words else Arrays()
+        self._exchange = Words(jax.local_devices()[0]) if in_words else Arrays()
         weights = self._exchange.weights(weights)
         self._slots = manager.queue.slots
         programs = programs or LayerPrograms(config, self._slots.array.dtype)

@@ -190,9 +190,9 @@ def check_offload(
     return context
 
 
-def device_memory_bytes() -> int | None:
-    """What the device has in all; None if it does not say."""
-    stats = jax.local_devices()[0].memory_stats()
+def device_memory_bytes(device: jax.Device | None = None) -> int | None:
+    """What a device (None: the first) has in all; None if it does not say."""
+    stats = (device or jax.local_devices()[0]).memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
     if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
@@ -200,9 +200,9 @@ def device_memory_bytes() -> int | None:
     return None
 
 
-def free_device_bytes() -> int | None:
-    """What of the device nobody holds now; None if it does not say."""
-    stats = jax.local_devices()[0].memory_stats()
+def free_device_bytes(device: jax.Device | None = None) -> int | None:
+    """What of a device (None: the first) nobody holds now; None if it does not say."""
+    stats = (device or jax.local_devices()[0]).memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     meminfo = Path("/proc/meminfo")
