@@ -61,6 +61,10 @@ class AliasedSlots:
                 "JAX copied the slots instead of sharing them; use DonatedSlots"
             )
 
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
     def write(self, slot: int, record_R: np.ndarray) -> None:
         """Copies a record into a row; see the contract above."""
         np.copyto(self._host_SR[slot], record_R, casting="no")
@@ -102,6 +106,10 @@ class DonatedSlots:
         self.num_slots, self._device = num_slots, device
         self.array = jnp.zeros((num_slots, record_size), dtype, device=device)
         self.num_bytes = self.array.nbytes
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
 
     def stage(self, sources: Sequence[np.ndarray | jax.Array]) -> list[jax.Array]:
         """Blocks on the device, arrived; never views of `sources`."""
