@@ -109,3 +109,13 @@ class ExpertWaves:
         if self.method == "pairs":
             return sum_pair_rows(rows_PD, weights_TK)
         return sum_pairs(rows_PD, ids_TK, weights_TK, self._experts)
+
+    def sum_in_order(self, rows_PD, weights_TK) -> jax.Array:
+        """As `sum_rows` of `blocks`, from rows token by token in order of rank.
+
+        Args:
+          weights_TK: zero for a pair of no expert, whose row is zeros.
+        """
+        pair_TK = jnp.arange(weights_TK.size, dtype=jnp.int32)
+        pair_TK = pair_TK.reshape(weights_TK.shape)  # each the only one of its expert
+        return sum_pairs(rows_PD, pair_TK, weights_TK, weights_TK.size)
