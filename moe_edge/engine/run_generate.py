@@ -118,8 +118,9 @@ def run_generate(
         holds the dense weights, the KV cache and staging; None: as the gin file's
         `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
-      devices: devices that share the experts: a number, or `all` of this machine; None:
-        all where one cannot hold the weights, else one.
+      devices: devices that share the experts: a number, or `all` of this machine;
+        offloaded ones have homes there, and `device_memory` is that of each. None: one,
+        or all where one cannot hold the weights.
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` next to it.
       events: file for transfers and waits (JSON lines).

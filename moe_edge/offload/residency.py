@@ -6,7 +6,8 @@ prediction and no counting happen here.
 
 import numpy as np
 
-from moe_edge.offload.block_queue import BlockQueue, Transfer
+from moe_edge.offload.block_queue import Transfer
+from moe_edge.offload.home_queues import Queues
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_pins import SlotPins
 
@@ -14,9 +15,10 @@ from moe_edge.offload.slot_pins import SlotPins
 class Residency:
     """Gives blocks slots (by `cache` and `pins`) and asks `queue` for their bytes."""
 
-    def __init__(self, cache: SlotCache, queue: BlockQueue):
+    def __init__(self, cache: SlotCache, queue: Queues):
         self.cache, self.queue, self.spec = cache, queue, cache.spec
-        self.pins = SlotPins(cache.spec)
+        homes = cache.homes
+        self.pins = SlotPins(cache.spec, None if homes is None else homes.home_S)
 
     def demand(self, layer: int, experts, step: int, busy=()) -> list[Transfer]:
         """Asks for experts that are needed now, in order.

@@ -5,7 +5,7 @@ remembers them until the next `look_up` or `release`. What else must stay (slots
 transfers or earlier programs still use) the caller says through `kept`.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import is_ours
 from moe_edge.core.plug_in_result import kind_of, wrong_result
 from moe_edge.offload.evict_base import CacheSpec, Eviction, State, put
+from moe_edge.offload.homes import Homes
 
 NOBODY = -1  # the sequence of a record that no lookup has begun yet
 
@@ -32,6 +33,9 @@ class SlotCache:
     lookups name (rows that are decoded together share one): the running one decides
     who goes, and the blocks are everybody's.
 
+    Where experts have homes, a block only enters slots of its home: it evicts there,
+    and a layer fits if every home holds what was chosen of it.
+
     slot_LE: int32 [L, E], the slot of a block or -1. Read it, never write it.
     room_L: by layer, how many slots may hold blocks of it.
     rows: the same as lists by layer, with a last -1 for the padding id: for the few
@@ -39,9 +43,8 @@ class SlotCache:
       meanwhile, for which the queue's thread may be waiting.
     """
 
-    def __init__(self, spec: CacheSpec, policy: Eviction):
-        self.spec = spec
-        self.policy = policy
+    def __init__(self, spec: CacheSpec, policy: Eviction, homes: Homes | None = None):
+        self.spec, self.policy, self.homes = spec, policy, homes
         self._is_foreign = not is_ours(policy)
         self.slot_LE = np.full((spec.num_layers, spec.num_experts), -1, np.int32)
         self.rows = [[-1] * (spec.num_experts + 1) for _ in range(spec.num_layers)]
@@ -49,13 +52,44 @@ class SlotCache:
         self.room_L = [
             int(self.slots_of(layer).sum()) for layer in range(spec.num_layers)
         ]
-        # Layers that share all slots share one array.
-        parts: dict[bytes, np.ndarray] = {}
-        self._slots_L = []
+        # By layer the slots of each home. Layers that share all slots share one list.
+        parts: dict[bytes, list[np.ndarray]] = {}
+        self._parts_L = []
         for layer in range(spec.num_layers):
             slots = np.flatnonzero(self.slots_of(layer))
-            self._slots_L.append(parts.setdefault(slots.tobytes(), slots))
+            self._parts_L.append(parts.setdefault(slots.tobytes(), self._split(slots)))
         self.restart()
+
+    def _split(self, slots: np.ndarray) -> list[np.ndarray]:
+        if self.homes is None:
+            return [slots]
+        home_S = self.homes.home_S[slots]
+        return [slots[home_S == home] for home in range(len(self.homes))]
+
+    def rooms(self, layer: int) -> list[int]:
+        """By home, how many slots may hold blocks of the layer."""
+        return [len(part) for part in self._parts_L[layer]]
+
+    def home_of(self, layer: int, expert: int) -> int:
+        """The home of a block."""
+        return 0 if self.homes is None else int(self.homes.home_LE[layer, expert])
+
+    def by_home(self, layer: int, experts: Sequence[int]) -> list[Sequence[int]]:
+        """Experts of a layer by home, in their order."""
+        return [experts] if self.homes is None else self.homes.split(layer, experts)
+
+    def fits(self, layer: int, experts: Sequence[int]) -> bool:
+        """Whether slots hold all these experts at once."""
+        if self.homes is None:
+            return len(experts) <= self.room_L[layer]
+        parts = zip(self.by_home(layer, experts), self.rooms(layer), strict=True)
+        return all(len(part) <= room for part, room in parts)
+
+    def surely_fits(self, layer: int, count: int) -> bool:
+        """Whether slots hold any so many experts at once."""
+        parts = self.by_home(layer, range(self.spec.num_experts))
+        rooms = zip(parts, self.rooms(layer), strict=True)
+        return all(min(count, len(part)) <= room for part, room in rooms)
 
     def slots_of(self, layer: int) -> np.ndarray:
         """bool [S]: the slots that may hold blocks of this layer."""
@@ -140,7 +174,7 @@ class SlotCache:
         slot = self.rows[layer][expert]
         if slot >= 0:
             return slot
-        slot, state = self._give_up(layer, kept or ())
+        slot, state = self._give_up(layer, expert, kept or ())
         if slot is None:
             return None
         self._forget(int(state["key_S"][slot]))
@@ -152,15 +186,18 @@ class SlotCache:
             self._order = None  # it may be the next to go
         return slot
 
-    def _give_up(self, layer: int, kept: Collection[int]) -> tuple[int | None, State]:
+    def _give_up(
+        self, layer: int, expert: int, kept: Collection[int]
+    ) -> tuple[int | None, State]:
         """The slot to give up, if there is one, and the state from then on."""
+        home = self.home_of(layer, expert)
         if type(self.policy).victim is Eviction.victim:  # the first of its order
-            slot = self._victim(layer, kept)
+            slot = self._victim(layer, home, kept)
             if slot is None:
                 return None, self.state
             return slot, self.policy.gave_up(self.state, slot)
         protected_S = np.ones(self.spec.num_slots, bool)
-        protected_S[self._slots_L[layer]] = False
+        protected_S[self._parts_L[layer][home]] = False
         protected_S[[*self._running_slots, *kept]] = True
         if protected_S.all():
             return None, self.state
@@ -180,10 +217,13 @@ class SlotCache:
             )
         return int(slot), state
 
-    def _victim(self, layer: int, kept: Collection[int]) -> int | None:
+    def _victim(self, layer: int, home: int, kept: Collection[int]) -> int | None:
         """The slot to give up; it has left the order."""
-        part, running = self._slots_L[layer], self._running_slots
-        if self._order is None or self._order[0] is not part:
+        parts, running = self._parts_L[layer], self._running_slots
+        if self._order is None or self._order[0] is not parts:
+            self._order = parts, {}
+        if home not in self._order[1]:
+            part = parts[home]
             if self._is_foreign:
                 self._check_value()
             if len(part) == self.spec.num_slots:
@@ -191,8 +231,8 @@ class SlotCache:
             else:
                 seen = {**self.state, "key_S": self.state["key_S"][part]}
                 order = part[self.policy.order(seen)]
-            self._order = part, order.tolist()
-        order = self._order[1]
+            self._order[1][home] = order.tolist()
+        order = self._order[1][home]
         for place, slot in enumerate(order):
             if slot not in running and slot not in kept:
                 del order[place]

@@ -44,8 +44,9 @@ def run_serve(
         holds the dense weights, the KV cache and staging; None: as `offload` says, or
         all resident.
       offload: policies of experts that do not fit.
-      devices: devices that share the experts: a number, or `all` of this machine; None:
-        all where one cannot hold the weights, else one.
+      devices: devices that share the experts: a number, or `all` of this machine;
+        offloaded ones have homes there, and `device_memory` is that of each. None: one,
+        or all where one cannot hold the weights.
       servers: processes that hold the experts together (Prism); the first one answers
         clients. None: one process.
       slots: with `servers`, experts that each may hold, separated by commas; None: 1.3
@@ -74,7 +75,7 @@ def run_serve(
     prepare_process(reader, offload)
     reader.config = at_k(reader.config, k)
     config = reader.config
-    if devices is not None:
+    if devices is not None and offload is None:
         mesh_for(reader, devices, offload)
     if not config.moe_layers:
         raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
@@ -82,7 +83,7 @@ def run_serve(
     if offload is not None:
         from moe_edge.serve.loading import check_room  # loads JAX
 
-        check_room(checkpoint, k, offload, serving, config)
+        check_room(checkpoint, k, offload, serving, config, devices)
     model = make_served_model(
         str(checkpoint),
         reader,

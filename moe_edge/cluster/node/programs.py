@@ -29,7 +29,7 @@ class PlacedPrograms(LayerPrograms):
 
     def _rows(self, x_TD, ids_TK, slots_SR, slot_of):
         """Outputs of pairs whose blocks are in slots: `ExpertWaves.rows`."""
-        waves = self.waves_of(x_TD.shape[0], self._dtype)
+        waves = self.waves_of(x_TD.shape[0], self.dtype)
         return waves.rows(x_TD, ids_TK, slots_SR, slot_of)
 
     def _join(self, routed: Routed, here, away=None, away_P=None):
