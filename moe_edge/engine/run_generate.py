@@ -24,6 +24,7 @@ from moe_edge.engine.prompts import (
     read_prompts,
 )
 from moe_edge.engine.sizes import check_context, reserved_tokens
+from moe_edge.hosts.run import across_hosts
 from moe_edge.model.sampling import Sampling
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.workload.trace_writer import write_trace
@@ -70,6 +71,7 @@ def collect_prompts(prompt: Sequence[str], prompts: str | None) -> list[Prompt]:
     return [Prompt(f"prompt/{number}", text) for number, text in enumerate(prompt)]
 
 
+@across_hosts()
 @root
 def run_generate(
     run: RunFolder,

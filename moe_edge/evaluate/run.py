@@ -26,6 +26,7 @@ from moe_edge.evaluate.texts import (
     read_text,
     sha256_of,
 )
+from moe_edge.hosts.run import across_hosts
 
 
 def _one_of(**given) -> str:
@@ -51,6 +52,7 @@ def _source(*paths: str) -> list[dict[str, str]]:
     ]
 
 
+@across_hosts("logits")
 @root
 def run_evaluate(
     run: RunFolder,
