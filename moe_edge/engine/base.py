@@ -171,6 +171,10 @@ class Engine:
         attention = self.config.attention_of(layer)
         return self.put(kv_cache.empty_cache(attention, batch, capacity))
 
+    def new_caches(self, batch: int, capacity: int) -> list[kv_cache.Cache]:
+        """Those of all layers."""
+        return self.put(kv_cache.empty_caches(self.config, batch, capacity))
+
     def new_session(
         self, batch: int, capacity: int, with_caches: bool = True
     ) -> Session:
@@ -198,7 +202,7 @@ class Engine:
         capacity = capacity_for(capacity)
         caches = []
         if with_caches:
-            caches = self.put(kv_cache.empty_caches(self.config, batch, capacity))
+            caches = self.new_caches(batch, capacity)
         numbers = [next(_sequence_numbers) for _ in range(batch)]
         positions_B = jnp.zeros(batch, jnp.int32)
         return Session(caches, positions_B, capacity, [0] * batch, numbers)
@@ -253,7 +257,7 @@ class Engine:
         """
         x, chunk = self.programs.top.embed(
             self.weights.top["embed"],
-            *jax.device_put((tokens_BS, start_B, valid_BS)),
+            *self.put((tokens_BS, start_B, valid_BS)),
             session.k_B,
         )
         return self._run_layers(session, x, chunk, on_routing)
@@ -261,9 +265,9 @@ class Engine:
     def prefill(self, session: Session, prompts, on_routing=None) -> jax.Array:
         """Logits after the last token of each prompt, float32 `[B, V]`."""
         lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
-        last = jnp.zeros((len(prompts), self.config.d_model), jnp.float32)
+        last = self.put(np.zeros((len(prompts), self.config.d_model), np.float32))
         for start, x in self.chunks(session, prompts, on_routing):
-            last = self.programs.top.last(x, last, jax.device_put(lengths - 1 - start))
+            last = self.programs.top.last(x, last, self.put(lengths - 1 - start))
         return self.programs.top.head(self.weights.top, last)
 
     def decode(self, session: Session, tokens_B, active_B, on_routing=None):

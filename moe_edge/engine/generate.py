@@ -102,7 +102,7 @@ def generate_steps(
     session = engine.new_session(len(prompts), longest + max_new_tokens)
     logits = engine.prefill(session, prompts, on_routing)
     active = np.ones(len(prompts), bool)
-    active_B = jax.device_put(active.copy())  # a put may alias what we change
+    active_B = engine.put(active.copy())  # a put may alias what we change
     # As row slots do: after the first token the next step begins before the tokens of
     # this one are read. If a row then ends, its step is discarded and its routing not
     # recorded.
@@ -126,7 +126,7 @@ def generate_steps(
         if step == max_new_tokens or not active.any():
             return
         if (active != before).any():
-            active_B = jax.device_put(active.copy())
+            active_B = engine.put(active.copy())
         if not runs_ahead:
             logits = engine.decode(session, tokens_B, active_B, on_routing)
 

@@ -12,6 +12,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
+from moe_edge.engine.devices import mesh_for
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.sub_experts import at_k
 
@@ -36,6 +37,7 @@ def load_engine(
     with_tokenizer: bool = True,
     offload: OffloadOptions | str | float | None = None,
     k: int | None = None,
+    devices: int | str | None = None,
     **options,
 ) -> Loaded:
     """Opens a checkpoint (as `open_checkpoint` does) and loads it.
@@ -49,11 +51,13 @@ def load_engine(
       offload: keeps experts off the device as it says; a budget alone ("25%", 0.25)
         takes the default policies; None: all are resident.
       k: experts a token computes, in a refactored model sub-experts; None: its own.
+      devices: that share the experts: a number, or "all" of this machine; None: all
+        where one cannot hold the weights, else one.
       **options: of `ResidentEngine`, or of `make_offloaded`.
     Raises:
       CheckpointError: the checkpoint or its tokenizer is missing or damaged.
       CapacityError: a budget that is too small or too large.
-      ConfigError: k out of range.
+      ConfigError: k out of range, or more devices than there are (`mesh_for`).
     """
     keep_heap()
     if offload is not None and not isinstance(offload, OffloadOptions):
@@ -68,12 +72,19 @@ def load_engine(
 
     # Conversion has checked our own format already.
     check_finite = not isinstance(reader, CheckpointReader)
+    if offload is not None:
+        prepare_process(reader, offload)
+    mesh = mesh_for(reader, devices, offload)
     with counter("loading the model"):
-        if offload is None:
+        if mesh is not None:
+            from moe_edge.engine.sharded import ShardedEngine, load_sharded
+
+            weights = load_sharded(reader, mesh, check_finite)
+            engine = ShardedEngine(weights, mesh, **options)
+        elif offload is None:
             weights = load_weights(reader, check_finite=check_finite)
             engine = ResidentEngine(weights, **options)
         else:
-            prepare_process(reader, offload)
             checked = {"check_finite": check_finite}
             engine = make_offloaded(reader, offload, **checked, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
@@ -116,11 +127,13 @@ def check_checkpoint(
     with_tokenizer: bool = True,
     offload: OffloadOptions | None = None,
     k: int | None = None,
+    devices: int | str | None = None,
     **room,
 ) -> None:
     """What `load_engine` would refuse, without reading weights (for --dry_run).
 
     Args:
+      devices: as of `load_engine`.
       **room: `batch` and `capacity` as `load_engine` will get them.
     """
     reader = _open(checkpoint, k)
@@ -131,3 +144,5 @@ def check_checkpoint(
 
         allow_pinned(reader, offload)  # `check_offload` starts JAX
         check_offload(reader, offload, **room)
+    if devices is not None:
+        mesh_for(reader, devices, offload)

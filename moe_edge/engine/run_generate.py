@@ -13,6 +13,7 @@ from moe_edge.core.events import Recorder
 from moe_edge.core.files import check_out_file, check_there, write_json
 from moe_edge.core.progress import said
 from moe_edge.core.run_folder import RunFolder, root
+from moe_edge.engine.devices import check_devices
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.engine.prompts import (
@@ -89,6 +90,7 @@ def run_generate(
     k: int | None = None,
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
+    devices: int | str | None = None,
     trace: str | None = None,
     trace_scores: bool = False,
     events: str | None = None,
@@ -118,6 +120,8 @@ def run_generate(
         holds the dense weights, the KV cache and staging; None: as the gin file's
         `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
+      devices: devices that share the experts: a number, or `all` of this machine; None:
+        all where one cannot hold the weights, else one.
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` next to it.
       events: file for transfers and waits (JSON lines).
@@ -133,7 +137,7 @@ def run_generate(
     check_count("max_new_tokens", max_new_tokens)
     check_count("batch_size", batch_size)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    offload = resolve_offload(device_memory, offload)
+    offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
     recorded = [path for path in (trace, events, timeline) if path]
     if offload is None and recorded:
         raise ConfigError(
@@ -152,11 +156,12 @@ def run_generate(
         row = checkpoint, texts, max_new_tokens, max_context
         room["capacity"] = row_tokens(*row)
     if run.dry_run:
-        check_checkpoint(checkpoint, offload=offload, k=k, **room)
+        check_checkpoint(checkpoint, offload=offload, k=k, devices=devices, **room)
         return {"prompts": len(texts)}
-    recorder, options = Recorder(enabled=bool(events or timeline)), {}
+    recorder = Recorder(enabled=bool(events or timeline))
+    options: dict[str, Any] = {"devices": devices}
     if offload is not None:
-        options = {
+        options |= {
             "recorder": recorder,
             "with_trace": trace is not None,
             "trace_scores": trace_scores,

@@ -6,6 +6,7 @@ why). Vectors are widened to float32, which is exact and costs nothing.
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +38,8 @@ class Weights:
     top: Flat  # `embed`, `final_norm` and, unless tied, `head`
     layers: tuple[Flat, ...]  # per layer, canonical name -> array
     # Per layer the records `[E, R]`, None in dense layers and where an offloading
-    # engine keeps them.
-    experts: tuple[jax.Array | None, ...]
+    # engine keeps them; of several devices `ShardedExperts`.
+    experts: tuple[Any, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -55,11 +56,16 @@ def _kept_dtype(ndim: int, stored: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if ndim == 1 else device_dtype(stored)
 
 
+def kept(array: np.ndarray) -> np.ndarray:
+    """A stored array as it is on the device; a view of it where bits stay the same."""
+    dtype = _kept_dtype(array.ndim, array.dtype)
+    same_bits = array.ndim > 1 and dtype.itemsize == array.dtype.itemsize
+    return array.view(dtype) if same_bits else array.astype(dtype)
+
+
 def to_device(array: np.ndarray) -> jax.Array:
     """One stored array on the device; always a copy, never a view of a file."""
-    kept = _kept_dtype(array.ndim, array.dtype)
-    same_bits = array.ndim > 1 and kept.itemsize == array.dtype.itemsize
-    return jnp.array(array.view(kept) if same_bits else array.astype(kept))
+    return jnp.array(kept(array))
 
 
 def weight_shapes(reader) -> Weights:
@@ -102,6 +108,7 @@ def load_weights(
     check_finite: bool = False,
     with_experts: bool = True,
     dense: Weights | None = None,
+    put_experts: Callable[[np.ndarray], Any] | None = None,
 ) -> Weights:
     """Reads a whole checkpoint onto the device, layer by layer.
 
@@ -110,12 +117,13 @@ def load_weights(
       check_finite: refuse NaN and infinity, as conversion does.
       with_experts: False leaves them to a store; all entries are then None.
       dense: of this checkpoint, read before: only the experts are read then.
+      put_experts: puts a layer's records `[E, R]` on the device; None: `put`.
     Raises:
       CheckpointError: names or shapes that do not fit the config, or such values.
     """
     config, layout = reader.config, RecordLayout.of(reader.config)
 
-    def place(where: str, name: str, array: np.ndarray, numbers=None) -> jax.Array:
+    def place(where: str, name: str, array: np.ndarray, numbers=None, put=put):
         if check_finite and not all(map(all_finite, numbers or [array])):
             raise CheckpointError(
                 f"{where}: {name} has NaN or infinite values; to run it all the same, "
@@ -140,8 +148,9 @@ def load_weights(
         records = None
         if with_experts and layer in config.moe_layers:
             read = reader.experts(layer)
-            records = place(where, "experts", read, layout.numbers(read))
             shape = (config.moe.num_experts, layout.size)
-            check_shape(f"expert records of layer {layer}", records, shape)
+            check_shape(f"expert records of layer {layer}", read, shape)
+            given = where, "experts", read, layout.numbers(read)
+            records = place(*given, put_experts or put)
         experts.append(records)
     return Weights(config, top, tuple(layers), tuple(experts))

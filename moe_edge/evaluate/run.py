@@ -17,6 +17,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
+from moe_edge.engine.devices import check_devices
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.texts import (
@@ -73,6 +74,7 @@ def run_evaluate(
     k: int | None = None,
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
+    devices: int | str | None = None,
     data_dir: str | None = None,
 ) -> dict[str, Any]:
     """Measures a model in one of four ways.
@@ -101,6 +103,8 @@ def run_evaluate(
         `offload` says, or all experts on the device.
       offload: policies of experts that do not fit. A lossy route acts while decoding,
         so texts (of multiple choice: the choices) are then scored token by token.
+      devices: devices that share the experts: a number, or `all` of this machine; None:
+        all where one cannot hold the weights, else one.
       data_dir: folder in which relative paths are looked up, too.
     Raises:
       MoeEdgeError: bad input.
@@ -112,10 +116,10 @@ def run_evaluate(
     check_positive("batch_size", batch_size)
     if limit is not None:
         check_positive("limit", limit)
-    offload = resolve_offload(device_memory, offload)
+    offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
     if mode == "tokens":
         tokens = find_file(tokens, data_dir, "--tokens")
-        summary = _run_logits(run, checkpoint, k, tokens, logits, offload)
+        summary = _run_logits(run, checkpoint, k, tokens, logits, offload, devices)
         if not run.dry_run:
             _write(run, summary | {"mode": mode}, [tokens])
         return summary
@@ -156,9 +160,9 @@ def run_evaluate(
         fixed = lossy and mode == "mcq"
         room = _cache_room(reader.config, lengths, batch_size, fixed)
     if run.dry_run:
-        check_checkpoint(checkpoint, offload=offload, k=k, **room)
+        check_checkpoint(checkpoint, offload=offload, k=k, devices=devices, **room)
         return {"mode": mode}
-    loaded = load_engine(checkpoint, offload=offload, k=k, **room)
+    loaded = load_engine(checkpoint, offload=offload, k=k, devices=devices, **room)
     lines: list[dict[str, Any]] = []
     if mode == "mcq":
         summary, lines = answer_questions(
@@ -264,7 +268,9 @@ def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:
     }
 
 
-def _run_logits(run: RunFolder, checkpoint, k, tokens, logits, offload) -> dict:
+def _run_logits(
+    run: RunFolder, checkpoint, k, tokens, logits, offload, devices
+) -> dict:
     from moe_edge.evaluate.logits import (
         check_logits_path,
         read_tokens,
@@ -281,7 +287,7 @@ def _run_logits(run: RunFolder, checkpoint, k, tokens, logits, offload) -> dict:
             "file next to it"
         )
     path = check_logits_path(logits, run.overwrite)
-    given = {"with_tokenizer": False, "offload": offload, "k": k}
+    given = {"with_tokenizer": False, "offload": offload, "k": k, "devices": devices}
     if offload is not None:
         vocab_size = open_checkpoint(checkpoint).config.vocab_size
         given["batch"] = rows_together(tokens_BS.shape, vocab_size)

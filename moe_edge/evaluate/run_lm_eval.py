@@ -12,6 +12,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
+from moe_edge.engine.devices import check_devices
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 
@@ -33,6 +34,7 @@ def run_lm_eval(
     k: int | None = None,
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
+    devices: int | str | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Runs tasks and writes their metrics.
@@ -55,6 +57,8 @@ def run_lm_eval(
         resident.
       offload: policies of experts that do not fit. With a lossy route likelihoods are
         scored token by token, for it acts while decoding.
+      devices: devices that share the experts: a number, or `all` of this machine; None:
+        all where one cannot hold the weights, else one.
       seed: of the few-shot examples.
     Returns:
       tasks (name -> metric -> value), n (name -> rows), num_fewshot, k, checkpoint.
@@ -68,15 +72,15 @@ def run_lm_eval(
             check_count(name, value)
     if num_fewshot is not None and num_fewshot < 0:
         raise ConfigError(f"num_fewshot must be 0 or more, got {num_fewshot}")
-    offload = resolve_offload(device_memory, offload)
+    offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     loaded_tasks = _load_tasks(names, include_path)
     room = {"batch": batch_size, "capacity": MOST_TOKENS}
     if run.dry_run:
-        check_checkpoint(checkpoint, offload=offload, k=k, **room)
+        check_checkpoint(checkpoint, offload=offload, k=k, devices=devices, **room)
         return {"tasks": names}
     room = {} if offload is None else room
-    loaded = load_engine(checkpoint, offload=offload, k=k, **room)
+    loaded = load_engine(checkpoint, offload=offload, k=k, devices=devices, **room)
     lossy = offload is not None and not offload.lossless
     from lm_eval.evaluator import simple_evaluate
 

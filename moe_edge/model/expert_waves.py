@@ -46,14 +46,14 @@ class ExpertWaves:
         swiglu_limit: float | None = None,
     ):
         self.method = "pairs" if method == "pairs" else "blocks"
-        self._layout, self._experts = layout, num_experts
-        self._act = functools.partial(activate, kind=activation, limit=swiglu_limit)
+        self.layout, self._experts = layout, num_experts
+        self.act = functools.partial(activate, kind=activation, limit=swiglu_limit)
 
     def start(self, x_TD: jax.Array, ids_TK: jax.Array) -> jax.Array:
         """The carry before the first wave."""
         if self.method == "pairs":
             return jnp.zeros_like(x_TD)
-        return empty_pairs(ids_TK, self._layout, self._experts)
+        return empty_pairs(ids_TK, self.layout, self._experts)
 
     def run(self, carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of) -> jax.Array:
         """Adds one wave.
@@ -69,7 +69,7 @@ class ExpertWaves:
         """
         if self.method == "pairs":
             return run_pairs(
-                x_TD, slot_of, weights_TK, slots_SR, self._layout, self._act, carry
+                x_TD, slot_of, weights_TK, slots_SR, self.layout, self.act, carry
             )
         return fill_pairs(
             carry,
@@ -78,8 +78,8 @@ class ExpertWaves:
             slots_SR,
             slot_of,
             self._experts,
-            self._layout,
-            self._act,
+            self.layout,
+            self.act,
         )
 
     def finish(self, carry, ids_TK, weights_TK) -> jax.Array:
@@ -99,13 +99,23 @@ class ExpertWaves:
           order of expert, then of token. Rows of pairs that are not here are arbitrary.
         """
         if self.method == "pairs":
-            return pair_rows(x_TD, slot_of, slots_SR, self._layout, self._act)
-        out_PD = empty_pairs(ids_TK, self._layout, self._experts)
+            return pair_rows(x_TD, slot_of, slots_SR, self.layout, self.act)
+        out_PD = empty_pairs(ids_TK, self.layout, self._experts)
         where = x_TD, ids_TK, slots_SR, slot_of, self._experts
-        return fill_pairs(out_PD, *where, self._layout, self._act)[: ids_TK.size]
+        return fill_pairs(out_PD, *where, self.layout, self.act)[: ids_TK.size]
 
     def sum_rows(self, rows_PD, ids_TK, weights_TK) -> jax.Array:
         """The layer's output `[T, D]` from the rows of all pairs."""
         if self.method == "pairs":
             return sum_pair_rows(rows_PD, weights_TK)
         return sum_pairs(rows_PD, ids_TK, weights_TK, self._experts)
+
+    def sum_in_order(self, rows_PD, weights_TK) -> jax.Array:
+        """As `sum_rows` of `blocks`, from rows token by token in order of rank.
+
+        Args:
+          weights_TK: zero for a pair of no expert, whose row is zeros.
+        """
+        pair_TK = jnp.arange(weights_TK.size, dtype=jnp.int32)
+        pair_TK = pair_TK.reshape(weights_TK.shape)  # each the only one of its expert
+        return sum_pairs(rows_PD, pair_TK, weights_TK, weights_TK.size)

@@ -17,6 +17,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from moe_edge.model.attention_config import AttentionConfig
 from moe_edge.model.config import ModelConfig
@@ -44,27 +45,39 @@ def cache_bytes(attention: AttentionConfig, batch: int, capacity: int) -> int:
     return sum(map(math.prod, shapes)) * VALUE_BYTES
 
 
-def empty_cache(attention: AttentionConfig, batch: int, capacity: int) -> Cache:
-    """A zeroed float32 cache of one layer."""
-    return _zeros((_sorted_shapes(attention, batch, capacity),))[0]
+def empty_cache(
+    attention: AttentionConfig, batch: int, capacity: int, sharding=None
+) -> Cache:
+    """A zeroed float32 cache of one layer.
+
+    Args:
+      sharding: of its arrays, where they are for several devices.
+    """
+    return _zeros((_sorted_shapes(attention, batch, capacity),), sharding)[0]
 
 
-def empty_caches(config: ModelConfig, batch: int, capacity: int) -> list[Cache]:
+def empty_caches(
+    config: ModelConfig, batch: int, capacity: int, sharding=None
+) -> list[Cache]:
     """Those of all layers, by one program: a call an array takes longer."""
     layers = map(config.attention_of, range(config.num_layers))
-    return _zeros(tuple(_sorted_shapes(each, batch, capacity) for each in layers))
+    shapes = tuple(_sorted_shapes(each, batch, capacity) for each in layers)
+    return _zeros(shapes, sharding)
 
 
 def _sorted_shapes(*given) -> tuple[tuple[str, tuple], ...]:
     return tuple(sorted(cache_shapes(*given).items()))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _zeros(layers: tuple[tuple[tuple[str, tuple], ...], ...]) -> list[Cache]:
-    return [
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _zeros(layers: tuple[tuple[tuple[str, tuple], ...], ...], sharding) -> list[Cache]:
+    caches = [
         {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes}
         for shapes in layers
     ]
+    return (
+        caches if sharding is None else lax.with_sharding_constraint(caches, sharding)
+    )
 
 
 def write(

@@ -13,6 +13,7 @@ from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
+from moe_edge.engine.devices import check_devices, mesh_for
 from moe_edge.engine.load import allow_pinned
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.sizes import check_context, reserved_tokens
@@ -28,6 +29,7 @@ from moe_edge.public.options import OptionsReader
 
 if TYPE_CHECKING:
     from moe_edge.engine.base import Engine as Core
+    from moe_edge.engine.mesh import DeviceMesh
     from moe_edge.engine.weights import Weights
     from moe_edge.offload.store import HostStore
     from moe_edge.public.engine import Engine
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
 
 
-def load(path: str | Path = "default", *, devices: int = 1, **unknown: Any) -> "Model":
+def load(
+    path: str | Path = "default", *, devices: int | str | None = None, **unknown: Any
+) -> "Model":
     """Opens a checkpoint. No weights are read until an engine is made.
 
     >>> import moe_edge as me
@@ -45,7 +49,8 @@ def load(path: str | Path = "default", *, devices: int = 1, **unknown: Any) -> "
     Args:
       path: a Hugging Face folder, a GGUF file, a folder of ours, or "default", the
         small model that comes with the package.
-      devices: of this machine that run it; so far one.
+      devices: of this machine that share the experts of its resident engines: a number,
+        or "all". None: all where one cannot hold the weights, else one.
     Raises:
       CheckpointError: nothing there (a name of the Hugging Face hub gets the command
         that downloads it), or a damaged checkpoint.
@@ -56,15 +61,11 @@ def load(path: str | Path = "default", *, devices: int = 1, **unknown: Any) -> "
         raise ConfigError(
             f"path is {path!r:.60}, expected a folder, a file or 'default'"
         )
-    if isinstance(devices, bool) or devices != 1:
-        raise ConfigError(
-            f"devices is {devices!r}, and a model runs on one device; for more run "
-            "moe-edge cluster"
-        )
+    devices = check_devices(devices)
     # The working directory may change before weights are read.
     is_file = str(path) != "default" and Path(path).exists()
     source = Path(path).absolute() if is_file else path
-    return Model(str(path), open_checkpoint(source), str(source))
+    return Model(str(path), open_checkpoint(source), str(source), devices)
 
 
 class Model:
@@ -83,11 +84,14 @@ class Model:
       name: what it was opened by.
       config: its sizes (`ModelConfig`).
       source: what opens it again, wherever the process is.
+      devices: as given to `load`, checked.
       options: checks the options of its engines.
     """
 
-    def __init__(self, name: str, reader: Any, source: str):
-        self.source = source
+    def __init__(
+        self, name: str, reader: Any, source: str, devices: int | str | None = None
+    ):
+        self.source, self.devices = source, devices
         self.name, self._reader = name, reader
         self.config: ModelConfig = reader.config
         self._stores: dict[str, HostStore] = {}
@@ -133,25 +137,40 @@ class Model:
           max_batch: prompts that run together.
           max_context: most tokens of a prompt and its continuation; None: the model's.
         Raises:
-          ConfigError, CapacityError: a bad limit, or an unknown argument.
+          ConfigError, CapacityError: a bad limit, an unknown argument, or more devices
+            than there are.
         """
         known = ("max_batch", "max_context")
         refuse_unknown("resident", unknown, known, OFFLOAD_HINTS)
         self._check_limits(max_batch, max_context)
         keep_heap()
-        from moe_edge.engine.resident import ResidentEngine
-        from moe_edge.engine.weights import load_weights
         from moe_edge.public.engine import Engine
 
-        weights = self._resident()  # of another resident engine that still lives
-        if weights is None:
-            weights = load_weights(
-                self._reader, check_finite=self._check_finite, dense=self._dense
-            )
-            self._resident = weakref.ref(weights)
-        core = ResidentEngine(weights, programs=self._programs.get("resident"))
+        core = self._new_resident()
         self._programs["resident"] = core.programs
         return Engine(core, self, max_batch=max_batch, max_context=max_context)
+
+    def _new_resident(self) -> "Core":
+        from moe_edge.engine.resident import ResidentEngine
+        from moe_edge.engine.weights import load_weights
+
+        weights = self._resident()  # of another resident engine that still lives
+        check, programs = self._check_finite, self._programs.get("resident")
+        if (mesh := self._mesh) is not None:
+            from moe_edge.engine.sharded import ShardedEngine, load_sharded
+
+            weights = weights or load_sharded(self._reader, mesh, check)
+            self._resident = weakref.ref(weights)
+            return ShardedEngine(weights, mesh, programs=programs)
+        if weights is None:
+            weights = load_weights(self._reader, check_finite=check, dense=self._dense)
+            self._resident = weakref.ref(weights)
+        return ResidentEngine(weights, programs=programs)
+
+    @functools.cached_property
+    def _mesh(self) -> "DeviceMesh | None":
+        """Of resident engines; None: they run on one device."""
+        return mesh_for(self._reader, self.devices, None)
 
     def offload(
         self,
@@ -190,6 +209,7 @@ class Model:
             self.options.read("1B", options)  # before JAX says what is free
             device_memory = self._auto_memory()
         given = self.options.read(device_memory, options)
+        mesh_for(self._reader, self.devices, given)
         self._check_limits(max_batch, max_context)
         record = read_record(record)
         recorder = Recorder(enabled="events" in record)

@@ -20,6 +20,7 @@ def load_driver(
     offload: OffloadOptions | None,
     serving: ServingOptions,
     *,
+    devices: int | str | None = None,
     clock: Callable[[], float] = time.monotonic,
     fail_step: int | None = None,
 ) -> Driver:
@@ -30,7 +31,8 @@ def load_driver(
     room = {}
     if offload is not None:
         room = cache_room(serving, at_k(open_checkpoint(checkpoint).config, k))
-    loaded = load_engine(checkpoint, with_tokenizer=False, offload=offload, k=k, **room)
+    given = {"with_tokenizer": False, "offload": offload, "k": k, "devices": devices}
+    loaded = load_engine(checkpoint, **given, **room)
     try:
         driver = make_driver(loaded.engine, serving, clock, fail_step)
         with counter("compiling programs"):

@@ -5,6 +5,7 @@ from typing import Any
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.run_folder import unpacked
+from moe_edge.engine.devices import check_devices, mesh_for
 from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.model.sub_experts import at_k
@@ -22,6 +23,7 @@ def run_serve(
     k: int | None = None,
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
+    devices: int | str | None = None,
     servers: int | None = None,
     slots: str | None = None,
     serving: ServingOptions,
@@ -42,6 +44,8 @@ def run_serve(
         holds the dense weights, the KV cache and staging; None: as `offload` says, or
         all resident.
       offload: policies of experts that do not fit.
+      devices: devices that share the experts: a number, or `all` of this machine; None:
+        all where one cannot hold the weights, else one.
       servers: processes that hold the experts together (Prism); the first one answers
         clients. None: one process.
       slots: with `servers`, experts that each may hold, separated by commas; None: 1.3
@@ -52,9 +56,14 @@ def run_serve(
     Raises:
       MoeEdgeError: bad input, or an engine that fails again and again (exit code 1).
     """
-    offload = resolve_offload(device_memory, offload)
+    offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
     if servers is None and slots is not None:
         raise ConfigError(f"--slots {slots} are of servers; give --servers with them")
+    if servers is not None and devices not in (None, 1):
+        raise ConfigError(
+            f"--devices {devices} with --servers {servers}: a server of several runs "
+            "on one device; leave one of them out"
+        )
     if servers is not None and offload is not None:
         raise ConfigError(
             "--servers share the experts by --slots; give no --device_memory and no "
@@ -65,6 +74,8 @@ def run_serve(
     prepare_process(reader, offload)
     reader.config = at_k(reader.config, k)
     config = reader.config
+    if devices is not None:
+        mesh_for(reader, devices, offload)
     if not config.moe_layers:
         raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
     serving.check_model(config)
@@ -107,7 +118,8 @@ def run_serve(
 
         def load():
             fail = server.fail_step
-            driver = load_driver(checkpoint, k, offload, serving, fail_step=fail)
+            given = checkpoint, k, offload, serving
+            driver = load_driver(*given, devices=devices, fail_step=fail)
             model.grammars.prepare()
             if keep is not None:
                 from moe_edge.engine.prompt_files import PromptFiles

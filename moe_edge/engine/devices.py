@@ -1,0 +1,94 @@
+"""On how many devices a model runs: what `--devices` says, or what its weights need."""
+
+from typing import TYPE_CHECKING
+
+from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.progress import say
+from moe_edge.engine.offload_options import OffloadOptions
+
+if TYPE_CHECKING:
+    from moe_edge.engine.mesh import DeviceMesh
+
+ALL = "all"
+SPARE_SHARE = 0.1  # of a device's free memory, for caches and what programs need
+
+
+def check_devices(devices: int | str | None) -> int | str | None:
+    """A number of devices, "all", or None: as many as are needed; without JAX.
+
+    Raises:
+      ConfigError: anything else.
+    """
+    if devices is None or devices == ALL:
+        return devices
+    number = devices
+    if isinstance(devices, str) and devices.isascii() and devices.isdecimal():
+        number = int(devices)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ConfigError(
+            f"devices is {devices!r}, expected a number from 1, or {ALL!r} of this "
+            "machine"
+        )
+    check_count("devices", number)
+    return number
+
+
+def mesh_for(
+    reader, devices: int | str | None, offload: OffloadOptions | None
+) -> "DeviceMesh | None":
+    """The devices that a model is to run on; None: the first one alone.
+
+    Args:
+      reader: an open checkpoint.
+      devices: see `check_devices`. None: all of this machine where one cannot hold the
+        weights, else one.
+    Raises:
+      ConfigError: more devices than there are, or a model or an engine for one.
+    """
+    devices = check_devices(devices)
+    moe = reader.config.moe if reader.config.moe_layers else None
+    if devices == 1:
+        return None
+    if offload is not None:
+        if devices is None:
+            return None
+        raise ConfigError(
+            f"devices is {devices}, and experts that are offloaded run on one; leave "
+            "out device_memory, or devices"
+        )
+    if moe is None:
+        if devices is None:
+            return None
+        raise ConfigError(
+            f"devices is {devices}, and a dense model has no experts that they could "
+            "share; leave it out"
+        )
+    from moe_edge.engine.mesh import local_mesh
+
+    if devices is None and not _needs_all(reader):
+        return None
+    mesh = local_mesh(None if devices in (None, ALL) else devices)
+    if mesh.size > moe.num_experts:
+        say(
+            f"{mesh.size} devices share {moe.num_experts} experts a layer: "
+            f"{mesh.size - moe.num_experts} of them hold none"
+        )
+    return mesh if mesh.size > 1 else None
+
+
+def _needs_all(reader) -> bool:
+    """Whether there are several devices and the first cannot hold all weights."""
+    import jax
+
+    from moe_edge.engine.offloaded import free_device_bytes
+    from moe_edge.engine.weights import weight_shapes
+    from moe_edge.offload.store import device_dtype
+
+    # The devices of a CPU are one memory.
+    if len(jax.local_devices()) == 1 or jax.default_backend() == "cpu":
+        return False
+    config, free = reader.config, free_device_bytes()
+    record_bytes = reader.layout.num_bytes(device_dtype(reader.dtype))
+    experts_bytes = len(config.moe_layers) * config.moe.num_experts * record_bytes
+    needed = weight_shapes(reader).num_bytes + experts_bytes
+    return free is not None and needed > (1 - SPARE_SHARE) * free

@@ -1,0 +1,91 @@
+"""The resident engine on several devices: each holds and computes its share of experts.
+
+Everything but the routed experts is on every device, and computed by all of them: the
+same programs as on one, but for `run_sharded` in place of `run_experts`. Tokens have
+the same bits.
+"""
+
+import functools
+
+import jax
+import numpy as np
+
+from moe_edge.engine.mesh import DeviceMesh
+from moe_edge.engine.programs import TopPrograms
+from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
+from moe_edge.engine.sharded_experts import even_places, put_experts, run_sharded
+from moe_edge.engine.weights import Weights, kept, load_weights
+from moe_edge.model import kv_cache
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.record import RecordLayout
+
+
+class ShardedPrograms(ResidentPrograms):
+    """Those of a resident engine on the devices of a mesh."""
+
+    def __init__(
+        self, config: ModelConfig, mesh: DeviceMesh, top: TopPrograms | None = None
+    ):
+        super().__init__(config, top)
+        self.run_experts = functools.partial(
+            run_sharded,
+            mesh=mesh,
+            layout=RecordLayout.of(config),
+            activation=config.moe.activation,
+            swiglu_limit=config.moe.swiglu_limit,
+        )
+
+
+class ShardedEngine(ResidentEngine):
+    """Runs a model whose experts all fit the devices of a mesh together.
+
+    Args:
+      weights: of `load_sharded`, on the same mesh.
+      **options: of `ResidentEngine`.
+    """
+
+    def __init__(self, weights: Weights, mesh: DeviceMesh, *, programs=None, **options):
+        self.mesh = mesh
+        programs = programs or ShardedPrograms(weights.config, mesh)
+        super().__init__(weights, programs=programs, **options)
+
+    def _sibling(self, weights):
+        programs = ShardedPrograms(weights.config, self.mesh, self.programs.top)
+        given = {"layers_per_program": self.layers_per_program}
+        return ShardedEngine(weights, self.mesh, programs=programs, **given)
+
+    def put(self, tree):
+        return self.mesh.put(tree)
+
+    def new_cache(self, layer, batch, capacity):
+        attention = self.config.attention_of(layer)
+        return kv_cache.empty_cache(attention, batch, capacity, self.mesh.whole)
+
+    def new_caches(self, batch, capacity):
+        return kv_cache.empty_caches(self.config, batch, capacity, self.mesh.whole)
+
+    def device_bytes(self):
+        """As `Engine.device_bytes`, of each device: all hold as much."""
+        weights = self.weights
+        arrays = jax.tree.leaves((weights.top, weights.layers, weights.experts))
+        return sum(array.addressable_shards[0].data.nbytes for array in arrays)
+
+
+def load_sharded(
+    reader, mesh: DeviceMesh, check_finite: bool = False, dense: Weights | None = None
+) -> Weights:
+    """A model's weights on a mesh: experts' records cut, all others whole.
+
+    Args: as of `load_weights`.
+    Raises: as `load_weights`.
+    """
+
+    def put_whole(array: np.ndarray) -> jax.Array:
+        return mesh.put(np.array(kept(array)))  # a copy, never a view of a file
+
+    def put_records(records_ER: np.ndarray):
+        records_ER = kept(records_ER)
+        return put_experts(mesh, records_ER, even_places(len(records_ER), mesh.size))
+
+    given = {"check_finite": check_finite, "dense": dense}
+    return load_weights(reader, put_whole, put_experts=put_records, **given)
