@@ -141,6 +141,11 @@ def guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         return CLOSED_PIPE
     except USER_ERRORS as error:
         return report(error)
+    except Exception:
+        if processes.count() == 1:
+            raise
+        traceback.print_exc()  # and `leave`, without JAX's shutdown
+        return 1
     except signals.Terminated:
         print("terminated", file=sys.stderr)
         return TERMINATED

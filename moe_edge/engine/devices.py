@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from moe_edge.core import processes
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.progress import say
 from moe_edge.engine.offload_options import OffloadOptions
@@ -41,13 +42,20 @@ def mesh_for(
     Args:
       reader: an open checkpoint.
       devices: see `check_devices`. None: all of this machine where one cannot hold the
-        weights, else one.
+        weights, else one. Of several processes (`hosts/`): of each; None: all.
     Raises:
       ConfigError: more devices than there are, or a model or an engine for one.
     """
-    devices = check_devices(devices)
+    devices, count = check_devices(devices), processes.count()
     moe = reader.config.moe if reader.config.moe_layers else None
-    if devices == 1:
+    if moe is None and count > 1:
+        raise ConfigError(
+            f"{count} processes, and a dense model has no experts that they could "
+            "share; run it in one"
+        )
+    if count > 1 and devices is None:
+        devices = ALL
+    if devices == 1 and count == 1:
         return None
     if offload is not None:
         if devices is None:

@@ -121,7 +121,8 @@ def run_generate(
         `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
       devices: devices that share the experts: a number, or `all` of this machine; None:
-        all where one cannot hold the weights, else one.
+        all where one cannot hold the weights, else one. Of several processes: of each;
+        None: all.
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` next to it.
       events: file for transfers and waits (JSON lines).
