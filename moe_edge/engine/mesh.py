@@ -79,7 +79,7 @@ class DeviceMesh:
 
 
 def local_mesh(count: int | None) -> DeviceMesh:
-    """So many devices of this machine; None: all.
+    """So many devices of this machine; None: all. Of several processes: of each.
 
     Raises:
       ConfigError: more than there are.
@@ -91,4 +91,5 @@ def local_mesh(count: int | None) -> DeviceMesh:
             f"{count} devices, and JAX sees {len(there)} ({there[0].platform}); ask "
             f"for at most {len(there)}"
         )
-    return DeviceMesh.of(there[:count])
+    everywhere = map(jax.local_devices, range(jax.process_count()))
+    return DeviceMesh.of([device for own in everywhere for device in own[:count]])
