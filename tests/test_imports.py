@@ -9,8 +9,8 @@ PACKAGE = ROOT / "moe_edge"
 
 # A folder imports only folders before it (docs/architecture.md).
 ORDER = (
-    "core kernels model hardware checkpoint convert hosts workload route predict offload "
-    "schedule engine evaluate training profile refactor place cluster serve "
+    "core kernels model hardware checkpoint convert hosts workload route predict "
+    "offload schedule engine evaluate training profile refactor place cluster serve "
     "simulate loadtest planner metrics bench public commands papers studies"
 ).split()
 
