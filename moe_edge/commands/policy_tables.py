@@ -3,8 +3,8 @@
     python -m moe_edge.commands.policy_tables
 
 writes them anew, from the root of a clone: on a page `<!-- policies KIND -->` begins a
-table or, within a line, a list of names, and `<!-- end -->` ends it. A test says when a
-page is old.
+table or, within a line, a list of names, and `<!-- end -->` ends it. KIND `refusals` is
+the table of what does not go together. A test says when a page is old.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from pathlib import Path
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.files import write_text
 from moe_edge.core.plug_in import Registry, is_ours, options_of
+from moe_edge.engine.refusals import RULES
 from moe_edge.offload.assist_base import ASSISTS
 from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.place.placer import PLACERS
@@ -44,6 +45,8 @@ def up_to_date(text: str) -> str:
 
     def made(part: re.Match) -> str:
         begin, kind, is_table, end = part.groups()
+        if kind == "refusals":
+            return f"{begin}\n{refusal_table()}\n{end}"
         check_known("kind of policy in the documentation", kind, KINDS)
         if is_table:
             return f"{begin}\n{table(KINDS[kind])}\n{end}"
@@ -67,6 +70,13 @@ def table(registry: Registry) -> str:
         source = kind.SOURCE.partition(". Differs")[0]
         cells = f"`{name}`", what.rstrip("."), options(kind), source
         rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def refusal_table() -> str:
+    """A row a rule of `engine/refusals.py`."""
+    rows = ["| choice | not with | instead |", "|---|---|---|"]
+    rows += [f"| {rule.one} | {rule.other} | {rule.remedy} |" for rule in RULES]
     return "\n".join(rows)
 
 

@@ -46,8 +46,12 @@ def _of_kind(kind: str) -> Iterator[tuple[str, str]]:
                 yield name, f"{room}.{place}"
 
 
+@functools.cache
 def plugins(kind: str) -> dict[str, str]:
-    """Name -> `module:object` of all that the rooms add of one kind, sorted."""
+    """Name -> `module:object` of all that the rooms add of one kind, sorted.
+
+    Folders are looked through once: names are asked for with every option.
+    """
     return dict(sorted(_of_kind(kind)))
 
 

@@ -307,19 +307,3 @@ class Engine:
         session = self.new_session(len(prompts), max(map(len, prompts), default=0))
         for start, x in self.chunks(session, prompts, on_routing):
             yield start, self.programs.top.head(self.weights.top, x)
-
-
-def refuse_deterministic(what: str) -> None:
-    """Raises ConfigError: a row's bits would depend on its company."""
-    raise ConfigError(
-        f"deterministic rows and {what}: what a row gets there depends on the others; "
-        "load the engine without it, or leave deterministic"
-    )
-
-
-def refuse_rows(what: str) -> None:
-    """Raises ConfigError: rows would share the record of one sequence."""
-    raise ConfigError(
-        f"{what} follows one sequence, and a running batch has a row for each of many; "
-        "load the engine without it (eviction lru, predictor none, no trace)"
-    )

@@ -20,12 +20,13 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_shape
 from moe_edge.core.plug_in import is_ours
-from moe_edge.engine.base import Engine, refuse_deterministic, refuse_rows
+from moe_edge.engine.base import Engine
 from moe_edge.engine.expert_state import ExpertState, Moved
 from moe_edge.engine.fused_cache import Cache, Counting, Counts, DeviceCache
 from moe_edge.engine.fused_waves import run_through_slots
 from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.programs import Programs, count_compiled, jit_step
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
 from moe_edge.model.branches import add_experts, seam
@@ -266,11 +267,8 @@ class FusedEngine(Engine):
     # Steps.
 
     def check_rows(self, deterministic: bool = False) -> None:
-        policy = self._cache_of.policy
-        if policy.per_sequence:
-            refuse_rows(f"eviction policy {policy.name}")
-        if deterministic and not self.lossless:
-            refuse_deterministic(f"route {self._route.name}")
+        given = {"eviction": self._cache_of.policy, "route": self._route}
+        refuse(Asked(**given, has_rows=True, deterministic=deterministic))
 
     def begin_prompts(self, session: Session, prompts) -> None:
         self._turn_to(session)

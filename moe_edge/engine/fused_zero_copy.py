@@ -25,8 +25,8 @@ from moe_edge.model.router import Routing
 MOST_ROWS = 16  # of a step, as of the form `pairs`
 
 
-def check_zero_copy(config: ModelConfig) -> None:
-    """Raises ConfigError where kernels cannot read this model's records in place."""
+def check_zero_copy() -> None:
+    """Raises ConfigError where kernels cannot read records in place."""
     if not are_possible():
         raise ConfigError(
             "zero_copy is True, and only a GPU's kernels read the host's memory (here "
@@ -36,16 +36,6 @@ def check_zero_copy(config: ModelConfig) -> None:
         raise ConfigError(
             "zero_copy is True and MOE_EDGE_FEW_ROWS is 0, so other steps would round "
             "rows that its kernel does not; leave one of them out"
-        )
-    if (kind := config.moe.expert_kind) is not None:
-        raise ConfigError(
-            f"zero_copy is True and the experts are {kind}; its kernel reads bfloat16 "
-            "and float32: leave it out"
-        )
-    if (name := config.moe.activation) == "gelu":  # Triton has no `erf`
-        raise ConfigError(
-            f"zero_copy is True and the experts' activation {name}, which its kernel "
-            "lacks; leave it out"
         )
 
 
@@ -60,7 +50,7 @@ class ZeroCopy:
     """
 
     def __init__(self, device: DeviceCache, config: ModelConfig):
-        check_zero_copy(config)
+        check_zero_copy()
         self._device, moe = device, config.moe
         self._layout = RecordLayout.of(config)
         limits = {"kind": moe.activation, "limit": moe.swiglu_limit}

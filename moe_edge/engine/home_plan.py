@@ -8,10 +8,8 @@ there: dense weights, KV cache, a shadow.
 import dataclasses
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
 from moe_edge.core.context import Context
 from moe_edge.engine.device_needs import DeviceNeeds
 from moe_edge.engine.offload_options import OffloadOptions
@@ -26,32 +24,6 @@ from moe_edge.offload.slot_plan import (
     slots_for,
     static_hit_curves,
 )
-
-
-def check_homes(options: OffloadOptions, devices: Sequence[jax.Device]) -> None:
-    """Refuses options that several devices do not have.
-
-    Raises:
-      ConfigError: naming the option.
-    """
-    count = len(devices)
-    if count < 2:
-        return
-    if options.mode == "fused":
-        raise ConfigError(
-            f"mode fused runs on one device, got {count} devices; use mode layered, "
-            "whose experts have homes on several, or devices 1"
-        )
-    if options.layer_io != "arrays":
-        raise ConfigError(
-            f"layer_io {options.layer_io} speaks to one device, got {count} devices; "
-            "leave it out, or use devices 1"
-        )
-    if "hit_curves" in options.slot_plan_options:
-        raise ConfigError(
-            f"hit_curves are of one device's slots, got {count} devices; give "
-            "profile_trace, from which each gets its own"
-        )
 
 
 def plan_homes(

@@ -19,7 +19,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import Backend
-from moe_edge.engine.base import Engine, refuse_deterministic, refuse_rows
+from moe_edge.engine.base import Engine
 from moe_edge.engine.expert_state import ExpertState, Moved, of_manager
 from moe_edge.engine.follower import Choices, LocalShadow
 from moe_edge.engine.homes import AtHome
@@ -27,6 +27,7 @@ from moe_edge.engine.inline import is_inline
 from moe_edge.engine.layer_exchange import Arrays, Words
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_waves import LayerWaves
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.routing_reader import Reading, RoutingReader
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
@@ -200,17 +201,17 @@ class LayeredEngine(Engine):
         ]
 
     def check_rows(self, deterministic: bool = False) -> None:
-        policy = self.manager.cache.policy
-        if policy.per_sequence:
-            refuse_rows(f"eviction policy {policy.name}")
-        if self._shadow is not None:
-            refuse_rows(f"predictor {self._predictor.name}")
-        if self.trace is not None:
-            refuse_rows("a trace")
-        if deterministic and not self.lossless:
-            refuse_deterministic(f"route {self.route.name}")
-        if deterministic and self.backends:
-            refuse_deterministic("experts computed elsewhere (assist)")
+        refuse(
+            Asked(
+                eviction=self.manager.cache.policy,
+                predictor=self._predictor,
+                route=self.route,
+                recorded=self.trace is not None,
+                is_assisted=bool(self.backends),
+                has_rows=True,
+                deterministic=deterministic,
+            )
+        )
 
     @contextlib.contextmanager
     def crowded(self):

@@ -15,6 +15,7 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.plug_in import is_object
+from moe_edge.engine.refusals import Asked, layered_only, refuse
 from moe_edge.offload.assist_base import Assist, get_assist
 from moe_edge.offload.evict_base import (
     EVICTIONS,
@@ -97,8 +98,7 @@ class OffloadOptions:
             from moe_edge.offload.store import MEMORIES  # loads JAX
 
             check_known("expert memory", self.memory, MEMORIES)
-        plan, options = plan_of(self.slot_plan), self.slot_plan_options
-        self._check_profile(f"slot plan {self.slot_plan}", plan, options)
+        plan_of(self.slot_plan)
         get_route(self.route, **self.route_options)
         check_count("horizon", self.horizon)
         check_count("prefetch_limit", self.prefetch_limit)
@@ -110,38 +110,13 @@ class OffloadOptions:
                     f"assist_expert_s is {self.assist_expert_s} and assist not given; "
                     "name the rule by which the host computes experts"
                 )
-        link = self.link()
-        if self.layer_io == "direct" and (self.memory != "pinned" or link.emulated):
-            over = "an emulated link" if link.emulated else f"memory {self.memory}"
-            raise ConfigError(
-                f"layer_io direct fetches experts from memory pinned over the real "
-                f"link, got {over}; change that or use layer_io packed"
-            )
-        if self.mode == "fused" and self.layered_only:
-            wrong = ", ".join(self.layered_only)
-            raise ConfigError(f"mode fused has no {wrong}; use mode layered")
-        if self.zero_copy and self.mode == "layered":
-            raise ConfigError(
-                "zero_copy is True and the mode layered, whose experts are transferred "
-                "before they are computed; use mode fused"
-            )
+        self.link()
+        refuse(Asked.of(self))
 
     @property
     def has_shadow(self) -> bool:
         """Whether the predictor is another engine."""
         return "shadow" in PREDICTORS.class_of(self.predictor).needs
-
-    @property
-    def layered_only(self) -> list[str]:
-        """Options given that mode fused does not have."""
-        found = {
-            "predictor": PREDICTORS.class_of(self.predictor) is not Predictor,
-            "assist": self.assist is not None,
-            "link_bytes_per_s": self.link_bytes_per_s is not None,
-            "memory": self.memory != "host",
-            "layer_io": self.layer_io != "arrays",
-        }
-        return [name for name, is_given in found.items() if is_given]
 
     def choose_mode(self, backend: str, recorded: bool = False) -> str:
         """`layered` or `fused`.
@@ -155,26 +130,12 @@ class OffloadOptions:
             return self.mode
         kinds = EVICTIONS.class_of(self.eviction), ROUTES.class_of(self.route)
         host_only = any(kind.host_only for kind in kinds)
-        needs_layered = recorded or self.layered_only or host_only
+        needs_layered = recorded or layered_only(self) or host_only
         return "fused" if backend == "gpu" and not needs_layered else "layered"
-
-    def _check_profile(self, what: str, kind, options: Options) -> None:
-        given = self.profile_trace or {*kind.from_context} & {*options}
-        if "profile" in kind.needs and not given:
-            raise ConfigError(
-                f"{what} needs a profile; set profile_trace to a trace "
-                "(moe-edge generate --trace writes one)"
-            )
 
     def _check_predictor(self) -> None:
         given, options = self.predictor, self.predictor_options
         kind = PREDICTORS.class_of(given)
-        is_told = is_object(given) or {*kind.from_context} & {*options}
-        if "future" in kind.needs and not is_told:
-            raise ConfigError(
-                f"predictor {kind.name} knows the choices of a recorded run, which no "
-                f"engine has; replay a trace (moe-edge replay --predictors {kind.name})"
-            )
         if wrong := sorted(kind.needs - PREDICTOR_NEEDS):
             raise ConfigError(
                 f"predictor {kind.name} needs {', '.join(wrong)}, which nothing gives; "
@@ -187,18 +148,11 @@ class OffloadOptions:
     def _check_eviction(self) -> None:
         given, options = self.eviction, self.eviction_options
         kind = EVICTIONS.class_of(given)
-        if not is_object(given):
-            self._check_profile(f"eviction {kind.name}", kind, options)
-            if "profile" in kind.needs and options.get("profile") is None:
+        if not is_object(given) and "profile" in kind.needs:
+            if options.get("profile") is None:
                 return  # it will come from the trace
         policy = get_eviction(given, **options)
         check_needs(policy, AVAILABLE | {"profile"})
-        predictor = PREDICTORS.class_of(self.predictor)
-        if policy.forgets and predictor is not Predictor:
-            raise ConfigError(
-                f"eviction {policy.name} keeps nothing, so predictor "
-                f"{predictor.name} has nowhere to put a block; use predictor none"
-            )
 
     def make_assist(self) -> Assist | None:
         """What says which absent experts the host computes."""

@@ -15,11 +15,12 @@ from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.follower import LocalShadow
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.fused_zero_copy import check_zero_copy
-from moe_edge.engine.home_plan import check_homes, plan_homes
+from moe_edge.engine.home_plan import plan_homes
 from moe_edge.engine.inline import stay_awake
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.shadow import ShadowEngine, make_shadow
 from moe_edge.engine.sizes import DEFAULT_CONTEXT
 from moe_edge.engine.traceable import check_traceable
@@ -126,22 +127,7 @@ def check_fits_model(reader, options: OffloadOptions) -> None:
     Raises: as `make_offloaded`; of budgets only shares are judged.
     """
     config = reader.config
-    if not config.moe_layers:
-        raise ConfigError(
-            f"{reader.path} is a dense model: no experts to offload; run it resident"
-        )
-    route = get_route(options.route, **options.route_options)
-    if config.moe.keeps_router and not route.lossless:
-        raise ConfigError(
-            f"route {route.name} compares router weights, which sub-experts of a "
-            f"{config.moe.gate} gate share with their parent; use a linear gate or "
-            "route topk"
-        )
-    if not (route.lossless or config.moe.weighs_by_scores):
-        raise ConfigError(
-            f"route {route.name} weighs experts by router scores alone, "
-            f"{config.model_type} by more; use route topk"
-        )
+    refuse(Asked.of(options, model=config))
     if options.horizon > config.num_layers:
         raise ConfigError(
             f"horizon {options.horizon} exceeds the model's {config.num_layers} layers"
@@ -176,8 +162,9 @@ def check_offload(
     Raises: as `make_offloaded`.
     """
     check_fits_model(reader, options)
-    check_homes(options, devices)
     config = reader.config
+    asked = {"devices": len(devices), "recorded": recorded}
+    refuse(Asked.of(options, model=config, **asked))
     dtype, context = device_dtype(reader.dtype), context_of(options, config)
     records = config.moe.num_experts, reader.layout.size
     needs = device_needs(
@@ -198,7 +185,7 @@ def check_offload(
                 f"zero_copy is True and mode {options.mode} is {mode} here; it is of "
                 "mode fused: use that, or leave it out"
             )
-        check_zero_copy(config)
+        check_zero_copy()
     return context
 
 
@@ -350,7 +337,9 @@ def assemble(
     needs = device_needs(options, weights, records, batch, capacity)
     context = context or context_of(options, config)
     context = context.also(dense_layers=lambda: weights.layers)
-    check_homes(options, devices)
+    recorded = is_recorded(recorder, with_trace)
+    asked = {"devices": len(devices), "recorded": recorded}
+    refuse(Asked.of(options, model=config, **asked))
     given = store.block_bytes, needs, devices
     spec, homes = plan_cache(options, config, context, *given)
     predictor = make_predictor(options, context)
@@ -361,14 +350,8 @@ def assemble(
     given = options.eviction, options.eviction_options
     policy = EVICTIONS.make(*given, context)
     route = get_route(options.route, **options.route_options)
-    recorded = is_recorded(recorder, with_trace)
     layered = recorded or homes is not None
     if options.choose_mode(jax.default_backend(), layered) == "fused":
-        if recorded:
-            raise ConfigError(
-                "mode fused writes no traces and no events, only counters; use mode "
-                "layered"
-            )
         check_traceable(config, spec, policy, route)
         hosts = hosts or store.pin_layers(config.num_layers)
         given = {"route": route, "zero_copy": options.zero_copy}

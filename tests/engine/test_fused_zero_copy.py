@@ -10,9 +10,10 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine import fused_zero_copy
 from moe_edge.engine.fused_cache import DeviceCache
-from moe_edge.engine.fused_zero_copy import ZeroCopy, check_zero_copy
+from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import few, native
 from moe_edge.model.experts import run_experts
@@ -198,8 +199,8 @@ def test_rounded_few_rows_are_refused(monkeypatch):
 def test_experts_that_the_kernel_lacks_are_refused(change, reason):
     moe = dataclasses.replace(ALL["gqa"].moe, **change)
     config = dataclasses.replace(ALL["gqa"], d_model=64, moe=moe)
-    with as_on_a_gpu(), pytest.raises(ConfigError, match=reason):
-        check_zero_copy(config)
+    with pytest.raises(ConfigError, match=reason):
+        refuse(Asked.of(OffloadOptions(zero_copy=True), model=config))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.engine.home_plan import check_homes
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.slots import RowSlots
 from moe_edge.model.record import RecordLayout
@@ -175,7 +175,7 @@ def test_a_profile_decides_about_homes_and_slots(monkeypatch):
     assert homes.slots_N == (7, 7)
     with pytest.raises(ConfigError, match="hit_curves .* got 2 devices; give profile"):
         given = dataclasses.replace(options, slot_plan_options={"hit_curves": [[1]]})
-        check_homes(given, devices(2))
+        refuse(Asked.of(given, devices=2))
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,10 @@ def test_budget_above_the_machine_counts_what_it_has(monkeypatch):
             {"eviction": "static_oracle", "eviction_options": {"profile": 3}},
             "static_oracle: profile is 3, expected",
         ),
-        ({"route": "magic"}, "route policy 'magic'; known: drop, substitute, topk"),
+        (
+            {"route": "magic"},
+            "route policy 'magic'; known: drop, prefer",
+        ),
         (
             {"route": "substitute", "route_options": {"a": 1.0}},
             r"a must lie in \[0, 1\)",
