@@ -7,16 +7,14 @@ on them: proposals from marginal seconds, kept if they help.
 """
 
 import dataclasses
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 
-from moe_edge.core.checks import check_count, check_from_zero, one_or_each
+from moe_edge.core.checks import check_count, check_from_zero
 from moe_edge.core.plug_in import register
-from moe_edge.hardware.cost_model import CostModel
-from moe_edge.place.call_costs import Batch, CallCosts
 from moe_edge.place.greedy import cover_greedily, favourites
-from moe_edge.place.latency_model import LatencyModel
+from moe_edge.place.latency_model import LatencyModel, costs_of
 from moe_edge.place.migrate import settle
 from moe_edge.place.optimal import best_cover
 from moe_edge.place.placer import Placer, Problem
@@ -67,25 +65,6 @@ class LatencyAware(Placer):
         check_from_zero("locality", self.locality)
         check_from_zero("horizon_requests", self.horizon_requests)
 
-    @staticmethod
-    def model(problem: Problem) -> LatencyModel:
-        """The prediction for a problem with a cost model.
-
-        Raises:
-          ConfigError: numbers for another count of servers.
-        """
-        traffic, rate_N = problem.traffic, None
-        if (given := traffic.requests_per_s) is not None:
-            rate_N = one_or_each("requests_per_s", given, len(problem.slots))
-        return LatencyModel(
-            problem.frequency_NLE,
-            CallCosts.of(_costs(problem)),
-            traffic.top_k,
-            [Batch(traffic.prompt_tokens, 1.0), Batch(1.0, traffic.output_tokens)],
-            rate_N,
-            dense_seconds(problem),
-        )
-
     def assign(self, problem: Problem) -> Placement:
         placement = super().assign(problem)
         if problem.current is None:
@@ -93,7 +72,7 @@ class LatencyAware(Placer):
         return settle(problem.current, placement, problem.slots)
 
     def choose(self, problem: Problem) -> np.ndarray:
-        model = self.model(problem)
+        model = LatencyModel.of(problem)
         shape = problem.frequency_NLE.shape
         value_NM = problem.frequency_NLE.reshape(len(problem.slots), -1)
         fewest = best_cover(value_NM, problem.capacity_N).reshape(shape)
@@ -103,7 +82,7 @@ class LatencyAware(Placer):
         stay_NLE = self.locality * float(model.weight_N @ calls_N) * here_NLE
         if problem.current is not None and self.horizon_requests:
             starts.append(problem.current.on_NLE)
-            load_N11 = _costs(problem).mean_load_s()[:, None, None]
+            load_N11 = costs_of(problem).mean_load_s()[:, None, None]
             stay_NLE += problem.current.on_NLE * load_N11 / self.horizon_requests
         rng = np.random.default_rng(problem.seed)
         search = Search(model, problem.capacity_N, stay_NLE)
@@ -113,23 +92,6 @@ class LatencyAware(Placer):
         model.blend = 0.0
         best_NLE = min([*starts, *smooth], key=search.seconds)
         return search.run(best_NLE, steps, rng)
-
-
-def _costs(problem: Problem) -> CostModel:
-    """The machines, which the placer `needs`: a problem without them was refused."""
-    return cast(CostModel, problem.cost_model)
-
-
-def dense_seconds(problem: Problem) -> np.ndarray:
-    """float64 [N]: of a request's layers without their experts, by its server."""
-    N, L, _ = problem.frequency_NLE.shape
-    prompt_N, output_N = (
-        one_or_each(name, getattr(problem.traffic, name), N)
-        for name in ("prompt_tokens", "output_tokens")
-    )
-    dense_s = _costs(problem).dense_s
-    each = [dense_s(n, prompt_N[n]) + output_N[n] * dense_s(n, 1.0) for n in range(N)]
-    return L * np.array(each)
 
 
 def propose(value_NLE: np.ndarray, capacity_N: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.hardware.specs import Link
 from moe_edge.place.latency_aware import LatencyAware, block_values, propose
+from moe_edge.place.latency_model import LatencyModel
 from moe_edge.place.migrate import arrivals
 from moe_edge.place.optimal import objective
 from moe_edge.place.placer import Problem, Traffic, get_placer
@@ -27,7 +28,7 @@ def problem(seed=0, ratio=1.5, shape=(3, 6, 16), current=None, top_k=4, **traffi
 def test_latency_is_never_predicted_worse_than_the_optimum_of_eq_2(seed):
     ratio = 1.0 + 0.25 * seed
     case = problem(seed, ratio, requests_per_s=0.05)
-    model, ours = LatencyAware.model(case), LatencyAware().solve(case)
+    model, ours = LatencyModel.of(case), LatencyAware().solve(case)
     best = get_placer("optimal").solve(case)
     assert model.seconds(ours.on_NLE) <= model.seconds(best.on_NLE)
     assert objective(case.frequency_NLE, ours.on_NLE) >= objective(
@@ -46,7 +47,7 @@ def test_more_calls_stay_at_home_where_the_prediction_hardly_tells():
             on_NLE = placer.solve(case).on_NLE
             away = objective(case.frequency_NLE, on_NLE) / case.frequency_NLE.sum()
             home[locality].append(1 - away)
-            predicted_s[locality].append(LatencyAware.model(case).seconds(on_NLE))
+            predicted_s[locality].append(LatencyModel.of(case).seconds(on_NLE))
     assert np.mean(home[0.4]) > np.mean(home[0.0])
     assert np.mean(predicted_s[0.4]) < 1.1 * np.mean(predicted_s[0.0])
 
@@ -59,7 +60,7 @@ def test_latency_wins_clearly_behind_a_slow_line():
         cost_model(links=LINKS),
         traffic=Traffic(4),
     )
-    model, ours = LatencyAware.model(case), LatencyAware().solve(case)
+    model, ours = LatencyModel.of(case), LatencyAware().solve(case)
     best = get_placer("optimal").solve(case)
     assert model.seconds(ours.on_NLE) < 0.85 * model.seconds(best.on_NLE)
 
@@ -70,7 +71,7 @@ def test_latency_is_close_to_the_best_of_all_placements(seed):
     traffic = Traffic(2, prompt_tokens=10, output_tokens=5)
     costs = cost_model(links=LINKS)
     case = Problem(frequencies(*shape, seed), slots, costs, traffic=traffic)
-    model, ours = LatencyAware.model(case), LatencyAware().solve(case)
+    model, ours = LatencyModel.of(case), LatencyAware().solve(case)
     best_s = min(
         model.seconds(on_NM.reshape(shape)) for on_NM in all_choices((2, 3, 2), 5)
     )
@@ -100,7 +101,7 @@ def test_latency_moves_only_blocks_new_to_their_server():
 
 def test_block_values_new_copy_serves_others_once():
     case = problem(ratio=1.6)
-    model = LatencyAware.model(case)
+    model = LatencyModel.of(case)
     on_NLE = get_placer("optimal").solve(case).on_NLE
     own_NLE, others_NLE = model.marginals(on_NLE)
     value_NLE = block_values(model, on_NLE)

@@ -11,7 +11,7 @@ import numpy as np
 from moe_edge.bench.study import Findings
 from moe_edge.core.checks import check_from_zero
 from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.place.latency_aware import LatencyAware
+from moe_edge.place.latency_model import LatencyModel
 from moe_edge.place.placer import get_placer
 from moe_edge.simulate.cluster.scenario import Scenario
 from moe_edge.studies.prism.entry import simulated, study_of
@@ -55,7 +55,7 @@ Seeds = Sequence[Mapping[str, Pair]]  # by seed and method
 def predict_and_serve(case: Scenario, seed: int) -> dict[str, Pair]:
     """Every method's placement, which stays as it is."""
     problem = case.problem(seed)
-    model = LatencyAware.model(problem)
+    model = LatencyModel.of(problem)
     found = {}
     for method in METHODS:
         placement = get_placer(method).solve(problem)
