@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.shapes import shape_entry
 from moe_edge.bench.study import Claim, Study, median_and_spread
 from moe_edge.core.checks import CapacityError, check_known, check_positive
 from moe_edge.engine.sizes import SlotSizes
@@ -34,7 +35,6 @@ from moe_edge.serve.options import ServingOptions
 from moe_edge.simulate.goodput import goodput
 from moe_edge.studies.moe_prism.models import ORIGINAL
 from moe_edge.studies.moe_prism.serving_studies import FIFO, OURS, PRISM, SYSTEMS, WHY
-from moe_edge.studies.prism.entry import shape_entry
 from moe_edge.workload.served import summarise
 
 GOODPUT, THROUGHPUT = "goodput", "throughput, all at once"

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moe_edge.bench.shapes import shape_entry
 from moe_edge.bench.study import Claim, Findings, Study
-from moe_edge.hardware.models import ModelShape
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.run import sources
 from moe_edge.simulate.cluster.scenario import Scenario
@@ -25,22 +25,6 @@ LIMITS = (
     "(`TASK_SKEW` in workload/routing_model.py), studied in prism_sensitivity.",
     "Spreads are over seeds of arrivals, lengths, routing and random placements.",
 )
-
-
-def shape_entry(*shapes: ModelShape) -> dict[str, Any]:
-    """`model` of an entry: only shapes took part; params are of a token's layers."""
-    params = {
-        shape.name: int(
-            shape.num_blocks * shape.block.flops(1) / 2
-            + shape.num_layers * shape.dense.flops_per_token / 2
-        )
-        for shape in shapes
-    }
-    return {
-        "name": ", ".join(params),
-        "params": params if len(params) > 1 else next(iter(params.values())),
-        "weights": "none: shapes only, routing generated",
-    }
 
 
 def simulated(
