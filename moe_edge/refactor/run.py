@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moe_edge.checkpoint.manifest import MANIFEST_NAME
+from moe_edge.checkpoint.manifest import MANIFEST_NAME, REPORT_NAME
 from moe_edge.convert.open import check_floats, open_checkpoint
 from moe_edge.core.checks import (
     ConfigError,
@@ -36,7 +36,6 @@ from moe_edge.refactor.settings import (
 from moe_edge.refactor.split import down_factor, is_exact
 from moe_edge.refactor.texts import read_ids, read_windows
 
-REPORT_NAME = "report.json"
 # One matrix is partitioned by these alone.
 MATRIX_FLAGS = (
     *("activations", "sub_experts", "inactive", "solver", "restarts", "normalise"),

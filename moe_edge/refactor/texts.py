@@ -3,17 +3,17 @@
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.core.tables import PACKAGE
 from moe_edge.evaluate.plain_text import read_plain_text
 from moe_edge.evaluate.texts import find_path, read_text, sha256_of
 from moe_edge.refactor.settings import FineTuning
 
-PACKAGED = Path(__file__).resolve().parent.parent / "evaluate/held_out/books.txt"
+PACKAGED = PACKAGE / "evaluate/held_out/books.txt"
 HELD_OUT = 0.05  # of the training text
 
 

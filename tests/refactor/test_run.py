@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from moe_edge.checkpoint.manifest import read_manifest
+from moe_edge.checkpoint.manifest import REPORT_NAME, read_manifest
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.engine.load import load_engine
@@ -22,7 +22,7 @@ from moe_edge.refactor.build import build_refactoring
 from moe_edge.refactor.finetune import train
 from moe_edge.refactor.gates.linear import sub_norms
 from moe_edge.refactor.partition.problem import split_rows
-from moe_edge.refactor.run import REPORT_NAME, run_refactor
+from moe_edge.refactor.run import run_refactor
 from moe_edge.refactor.settings import Settings
 from tests.support.tiny_models import score_all
 
