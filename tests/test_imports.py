@@ -10,7 +10,7 @@ PACKAGE = ROOT / "moe_edge"
 # A folder imports only folders before it (docs/architecture.md).
 ORDER = (
     "core kernels model hardware checkpoint convert workload route predict offload "
-    "schedule engine evaluate training profile refactor place cluster serve "
+    "schedule engine evaluate training profile place cluster serve "
     "simulate loadtest planner metrics bench public commands papers studies"
 ).split()
 
@@ -37,7 +37,7 @@ COLLABORATION = (
 )
 LANGUAGE = (
     *"kernels model checkpoint convert route predict engine evaluate training".split(),
-    *"profile refactor serve".split(),
+    *"profile serve".split(),
 )
 
 # Tables of names, which import what is asked for only.
