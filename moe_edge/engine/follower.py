@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moe_edge.engine.companion import Choices
 from moe_edge.engine.session import Session
 from moe_edge.engine.shadow import ShadowEngine
 from moe_edge.model.sampling import likeliest
 from moe_edge.predict.shadow import Shadow
-
-Choices = list[jax.Array | None]  # of every layer int32 [B, K]; None in dense layers
 
 
 class Follower:
@@ -140,6 +139,15 @@ class LocalShadow:
         self._courses: weakref.WeakKeyDictionary[Session, Course] = (
             weakref.WeakKeyDictionary()
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the shadow's weights."""
+        return self.shadow.weights.num_bytes
+
+    def num_compiled(self) -> int:
+        """Programs compiled so far."""
+        return self.shadow.num_compiled()
 
     def at_k(self, k: int) -> "LocalShadow":
         """The same courses at another operating point."""

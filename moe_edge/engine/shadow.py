@@ -130,6 +130,15 @@ def make_shadow(weights: Weights, precision: str, store=None) -> ShadowEngine:
     return ShadowEngine(pack_weights(weights, precision, store), precision)
 
 
+def shared_shadow(
+    weights: Weights, precision: str, made: dict[str, ShadowEngine], store=None
+) -> ShadowEngine:
+    """As `make_shadow`; one of each precision, kept in `made`."""
+    if precision not in made:
+        made[precision] = make_shadow(weights, precision, store)
+    return made[precision]
+
+
 def pack_weights(weights: Weights, precision: str, store=None) -> Weights:
     """A model's weights at a shadow's precision, layer by layer; see `make_shadow`."""
     layout, experts = RecordLayout.of(weights.config), list(weights.experts)

@@ -57,6 +57,18 @@ class Shadow(Predictor):
         """Whether the keys and values before decode step `step` become the model's."""
         return is_due(step, self.kv_period)
 
+    def companion(self, weights, store, made=None):
+        from moe_edge.engine.follower import LocalShadow
+        from moe_edge.engine.shadow import shared_shadow
+
+        engines = {} if made is None else made
+        return LocalShadow(shared_shadow(weights, self.precision, engines, store), self)
+
+    def companion_bytes(self, weights, records):
+        from moe_edge.engine.shadow import shadow_bytes
+
+        return shadow_bytes(weights, self.precision, records)
+
     def init(self, spec):
         """State: `wanted_LE` scores of all layers of the running token."""
         return {"wanted_LE": np.zeros((0, spec.num_experts), np.float32)}

@@ -18,6 +18,7 @@ from moe_edge.bench.timed_cases import Timing, run_cases
 from moe_edge.engine.session import cache_bytes
 from moe_edge.metrics.plots_panels import draw_panels
 from moe_edge.metrics.results import Findings, metric
+from moe_edge.studies.od_moe.shadows import shadow_in
 from moe_edge.studies.od_moe.studies import OneMachineSettings
 from moe_edge.studies.od_moe.token_time import LIMITS, token_ratios
 
@@ -71,7 +72,7 @@ def run(settings: OneMachineSettings) -> Findings:
             store.block_bytes * len(store.moe_layers) * bench.config.moe.num_experts
         )
         shadow_bytes = {
-            precision: bench.shadow(precision).weights.num_bytes
+            precision: shadow_in(bench, precision).weights.num_bytes
             + cache_bytes(bench.config, 1, tokens)
             for precision in settings.precisions
         }

@@ -22,6 +22,7 @@ from moe_edge.engine.shadow import ShadowEngine
 from moe_edge.metrics.results import interval_metric
 from moe_edge.predict.recall import count_correct, recall, recall_by_index
 from moe_edge.predict.shadow import Shadow
+from moe_edge.studies.od_moe.shadows import shadow_in
 from moe_edge.studies.od_moe.studies import BARS, RecallSettings
 
 RESAMPLES = 1000
@@ -154,7 +155,7 @@ class Runs:
 
     def recall(self, periods: Shadow) -> Recall:
         """All runs, followed by a shadow with these options."""
-        shadow = self._bench.shadow(periods.precision)
+        shadow = shadow_in(self._bench, periods.precision)
         predicted = [follow(run, shadow, periods) for run in self.runs]
         return Recall([run.chosen_NLK for run in self.runs], predicted)
 

@@ -14,6 +14,7 @@ from moe_edge.engine.follower import Course, Follower, read_choices
 from moe_edge.engine.shadow import ShadowEngine
 from moe_edge.predict.shadow import Shadow
 from moe_edge.studies.od_moe.recorded import Recorded, record
+from moe_edge.studies.od_moe.shadows import shadow_in
 
 RESIDENT = "resident"
 LIMITS = {"int8": 1.3, "nf4": 2.0}  # times the resident model's
@@ -51,6 +52,6 @@ def token_ratios(
     run = record(bench.resident, prompt, new_tokens)
     cases = {RESIDENT: functools.partial(resident_token_s, bench.resident, run)}
     for name in precisions:
-        cases[name] = functools.partial(shadow_token_s, bench.shadow(name), run)
+        cases[name] = functools.partial(shadow_token_s, shadow_in(bench, name), run)
     found = interleave(cases, rounds)
     return {name: round_ratios(found[name], found[RESIDENT]) for name in precisions}
