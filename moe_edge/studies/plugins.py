@@ -14,12 +14,4 @@ PLUGINS = (
     ("study", "benchmark_serving", "speed.serving:STUDY"),
     ("study", "benchmark_traced", "speed.traced:STUDY"),
     ("study", "default_shapes", "default_model.shapes:STUDY"),
-    ("study", "od_moe_fig10", "od_moe.fig10:STUDY"),
-    ("study", "od_moe_fig3", "od_moe.studies:STUDIES"),
-    ("study", "od_moe_fig6", "od_moe.studies:STUDIES"),
-    ("study", "od_moe_fig8", "od_moe.live:STUDIES"),
-    ("study", "od_moe_fig9", "od_moe.live:STUDIES"),
-    ("study", "od_moe_one_machine", "od_moe.studies:STUDIES"),
-    ("study", "od_moe_table1", "od_moe.studies:STUDIES"),
-    ("study", "od_moe_table2", "od_moe.table2:STUDY"),
 )

@@ -1,0 +1,3 @@
+from tests.studies.conftest import programs
+
+__all__ = ["programs"]  # a fixture
