@@ -1,6 +1,8 @@
 """The core knows no paper, and papers know none of each other."""
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +59,6 @@ TESTED = {
     "launch/test_progress.py": {"coserve"},
     "place/test_optimal.py": {"prism"},
     "schedule/test_policies.py": {"moe_prism"},
-    "support/refactored.py": {"moe_prism"},
     "test_public_face.py": {"smoe"},
 }
 
@@ -147,3 +148,68 @@ def test_tables_are_read_without_what_they_name():
     read = {*done.stdout.split()} - {"moe_edge.core", "moe_edge.core.tables"}
     rooms = {room for name in tables.rooms() for room in (name, f"{name}.plugins")}
     assert read == rooms | {"moe_edge.papers"}, done.stderr
+
+
+def names_of_papers() -> set[str]:
+    """All that a paper's table names, and papers."""
+    return {*PAPERS} | {name for paper in PAPERS for _, name, _ in rows(paper)}
+
+
+def without_papers(folder: Path) -> list[Path]:
+    """A copy of the repository in which no paper is: its tests' files that are left.
+
+    Gone are the rooms and the studies above them with their tests, configs and
+    scripts, and the tests of the core that import or name something of a paper.
+    """
+    kept = ("moe_edge", "tests", "configs", "launch", "examples", "docs")
+    unneeded = shutil.ignore_patterns("__pycache__", "papers", "studies")
+    for name in kept:
+        shutil.copytree(ROOT / name, folder / name, ignore=unneeded)
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, folder)
+    names = names_of_papers()
+    for config in (folder / "configs").rglob("*.gin"):
+        if config.stem.startswith((*PAPERS, *names, "benchmark_", "default_shapes")):
+            config.unlink()
+    for script in (folder / "launch").glob("*.py"):
+        if script.stem in names:
+            script.unlink()
+    left = []
+    for path in sorted((folder / "tests").rglob("test_*.py")):
+        where = path.relative_to(folder / "tests").as_posix()
+        original = ROOT / "tests" / where
+        if where in TESTED or strings(original) & names or where == "test_papers.py":
+            path.unlink()
+        else:
+            left.append(path)
+    return left
+
+
+@pytest.mark.slow
+def test_the_core_stands_where_all_papers_are_deleted(tmp_path):
+    """Every module imports, every test that is left is collected, and the tests of
+    registries, commands and policies pass. Left out: tests that take long, pages of
+    the documentation, which tell of papers, and what `without_papers` deletes."""
+    left = without_papers(tmp_path)
+    assert len(left) > 250
+    modules = [
+        ".".join(path.relative_to(tmp_path).with_suffix("").parts)
+        for path in (tmp_path / "moe_edge").rglob("*.py")
+    ]
+    peers = ("moe_edge.evaluate.lm_eval", "moe_edge.evaluate.run_lm_eval")
+    wanted = [name for name in modules if not name.startswith(peers)]
+    code = f"import importlib\nfor name in {wanted}: importlib.import_module(name)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+
+    def run(*arguments):
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    run("-c", code)
+    pytest_flags = ("-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider")
+    run(*pytest_flags, "--collect-only", "-m", "not parity", "tests")
+    quick = ("core", "commands", "offload", "place", "predict", "route", "schedule")
+    run(*pytest_flags, *(f"tests/{folder}" for folder in quick))

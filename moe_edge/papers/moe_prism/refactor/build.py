@@ -6,15 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from moe_edge.convert.refactored_router import Judges, LevelRows
+from moe_edge.convert.refactored_writer import Refactoring, read_records
 from moe_edge.core.progress import progress
-from moe_edge.papers.moe_prism.refactor.gates.calibrated import (
-    LevelRows,
-    fit_rows,
-    flat_rows,
-)
+from moe_edge.papers.moe_prism.refactor.gates.calibrated import fit_rows, flat_rows
 from moe_edge.papers.moe_prism.refactor.gates.linear import order_subs, sub_norms
 from moe_edge.papers.moe_prism.refactor.gates.proxy import (
-    Judges,
     RankShares,
     choose_judges,
     stack_judges,
@@ -25,7 +22,6 @@ from moe_edge.papers.moe_prism.refactor.partition.model import (
 )
 from moe_edge.papers.moe_prism.refactor.partition.problem import split_rows
 from moe_edge.papers.moe_prism.refactor.settings import Settings
-from moe_edge.papers.moe_prism.refactor.write import Refactoring, read_records
 from moe_edge.profile.reader import Profile
 
 

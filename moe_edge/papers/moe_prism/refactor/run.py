@@ -13,6 +13,7 @@ from typing import Any
 
 from moe_edge.checkpoint.manifest import MANIFEST_NAME, REPORT_NAME
 from moe_edge.convert.open import check_floats, open_checkpoint
+from moe_edge.convert.refactored_records import down_factor, is_exact
 from moe_edge.core.checks import (
     ConfigError,
     OutputError,
@@ -32,7 +33,6 @@ from moe_edge.papers.moe_prism.refactor.settings import (
     Settings,
     parse_ks,
 )
-from moe_edge.papers.moe_prism.refactor.split import down_factor, is_exact
 from moe_edge.papers.moe_prism.refactor.texts import read_ids, read_windows
 from moe_edge.profile.reader import open_profile
 
@@ -140,9 +140,9 @@ def run_refactor(
     if run.dry_run:
         return {}
     # Only now: these load JAX, and a refused value should not wait for that.
+    from moe_edge.convert.refactored_writer import write_refactored
     from moe_edge.papers.moe_prism.refactor.build import build_refactoring
     from moe_edge.papers.moe_prism.refactor.measure import measure_model
-    from moe_edge.papers.moe_prism.refactor.write import write_refactored
 
     # Next to the output, so that a run that was killed goes on with what is done.
     work_dir = run.path.with_name(f"{run.path.name}.partition")

@@ -8,27 +8,13 @@ all are fitted on. A prediction of logarithms is that of a median; a block's bia
 it to its mean norm, so that blocks of different experts compare.
 """
 
-from typing import NamedTuple
-
 import numpy as np
+
+from moe_edge.convert.refactored_router import LevelRows
 
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of the mean variance of a coordinate
 TRIED = 0.25  # of the tokens, on which the penalty is chosen
 FLOOR = 1e-3  # of a block's mean norm: below it logarithms say nothing
-
-
-class LevelRows(NamedTuple):
-    """Rows of one expert's U sub-experts, or stacked `[E, ..]` of a layer.
-
-    A block's level is exp(row . hidden + bias).
-    """
-
-    weight_UD: np.ndarray  # float32
-    bias_U: np.ndarray  # float32
-
-    def levels(self, hidden_TD: np.ndarray) -> np.ndarray:
-        """Predicted norms of every block: float32 `[T, U]`."""
-        return np.exp(hidden_TD @ self.weight_UD.T + self.bias_U)
 
 
 def fit_rows(hidden_TD: np.ndarray, norms_TU: np.ndarray) -> LevelRows:
@@ -88,16 +74,3 @@ def flat_rows(mean_U: np.ndarray, width: int) -> LevelRows:
     return LevelRows(
         np.zeros((len(mean_U), width), np.float32), bias_U.astype(np.float32)
     )
-
-
-def level_tensors(rows: list[LevelRows], dtype: np.dtype) -> dict[str, np.ndarray]:
-    """Dense tensors of a layer's experts, block by block.
-
-    Args:
-      dtype: rows are stored in, that of the model.
-    """
-    weight_BD = np.concatenate([one.weight_UD for one in rows])
-    return {
-        "router.level_weight": weight_BD.astype(dtype),
-        "router.level_bias": np.concatenate([one.bias_U for one in rows]),
-    }

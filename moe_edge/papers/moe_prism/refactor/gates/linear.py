@@ -1,4 +1,4 @@
-"""The linear gate: repeated router rows, and the order of sub-experts they need.
+"""The order of sub-experts that a linear gate needs, whose router rows are repeated.
 
 MoE-Prism, section 4.3.2, before any training: a copy of the parent's row. All blocks
 of an expert then tie, and ties go to the lower block; so K = U j chooses exactly the
@@ -9,33 +9,6 @@ importance. Under a proxy gate the order only breaks ties.
 import numpy as np
 
 from moe_edge.papers.moe_prism.refactor.partition.objective import renumbered
-
-# Dense tensors that have one row or entry an expert.
-ROUTER_TENSORS = ("router.weight", "router.bias", "router.correction_bias")
-ROUTER_TENSORS += ("router.expert_scale",)
-
-
-def repeat_router(
-    dense: dict[str, np.ndarray], subs: int, scoring: str
-) -> dict[str, np.ndarray]:
-    """A layer's dense tensors with each parent's router row repeated.
-
-    A softmax over U times as many rows gives each a U-th of its score, so a bias that
-    is added to the scores for the choice is divided by U; a sigmoid does not.
-
-    Args:
-      dense: canonical name -> array of a MoE layer.
-      subs: U.
-      scoring: of the router, see `model/config.py`.
-    """
-    found = {
-        name: np.repeat(array, subs, axis=0) if name in ROUTER_TENSORS else array
-        for name, array in dense.items()
-    }
-    bias = "router.correction_bias"
-    if bias in found and scoring == "softmax":
-        found[bias] = (found[bias] / np.float32(subs)).astype(found[bias].dtype)
-    return found
 
 
 def sub_norms(

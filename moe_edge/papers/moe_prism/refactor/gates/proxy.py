@@ -14,33 +14,13 @@ covariance matrix serves all steps: choosing a neuron removes what it explains f
 others (a Schur complement), so no regression is solved on the way.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from scipy.optimize import nnls
 
-from moe_edge.model.record import RecordLayout
+from moe_edge.convert.refactored_router import Judges
 
 ACTIVE_SHARE = 0.75  # of a token's neurons
 RIDGE = 1e-6  # of the largest variance: neurons may never fire, or be copies
-
-
-class Judges(NamedTuple):
-    """Gate neurons of one expert, or stacked `[E, ..]` of a layer.
-
-    A block's level is the mean of scale x |activation| over its r gate neurons, plus
-    its prior, and at least 0.
-    """
-
-    neurons_Ur: np.ndarray  # int, ids in the parent
-    scale_Ur: np.ndarray  # float32
-    prior_U: np.ndarray  # float32
-
-    def levels(self, activations_TF: np.ndarray) -> np.ndarray:
-        """Levels of every block for one expert's tokens: float32 `[T, U]`."""
-        chosen_TUr = np.abs(activations_TF[:, self.neurons_Ur], dtype=np.float32)
-        level_TU = (chosen_TUr * self.scale_Ur).mean(axis=2)
-        return np.maximum(level_TU + self.prior_U, 0.0)
 
 
 def stack_judges(experts: list[Judges]) -> Judges:
@@ -176,29 +156,3 @@ class RankShares:
         falling_PU = np.minimum.accumulate(mean_PU, axis=1)
         share_PU = falling_PU / max(falling_PU.sum(), 1e-30)
         return tuple(tuple(row) for row in share_PU.tolist())
-
-
-def gate_tensors(
-    records_ER: np.ndarray, layout: RecordLayout, judges: Judges
-) -> dict[str, np.ndarray]:
-    """Dense tensors of the gate neurons of some parents, block by block.
-
-    Args:
-      records_ER: the parents' records; rows keep their dtype and bits.
-      judges: of these parents, stacked.
-    """
-    E = len(records_ER)
-    ids_EN = judges.neurons_Ur.reshape(E, -1)
-    names = {"gate": "proxy_gate", "up": "proxy_up"}
-    if layout.has_bias:
-        names |= {"gate_bias": "proxy_gate_bias", "up_bias": "proxy_up_bias"}
-    tensors = {
-        "router.proxy_scale": judges.scale_Ur.reshape(-1).astype(np.float32),
-        "router.proxy_prior": judges.prior_U.reshape(-1).astype(np.float32),
-    }
-    for part_name, name in names.items():
-        part = layout.part(records_ER, part_name)
-        ids = ids_EN.reshape(*ids_EN.shape, *[1] * (part.ndim - 2))
-        taken = np.take_along_axis(part, ids, axis=1)
-        tensors[f"router.{name}"] = taken.reshape(-1, *part.shape[2:])
-    return tensors

@@ -2,12 +2,8 @@
 
 import numpy as np
 
-from moe_edge.papers.moe_prism.refactor.gates.calibrated import (
-    LevelRows,
-    fit_rows,
-    flat_rows,
-    level_tensors,
-)
+from moe_edge.convert.refactored_router import LevelRows, level_tensors
+from moe_edge.papers.moe_prism.refactor.gates.calibrated import fit_rows, flat_rows
 
 T, D, U = 1200, 24, 4
 

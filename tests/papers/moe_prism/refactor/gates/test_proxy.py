@@ -2,18 +2,17 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from moe_edge.convert.refactored_router import Judges, gate_tensors
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.proxy_gate import GateNeurons, block_levels, pattern_counts
 from moe_edge.model.record import RecordLayout
 from moe_edge.papers.moe_prism.refactor.gates.linear import order_subs, sub_norms
 from moe_edge.papers.moe_prism.refactor.gates.proxy import (
-    Judges,
     RankShares,
     central_neurons,
     choose_judges,
     coactivation,
     fit_judges,
-    gate_tensors,
     stack_judges,
 )
 

@@ -23,16 +23,20 @@ from moe_edge.convert.content_hash import (
     dense_pieces,
 )
 from moe_edge.convert.hf_files import converted_config
+from moe_edge.convert.refactored_records import down_factor, split_records
+from moe_edge.convert.refactored_router import (
+    Judges,
+    LevelRows,
+    gate_tensors,
+    level_tensors,
+    repeat_router,
+)
 from moe_edge.convert.sinks import OursSink
 from moe_edge.core.checks import OutputError
 from moe_edge.core.files import check_room
 from moe_edge.core.out_folder import atomic_folder
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
-from moe_edge.papers.moe_prism.refactor.gates.calibrated import LevelRows, level_tensors
-from moe_edge.papers.moe_prism.refactor.gates.linear import repeat_router
-from moe_edge.papers.moe_prism.refactor.gates.proxy import Judges, gate_tensors
-from moe_edge.papers.moe_prism.refactor.split import down_factor, split_records
 
 BAD_WEIGHTS = "a model with them cannot be split; get an undamaged checkpoint"
 
