@@ -1,4 +1,4 @@
-"""`moe-edge refactor` from a clone: a file in moe_edge/commands/scripts/."""
+"""`moe-edge refactor` from a clone: a command of MoE-Prism."""
 
 from moe_edge.commands.main import run_file
 

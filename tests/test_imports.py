@@ -10,7 +10,7 @@ PACKAGE = ROOT / "moe_edge"
 # A folder imports only folders before it (docs/architecture.md).
 ORDER = (
     "core kernels model hardware checkpoint convert hosts workload route predict "
-    "offload schedule engine evaluate training profile refactor place cluster serve "
+    "offload schedule engine evaluate training profile place cluster serve "
     "simulate loadtest planner metrics bench public commands papers studies"
 ).split()
 
@@ -18,10 +18,20 @@ ORDER = (
 # never import each other, but for its files.
 CLUSTER_ORDER = (
     ("transport", "network"),
-    ("drills", "roles", "options", "slots", "gpus", "model_checks", "content", "spec"),
+    (
+        "drills",
+        "roles",
+        "modes",
+        "options",
+        "slots",
+        "gpus",
+        "model_checks",
+        "content",
+        "spec",
+    ),
     ("node",),
     ("scheduler",),
-    ("prism", "od_moe"),
+    ("prism",),
     ("supervisor", "process", "run"),
 )
 CLUSTER_FILES = CLUSTER_ORDER[1] + CLUSTER_ORDER[-1]
@@ -37,7 +47,7 @@ COLLABORATION = (
 )
 LANGUAGE = (
     *"kernels model checkpoint convert route predict engine evaluate training".split(),
-    *"profile refactor serve".split(),
+    *"profile serve".split(),
 )
 
 # Tables of names, which import what is asked for only.
@@ -231,7 +241,7 @@ def test_cluster_order_names_every_folder_and_file():
 
 def test_cluster_violations_forward_and_sideways_imports_are_found():
     table = "moe_edge.cluster.prism.table_keeper.TableKeeper"
-    for part in ("transport", "options", "node", "scheduler", "od_moe"):
+    for part in ("transport", "options", "node", "scheduler"):
         assert cluster_violations(part, [table]) == [table]
     for part in ("prism", "process"):
         assert cluster_violations(part, [table]) == []

@@ -16,6 +16,7 @@ import numpy as np
 from moe_edge.bench.study import weights_of
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.process import alone
+from moe_edge.engine.companion import Companion
 from moe_edge.engine.generate import generate
 from moe_edge.engine.inline import is_inline
 from moe_edge.engine.layer_programs import LayerPrograms
@@ -24,7 +25,6 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.shadow import ShadowEngine, make_shadow
 from moe_edge.engine.weights import Weights
 from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.offload.link import EmulatedLink
@@ -63,6 +63,7 @@ class Bench:
       resident: engine with all weights on the device.
       store: the experts on the host.
       model: `model` of a results entry.
+      companions: engines that run ahead of it, by what they are.
     """
 
     def __init__(self, checkpoint: str | Path, with_tokenizer: bool = True):
@@ -77,7 +78,7 @@ class Bench:
         self.model = describe_model(loaded.name, weights, loaded.dtype)
         self._programs: LayerPrograms | None = None
         self._engines: list[LayeredEngine] = []
-        self._shadows: dict[str, ShadowEngine] = {}
+        self.companions: dict[str, Any] = {}
 
     def __enter__(self) -> "Bench":
         return self
@@ -110,24 +111,17 @@ class Bench:
         self._engines.append(engine)
         return engine
 
-    def _shadow(self, options: OffloadOptions) -> ShadowEngine | None:
-        """The shadow that a predictor needs: one of each precision for all engines."""
+    def _shadow(self, options: OffloadOptions) -> Companion | None:
+        """What a predictor lets run ahead: one of each kind for all engines."""
         if not options.has_shadow:
             return None
         predictor = get_predictor(options.predictor, **options.predictor_options)
-        return self.shadow(predictor.precision)
-
-    def shadow(self, precision: str) -> ShadowEngine:
-        """The model's shadow of a precision."""
-        if precision not in self._shadows:
-            shadow = make_shadow(self.resident.weights, precision)
-            self._shadows[precision] = shadow
-        return self._shadows[precision]
+        return predictor.companion(self.resident.weights, self.store, self.companions)
 
     def num_compiled(self) -> int:
         """Programs compiled so far, of all engines."""
         shared = 0 if self._programs is None else self._programs.num_compiled()
-        shadows = sum(shadow.num_compiled() for shadow in self._shadows.values())
+        shadows = sum(shadow.num_compiled() for shadow in self.companions.values())
         return shared + shadows + self.resident.num_compiled()
 
     @functools.cached_property

@@ -33,6 +33,7 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.model.sub_experts import split_config
 
 MANIFEST_NAME = "manifest.json"
+REPORT_NAME = "report.json"  # of a refactored checkpoint: perplexity by K, and more
 HF_FOLDER = "hf"
 TOKENIZER_NAME = "tokenizer.json"
 FORMAT_VERSION = 2

@@ -4,11 +4,11 @@ import dataclasses
 
 from moe_edge.cluster import roles
 from moe_edge.cluster.drills import Drill, parse_drill
+from moe_edge.cluster.modes import SERVERS, modes
 from moe_edge.cluster.transport.base import HUNG_S
 from moe_edge.core.checks import (
     ConfigError,
     check_count,
-    check_from_zero,
     check_known,
     check_positive,
     chosen,
@@ -24,12 +24,8 @@ from moe_edge.place.placer import (
     get_placer,
     listed_placers,
 )
-from moe_edge.predict.shadow import PRECISIONS
 from moe_edge.training.generators import FAMILIES
 
-MODES = ("prism", "od_moe")
-DEPARTURES = ("late", "speculative")
-BALANCED = "balanced"
 # What a process goes by that is not the scheduler.
 SHARED = (
     *("mode", "servers", "slots", "max_batch", "period_s", "call_s", "hung_s"),
@@ -150,7 +146,7 @@ class ClusterOptions:
 
     def __post_init__(self):
         """Raises ConfigError for what no cluster can be."""
-        check_known("mode", self.mode, MODES)
+        check_known("mode", self.mode, (SERVERS, *modes()))
         MigrationRule(self.period_s, self.keep, self.source, self.hysteresis)
         counts = "servers", "requests_per_server", "output_tokens", "max_new_tokens"
         for name in (*counts, "max_batch"):
@@ -171,7 +167,8 @@ class ClusterOptions:
         self._check_asked()
         self._check_names()
         self._check_joining()
-        self._check_od_moe()
+        for mode in modes().values():
+            mode.check(self)
 
     def _check_asked(self) -> None:
         if self.is_scheduler:  # others need no requests
@@ -225,27 +222,6 @@ class ClusterOptions:
                 f"--coordinator {host}:{port} is reached over a network; give all "
                 "processes the same --secret_file"
             )
-
-    def _check_od_moe(self) -> None:
-        check_known("shadow", self.shadow, (*PRECISIONS, "random", "none"))
-        check_known("departure", self.departure, DEPARTURES)
-        for name in ("workers", "groups", "worker_layers"):
-            check_count(name, getattr(self, name))
-        for name in ("token_period", "kv_period"):
-            check_from_zero(name, getattr(self, name))
-        if self.workers % self.groups:
-            raise ConfigError(
-                f"--groups {self.groups} does not divide --workers {self.workers}; "
-                "groups are of equal size"
-            )
-        if self.load_bytes_per_s != BALANCED:
-            try:
-                check_positive("load_bytes_per_s", float(self.load_bytes_per_s))
-            except ValueError as error:
-                raise ConfigError(
-                    f"--load_bytes_per_s is {self.load_bytes_per_s!r}, expected a "
-                    f"positive number or {BALANCED}"
-                ) from error
 
     @property
     def is_scheduler(self) -> bool:

@@ -19,6 +19,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moe_edge.cluster.modes import SERVERS, modes
 from moe_edge.cluster.node.membership import say_hello
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import SCHEDULER
@@ -112,24 +113,21 @@ def join(spec: Spec, number: int, lobby: Lobby) -> Transport:
 def node_of(spec: Spec, number: int, transport: Transport) -> "Node":
     """A process that is not the scheduler."""
     reader = open_checkpoint(spec.options.checkpoint)
-    if spec.options.mode == "prism":
+    if spec.options.mode == SERVERS:
         from moe_edge.cluster.prism.server import make_server
 
         return make_server(number, spec.options, transport, reader)
-    from moe_edge.cluster.od_moe.nodes import Parts, make_node
-
-    return make_node(number, spec.options, transport, Parts(reader))
+    make_node = modes()[spec.options.mode].make_node
+    return make_node(number, spec.options, transport, reader)
 
 
 def programme_of(options: ClusterOptions) -> type:
     """What the scheduler does."""
-    if options.mode == "prism":
+    if options.mode == SERVERS:
         from moe_edge.cluster.prism.programme import PrismProgramme
 
         return PrismProgramme
-    from moe_edge.cluster.od_moe.programme import OdProgramme
-
-    return OdProgramme
+    return modes()[options.mode].programme()
 
 
 def run_node(spec: Spec, number: int, began: Path, make_node=node_of) -> None:

@@ -11,7 +11,7 @@ PRECISION = lax.Precision.HIGHEST
 def to_float32(weight: jax.Array) -> jax.Array:
     """Stored weights as float32; uint16 holds the bits of bfloat16 values.
 
-    Weights at lower precision (`model/packed.py`) decode themselves.
+    Weights at lower precision decode themselves.
     """
     if not isinstance(weight, jax.Array):
         return weight.decode()

@@ -10,7 +10,6 @@ import jax
 
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.session import cache_bytes
-from moe_edge.engine.shadow import shadow_bytes
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.indexed_slots import IndexedSlots
 from moe_edge.offload.slot_plan import least_slots
@@ -77,7 +76,7 @@ def device_needs(
     shadow = 0
     if options.has_shadow:
         predictor = get_predictor(options.predictor, **options.predictor_options)
-        shadow = cache + shadow_bytes(weights, predictor.precision, records)
+        shadow = cache + predictor.companion_bytes(weights, records)
     return DeviceNeeds(
         dense=weights.num_bytes,
         cache=cache,

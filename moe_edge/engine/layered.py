@@ -20,8 +20,8 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import Backend
 from moe_edge.engine.base import Engine
+from moe_edge.engine.companion import Choices, Companion
 from moe_edge.engine.expert_state import ExpertState, Moved, of_manager
-from moe_edge.engine.follower import Choices, LocalShadow
 from moe_edge.engine.homes import AtHome
 from moe_edge.engine.inline import is_inline
 from moe_edge.engine.layer_exchange import Arrays, Words
@@ -80,7 +80,7 @@ class LayeredEngine(Engine):
         trace: TraceRecorder | None = None,
         trace_scores: bool = True,
         programs: LayerPrograms | None = None,
-        shadow: LocalShadow | None = None,
+        shadow: Companion | None = None,
         in_words: bool = False,
     ):
         config = weights.config
@@ -143,7 +143,7 @@ class LayeredEngine(Engine):
 
     def num_compiled(self) -> int:
         own = super().num_compiled()
-        return own + (self._shadow.shadow.num_compiled() if self._shadow else 0)
+        return own + (self._shadow.num_compiled() if self._shadow else 0)
 
     def close(self) -> None:
         self.manager.queue.close()
@@ -175,7 +175,7 @@ class LayeredEngine(Engine):
 
     def device_bytes(self) -> int:
         held = self.weights.num_bytes + self._slots.num_bytes
-        return held + (self._shadow.shadow.weights.num_bytes if self._shadow else 0)
+        return held + (self._shadow.num_bytes if self._shadow else 0)
 
     def expert_state(self) -> ExpertState:
         return of_manager(self.manager)
@@ -187,7 +187,7 @@ class LayeredEngine(Engine):
             counted = self.manager.statistics
             mode |= {"choices": counted.choices, "rerouted": counted.rerouted}
         if self._shadow is not None:
-            mode["shadow_bytes"] = self._shadow.shadow.weights.num_bytes
+            mode["shadow_bytes"] = self._shadow.num_bytes
         return mode | {"host_computed": helped} | self.manager.report()
 
     def remarks(self) -> list[str]:

@@ -11,8 +11,8 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.context import Context
 from moe_edge.core.events import Recorder
 from moe_edge.engine.backends import HostBackend
+from moe_edge.engine.companion import Companion
 from moe_edge.engine.device_needs import DeviceNeeds, device_needs
-from moe_edge.engine.follower import LocalShadow
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.fused_zero_copy import check_zero_copy
 from moe_edge.engine.home_plan import plan_homes
@@ -21,7 +21,6 @@ from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.refusals import Asked, refuse
-from moe_edge.engine.shadow import ShadowEngine, make_shadow
 from moe_edge.engine.sizes import DEFAULT_CONTEXT
 from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
@@ -308,7 +307,7 @@ def assemble(
     with_trace: bool = False,
     trace_scores: bool = True,
     programs: LayerPrograms | None = None,
-    shadow: ShadowEngine | None = None,
+    shadow: Companion | None = None,
     hosts: Sequence[jax.Array | None] | None = None,
     devices: Sequence[jax.Device] = (),
 ) -> LayeredEngine | FusedEngine:
@@ -343,10 +342,8 @@ def assemble(
     given = store.block_bytes, needs, devices
     spec, homes = plan_cache(options, config, context, *given)
     predictor = make_predictor(options, context)
-    local = None
-    if "shadow" in predictor.needs:
-        shadow = shadow or make_shadow(weights, predictor.precision, store)
-        local = LocalShadow(shadow, predictor)
+    if "shadow" in predictor.needs and shadow is None:
+        shadow = predictor.companion(weights, store)
     given = options.eviction, options.eviction_options
     policy = EVICTIONS.make(*given, context)
     route = get_route(options.route, **options.route_options)
@@ -393,7 +390,7 @@ def assemble(
                 trace=trace,
                 trace_scores=trace_scores,
                 programs=programs,
-                shadow=local,
+                shadow=shadow,
                 in_words=in_words,
             )
         except BaseException:

@@ -1,7 +1,7 @@
 """The calibrated gate: which sub-experts of the chosen parents compute a token.
 
 Ours. The parent router stays, and a row for each sub-expert predicts the logarithm of
-its norm from the hidden state (`refactor/gates/calibrated.py` fits the rows). A product
+its norm from the hidden state (`moe-edge refactor` fits the rows). A product
 of a row costs a third of a gate neuron's, and with all blocks on the model is its
 parent, for the rows only choose.
 """

@@ -70,7 +70,7 @@ def block_levels(
     """How active each block of the chosen parents should be: float32 `[T, P, U]` >= 0.
 
     The mean of |activation| x scale of its gate neurons, plus its prior: with scale 1
-    and prior 0 the paper's score, else the estimate of `refactor/gates/proxy.py`.
+    and prior 0 the paper's score, else the estimate that `moe-edge refactor` fitted.
 
     Args:
       x_TD: float32, the state that the router sees.

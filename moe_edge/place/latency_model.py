@@ -23,11 +23,15 @@ Source: ours; the maximum over experts is that of Prism's eq. 1.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
+from moe_edge.core.checks import one_or_each
+from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.call_costs import Batch, CallCosts, views_of
 from moe_edge.place.latency_state import State, known_of, layer_seconds
+from moe_edge.place.placer import Problem
 
 VARIATION = 1.5  # E[S^2] / E[S]^2 of a request's seconds: lengths differ
 FULL = 0.9  # utilisation above which waits are continued as a straight line
@@ -73,6 +77,25 @@ class LatencyModel:
         self.blend = 0.0
         self.nearest_NM = costs.nearest()
         self.views = views_of(costs)
+
+    @classmethod
+    def of(cls, problem: Problem) -> "LatencyModel":
+        """The prediction for a problem with a cost model.
+
+        Raises:
+          ConfigError: numbers for another count of servers.
+        """
+        traffic, rate_N = problem.traffic, None
+        if (given := traffic.requests_per_s) is not None:
+            rate_N = one_or_each("requests_per_s", given, len(problem.slots))
+        return cls(
+            problem.frequency_NLE,
+            CallCosts.of(costs_of(problem)),
+            traffic.top_k,
+            [Batch(traffic.prompt_tokens, 1.0), Batch(1.0, traffic.output_tokens)],
+            rate_N,
+            dense_seconds(problem),
+        )
 
     def owners(self, on_NLE: np.ndarray) -> np.ndarray:
         """int64 [N, L, E]: the nearest other server that holds a block.
@@ -194,6 +217,23 @@ class LatencyModel:
                 saved_NI[owner_NI[n, away], away] += seconds_CX[second_X, rows] - now_X
             saved_NI += gain_CI[view.class_N]
         return saved_NI.reshape(N, L, E)
+
+
+def costs_of(problem: Problem) -> CostModel:
+    """The machines: who predicts time `needs` them, so a problem without is refused."""
+    return cast(CostModel, problem.cost_model)
+
+
+def dense_seconds(problem: Problem) -> np.ndarray:
+    """float64 [N]: of a request's layers without their experts, by its server."""
+    N, L, _ = problem.frequency_NLE.shape
+    prompt_N, output_N = (
+        one_or_each(name, getattr(problem.traffic, name), N)
+        for name in ("prompt_tokens", "output_tokens")
+    )
+    dense_s = costs_of(problem).dense_s
+    each = [dense_s(n, prompt_N[n]) + output_N[n] * dense_s(n, 1.0) for n in range(N)]
+    return L * np.array(each)
 
 
 def link_delays(

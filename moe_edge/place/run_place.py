@@ -19,7 +19,7 @@ from moe_edge.hardware.models import model_shape
 from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster
 from moe_edge.place.counted_model import PRESETS, counted_model
-from moe_edge.place.latency_aware import LatencyAware
+from moe_edge.place.latency_model import LatencyModel
 from moe_edge.place.optimal import objective
 from moe_edge.place.placer import (
     Placer,
@@ -170,7 +170,7 @@ def compare(
     """A row a method."""
     frequency_NLE = problem.frequency_NLE
     least = objective(frequency_NLE, get_placer("optimal").solve(problem).on_NLE)
-    model = LatencyAware.model(problem)
+    model = LatencyModel.of(problem)
     servers_layers = frequency_NLE.shape[0] * frequency_NLE.shape[1]
     rows = {}
     for name, (placement, seconds) in placed.items():

@@ -123,6 +123,27 @@ class Predictor(PlugIn):
         """
         return ()
 
+    def companion(self, weights, store, made: dict[str, Any] | None = None) -> Any:
+        """What runs ahead of the model, where `needs` names a shadow.
+
+        Args:
+          weights: the model's, on the device.
+          store: of its experts, where the weights lack them.
+          made: engines that companions of one model share, by name; grows.
+        Returns:
+          an `engine.companion.Companion`.
+        """
+        return None
+
+    def companion_bytes(self, weights, records) -> int:
+        """Bytes of the weights of `companion`, from shapes alone.
+
+        Args:
+          weights: dense ones, or their shapes.
+          records: shape `[E, R]` and dtype of a layer's experts.
+        """
+        return 0
+
     def finish_sequence(self, state: State, fresh: State) -> State:
         """A sequence ends.
 

@@ -2,9 +2,7 @@
 
 The residual stream changes little from layer to layer, so the router of layer l + 1
 on the state of layer l already names most of its experts (Mixtral-offloading, arXiv
-2312.17238); HOBBIT (arXiv 2411.01433) asks the next n routers. SMoE (section IV.C)
-lets layer l + 1 attend and route as soon as the shared and the resident experts of
-layer l are computed, while absent experts travel.
+2312.17238); HOBBIT (arXiv 2411.01433) asks the next n routers.
 
 The scores come from `device_scores`, inside programs of the engine.
 """
@@ -16,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.core.checks import check_count, check_known
 from moe_edge.core.plug_in import register
 from moe_edge.model.config import ModelConfig
 from moe_edge.predict.base import (
@@ -150,20 +148,3 @@ class StaleGate(GatePredictor):
     look_ahead: int = dataclasses.field(default=1, init=False)
     name: ClassVar[str] = "stale_gate"
     SOURCE: ClassVar[str] = "Mixtral-offloading, arXiv 2312.17238"
-
-
-@register
-@dataclasses.dataclass(frozen=True, eq=False)
-class PartialState(DevicePredictor):
-    """SMoE's: the next layer, from scores that the engine hands to `store`."""
-
-    # a of the expert-cache router: the margin of top-score experts. None fetches
-    # low-score experts ahead too.
-    top_a: float | None = 0.0
-    name: ClassVar[str] = "smoe_partial"
-    SOURCE: ClassVar[str] = "SMoE, section IV.C"
-    needs: ClassVar[frozenset[str]] = frozenset({"partial_state"})
-
-    def __post_init__(self):
-        if self.top_a is not None and not 0 <= self.top_a < 1:
-            raise ConfigError(f"top_a must lie in [0, 1), got {self.top_a}")

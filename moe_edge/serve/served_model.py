@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moe_edge.checkpoint.manifest import REPORT_NAME
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.json_reader import read_json
-from moe_edge.refactor.run import REPORT_NAME
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.grammar import Grammars
 

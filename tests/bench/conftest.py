@@ -1,3 +1,6 @@
-from tests.studies.conftest import programs
+import pytest
 
-__all__ = ["programs"]  # a fixture
+
+@pytest.fixture(autouse=True, scope="module")
+def programs(shared_programs):
+    """Studies of one model find its programs compiled."""

@@ -39,8 +39,8 @@ def test_old_table_and_list_are_written_anew(tmp_path, monkeypatch, capsys):
     main()
     text = Path("P.md").read_text()
     assert f"-->{names(PLACERS)}<!--" in text and "before" not in text
-    assert "| `substitute` | Replaces absent low-score experts by" in text
-    assert "| `a=0.2`, `weights='own'`, `renormalise=False` |" in text
+    assert "| `drop` | Drops absent experts with less than" in text
+    assert "| `threshold=0.05`, `renormalise=True` |" in text
     assert capsys.readouterr().out == "P.md\n"
     main()
     assert capsys.readouterr().out == ""

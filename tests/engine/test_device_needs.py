@@ -13,9 +13,9 @@ from moe_edge.engine.device_needs import device_needs
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
-from moe_edge.engine.shadow import make_shadow, shadow_bytes
 from moe_edge.engine.weights import load_weights, weight_shapes
 from moe_edge.offload.store import HostStore
+from moe_edge.papers.od_moe.shadow.engine import make_shadow, shadow_bytes
 from tests.support.layered import StoreReader
 from tests.support.tiny_checkpoints import hf_folder
 from tests.support.tiny_models import ALL

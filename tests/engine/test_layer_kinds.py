@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.follower import Follower, read_choices
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_fits_model, make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.session import cache_bytes
-from moe_edge.engine.shadow import make_shadow
 from moe_edge.engine.slots import RowSlots
+from moe_edge.papers.od_moe.shadow.engine import make_shadow
+from moe_edge.papers.od_moe.shadow.follower import Follower, read_choices
 from tests.support.layered import CAPACITY, StoreReader, resident_of
 from tests.support.running import SIZES, alone, row, run, tokens_of
 from tests.support.tiny_models import MIXED, random_prompts, score_all

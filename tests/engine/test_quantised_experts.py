@@ -9,12 +9,12 @@ from moe_edge.core.checks import CapacityError
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
-from moe_edge.engine.shadow import make_shadow
 from moe_edge.hardware.models import ModelShape
 from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from moe_edge.offload.store import pin_records
+from moe_edge.papers.od_moe.shadow.engine import make_shadow
 from tests.support.layered import (
     NINE,
     THREE,

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from moe_edge.papers.prism.studies.speed import linear_program
 from moe_edge.place.greedy import Greedy, cover_greedily, favourites
 from moe_edge.place.optimal import Optimal, best_cover, objective
 from moe_edge.place.placer import PLACERS, get_placer
-from moe_edge.studies.speed.placement import linear_program
 from tests.place.support import (
     all_choices,
     cost_model,

@@ -23,7 +23,7 @@ from moe_edge.model.transformer import embed_tokens, layer_window, make_chunk
 from moe_edge.predict.base import get_predictor
 from moe_edge.predict.device_scores import partial_gate, scores_ahead, wanted_scores
 from moe_edge.predict.probe import neurons_path, probe_path
-from moe_edge.predict.stale_gate import GatePredictor, PartialState
+from moe_edge.predict.stale_gate import DevicePredictor, GatePredictor
 from moe_edge.profile.probes import values_of
 from tests.predict.support import Shape, rows_of
 from tests.support.slow_cases import slow, slow_but
@@ -400,7 +400,7 @@ def test_partial_gate_of_the_full_state_is_the_next_layers_choice(name):
     weights = model(name)
     config, (seen, chunk) = weights.config, decode_step(name)
     compiled = run_partial_gate._cache_size()
-    predictor = get_predictor("smoe_partial", top_a=None)
+    predictor = DevicePredictor()
     for layer in (1, 2):
         then = seen[layer + 1]
         before = {k: np.array(v) for k, v in then.cache.items()}
@@ -435,18 +435,3 @@ def test_partial_gate_reads_the_cache():
         for cache in (then.cache, empty)
     )
     assert not np.allclose(full_E, without_E)
-
-
-def test_partial_state_predicts_one_layer_after_its_own():
-    predictor = PartialState()
-    state = predictor.init(Shape(4, 3, 1))
-    assert predictor.predict(state, 1, 2)[0].shape == (2, 0)
-    state = predictor.store(state, 1, np.array([[0.2, -1, 0.7]], np.float32))
-    assert rows_of(predictor.predict(state, 1, 2)) == [[2, 0], []]
-    assert rows_of(predictor.predict(state, 2, 1)) == [[]]
-
-
-@pytest.mark.parametrize("top_a", [-0.1, 1.0, float("nan")])
-def test_partial_state_rejects_a(top_a):
-    with pytest.raises(ConfigError, match=rf"top_a must lie in \[0, 1\), got {top_a}"):
-        PartialState(top_a=top_a)

@@ -2,6 +2,7 @@ import numpy as np
 
 from moe_edge.predict.base import Predictor, get_predictor
 from moe_edge.predict.predictor_run import PredictorRun
+from moe_edge.predict.stale_gate import DevicePredictor
 from tests.predict.support import Shape
 
 SHAPE = Shape(num_layers=2, num_experts=6, top_k=2)
@@ -65,7 +66,7 @@ def test_run_of_no_predictor_counts_only_where_it_is_asked():
 
 
 def test_run_hands_a_device_predictor_only_what_programs_computed():
-    predictor_run = PredictorRun(get_predictor("smoe_partial"), SHAPE, horizon=1)
+    predictor_run = PredictorRun(DevicePredictor(), SHAPE, horizon=1)
     before = predictor_run.state
     predictor_run.observe(0, ids(0, 1), None)
     predictor_run.learn([{0: ids(0, 1)}])

@@ -3,13 +3,13 @@
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.papers.moe_prism.elastic import Elastic
+from moe_edge.papers.moe_prism.qos import Qos
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.continuous_one_k import ContinuousOneK
-from moe_edge.schedule.elastic import Elastic
 from moe_edge.schedule.fifo import Fifo
 from moe_edge.schedule.full_batch import FullBatch
 from moe_edge.schedule.policy import SCHEDULERS, Job, Lane, get_scheduler
-from moe_edge.schedule.qos import Qos
 from moe_edge.schedule.token_job import TokenJob
 from tests.support.serving import linear_costs, waiting_line
 

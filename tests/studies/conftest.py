@@ -1,6 +1,3 @@
-import pytest
+from tests.bench.conftest import programs
 
-
-@pytest.fixture(autouse=True, scope="module")
-def programs(shared_programs):
-    """Studies of one model find its programs compiled."""
+__all__ = ["programs"]  # a fixture

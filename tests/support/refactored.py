@@ -7,12 +7,11 @@ import jax
 import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.refactored_router import Judges, LevelRows
+from moe_edge.convert.refactored_writer import Refactoring, write_refactored
 from moe_edge.engine.weights import bind_block, block_graph, to_device
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sub_experts import split_config
-from moe_edge.refactor.gates.calibrated import LevelRows
-from moe_edge.refactor.gates.proxy import Judges
-from moe_edge.refactor.write import Refactoring, write_refactored
 from tests.support.profiles import numpy_act
 from tests.support.tiny_checkpoints import hf_folder, raw_config
 

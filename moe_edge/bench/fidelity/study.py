@@ -19,9 +19,6 @@ from moe_edge.model.quantised import BLOCK_BYTES
 from moe_edge.route.drop import DropAbsent
 from moe_edge.route.prefer import Prefer
 
-# Serial transfers and no prefetching: what is resident is then the same in every run.
-BASE = studied(eviction="smoe_score", asynchronous=False)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForcedText(StudySettings):
@@ -51,7 +48,9 @@ class ForcedText(StudySettings):
     @property
     def base(self) -> OffloadOptions:
         """The options that the lossy ones are added to."""
-        return self.offload or BASE
+        # Serial transfers and no prefetching: what is resident is then the same in
+        # every run.
+        return self.offload or studied(eviction="smoe_score", asynchronous=False)
 
     @property
     def path(self) -> Path:

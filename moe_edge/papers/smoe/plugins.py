@@ -1,6 +1,8 @@
 """What SMoE adds, by name (core/tables.py)."""
 
 PLUGINS = (
+    ("eviction", "smoe_score", "evict_score:SmoeScore"),
+    ("predictor", "smoe_partial", "partial_state:PartialState"),
     ("route", "substitute", "substitute:Substitute"),
     ("study", "replay_public_traces", "studies.public_traces:STUDY"),
     ("study", "smoe_fig10", "studies.fig10:STUDY"),

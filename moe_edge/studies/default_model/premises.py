@@ -16,12 +16,12 @@ import numpy as np
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.evaluate.usage import usage_distances
 from moe_edge.model.config import ModelConfig
+from moe_edge.papers.moe_prism.refactor.build import down_norms
+from moe_edge.papers.moe_prism.refactor.gates.linear import sub_norms
+from moe_edge.papers.moe_prism.refactor.partition.model import partition_model
+from moe_edge.papers.moe_prism.refactor.partition.problem import split_rows
+from moe_edge.papers.moe_prism.refactor.settings import PartitionOptions
 from moe_edge.profile.reader import Profile
-from moe_edge.refactor.build import down_norms
-from moe_edge.refactor.gates.linear import sub_norms
-from moe_edge.refactor.partition.model import partition_model
-from moe_edge.refactor.partition.problem import split_rows
-from moe_edge.refactor.settings import PartitionOptions
 from moe_edge.route.base import gate_scores
 from moe_edge.training.data import CHUNK, Corpus, held_out_rows
 from moe_edge.training.evaluation import assess, round_to_bfloat16, text_counts

@@ -77,9 +77,9 @@ def refactored(settings: ServingSettings, work_dir: Path) -> Path:
     """The refactored model; its quality is no matter here, so the profile is short."""
     if settings.refactored is not None:
         return Path(settings.refactored)
+    from moe_edge.papers.moe_prism.refactor.run import run_refactor
+    from moe_edge.papers.moe_prism.refactor.texts import PACKAGED
     from moe_edge.profile.run_profile import run_profile
-    from moe_edge.refactor.run import run_refactor
-    from moe_edge.refactor.texts import PACKAGED
 
     profile, model = work_dir / "profile", work_dir / "refactored"
     parent = settings.checkpoint

@@ -101,7 +101,7 @@ def test_kinds_are_checked_whatever_stands_in_the_folder(
         ({"kinds": ("q8_0", "q8_0")}, "each once"),
         ({"kinds": ("q5_k",)}, "unknown kinds"),
         ({"device_memory": "15%,25%"}, "15%,25%"),
-        ({"offload": OffloadOptions(route="substitute")}, "substitute is lossy"),
+        ({"offload": OffloadOptions(route="drop")}, "drop is lossy"),
     ],
 )
 def test_kinds_and_budget_are_checked(given, message):

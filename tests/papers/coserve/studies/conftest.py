@@ -1,3 +1,3 @@
-from tests.studies.conftest import programs
+from tests.bench.conftest import programs
 
 __all__ = ["programs"]  # a fixture

@@ -1,0 +1,313 @@
+"""What a refactoring is asked to do; checked before JAX is loaded."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from moe_edge.core.checks import (
+    CapacityError,
+    ConfigError,
+    check_count,
+    check_from_zero,
+    check_known,
+    check_positive,
+)
+from moe_edge.model.config import ModelConfig, MoeConfig
+from moe_edge.model.sub_experts import at_k, split_config
+from moe_edge.papers.moe_prism.refactor.partition.problem import (
+    HELDOUT_RATIO,
+    check_split,
+    split_rows,
+)
+from moe_edge.papers.moe_prism.refactor.partition.solve import DEFAULT, check_solver
+
+GATES = {
+    "lg": "linear",
+    "lg_ft": "linear",
+    "cg": "proxy",
+    "calibrated": "calibrated",
+    "calibrated_ft": "calibrated",
+}
+FINE_TUNED = ("lg_ft", "calibrated_ft")
+PROXY_RULES = ("global", "pattern")
+IMPORTANCE = ("output", "activation", "usage")
+CHOICES = ("fitted", "central")
+K_ORDERS = ("rising", "drawn")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartitionOptions:
+    """How an expert's neurons are cut into sub-experts.
+
+    Attributes:
+      sub_experts: U, equal parts of every expert.
+      inactive: K of the partition objective; None: U - 1, the paper's.
+      solver: of `solve.SOLVERS`; None: alternate.
+      restarts: of solver alternate; None: its default.
+      normalise: divide every neuron by its mean magnitude before solving.
+      weigh_tokens: by their router weight, before solving.
+      heldout_ratio: share of each expert's tokens that is not fitted on, only scored.
+      min_tokens: experts with fewer fitted tokens are split by their weights' norms.
+      seed: of everything random.
+    """
+
+    sub_experts: int = 4
+    inactive: int | None = None
+    solver: str | None = None
+    restarts: int | None = None
+    normalise: bool = False
+    weigh_tokens: bool = False
+    heldout_ratio: float = HELDOUT_RATIO
+    min_tokens: int = 64
+    seed: int = 0
+
+    def check(self, neurons: int) -> None:
+        """Raises ConfigError for options that such experts cannot have."""
+        check_split(neurons, self.sub_experts, self.num_inactive)
+        check_solver(self.chosen_solver, self.solver_options)
+        split_rows(1, self.heldout_ratio, 0)
+        check_count("min_tokens", self.min_tokens)
+
+    @property
+    def num_inactive(self) -> int:
+        return self.sub_experts - 1 if self.inactive is None else self.inactive
+
+    @property
+    def chosen_solver(self) -> str:
+        return self.solver or DEFAULT
+
+    @property
+    def solver_options(self) -> dict[str, int]:
+        return {} if self.restarts is None else {"restarts": self.restarts}
+
+    def facts(self) -> dict[str, Any]:
+        """Everything that a partition depends on, in JSON's types."""
+        names = [field.name for field in dataclasses.fields(PartitionOptions)]
+        chosen = {"inactive": self.num_inactive, "solver": self.chosen_solver}
+        return {name: getattr(self, name) for name in names} | chosen
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(PartitionOptions):
+    """What `moe-edge refactor` does to a model; defaults are measured ones.
+
+    Attributes (more than those of `PartitionOptions`):
+      solver: alternate, magnitude, anneal, ..; None: magnitude for lg, which always
+        runs the same blocks of an expert first, and alternate where the gate tells
+        blocks apart or `restarts` are given.
+      gate: lg, lg_ft (linear gate, fine-tuned), cg (proxy gate), calibrated (rows that
+        predict the blocks' norms) or calibrated_ft (those, fine-tuned).
+      weigh_neurons: by the length of their down columns, before solving.
+      importance: how sub-experts are ordered, output, activation or usage, see
+        `gates.linear.order_subs`.
+      proxy_rule: cg: global ranks all blocks of the chosen experts, pattern gives the
+        expert of each rank a number of blocks.
+      gate_neurons: cg: r of every sub-expert; None: the paper's 4, but at most one in
+        sixteen of its neurons, since they are computed for all blocks.
+      gate_choice: cg: fitted or central (the paper's).
+    """
+
+    gate: str = "lg"
+    weigh_neurons: bool = True
+    importance: str = "output"
+    proxy_rule: str = "global"
+    gate_neurons: int | None = None
+    gate_choice: str = "fitted"
+
+    def __post_init__(self):
+        check_count("sub_experts", self.sub_experts)
+        if self.gate_neurons is not None:
+            check_count("gate_neurons", self.gate_neurons)
+        check_known("gate", self.gate, GATES)
+        check_known("importance rule", self.importance, IMPORTANCE)
+        check_known("proxy_rule", self.proxy_rule, PROXY_RULES)
+        check_known("gate_choice", self.gate_choice, CHOICES)
+
+    @property
+    def chosen_solver(self) -> str:
+        fixed = self.gate == "lg" and self.restarts is None
+        return self.solver or ("magnitude" if fixed else DEFAULT)
+
+    def num_gate_neurons(self, parent: MoeConfig) -> int:
+        """r, or 0 without a proxy gate."""
+        if self.gate != "cg":
+            return 0
+        if self.gate_neurons is not None:
+            return self.gate_neurons
+        return max(1, min(4, parent.expert_dim // self.sub_experts // 16))
+
+    @property
+    def model_gate(self) -> str:
+        """One of `model.config.GATES`."""
+        kind = GATES[self.gate]
+        return f"proxy_{self.proxy_rule}" if kind == "proxy" else kind
+
+    def split(self, parent: ModelConfig) -> ModelConfig:
+        """The refactored config; refuses what cannot be done before any work.
+
+        Raises:
+          ConfigError: a model refactored already, sizes that do not divide, more gate
+            neurons than there are, or a linear gate of a model routed by groups.
+        """
+        zeros = ((0.0,) * self.sub_experts,) * parent.moe.top_k
+        child = split_config(
+            parent,
+            self.sub_experts,
+            gate=self.model_gate,
+            gate_neurons=self.num_gate_neurons(parent.moe),
+            rank_shares=zeros if self.model_gate == "proxy_pattern" else (),
+        )
+        self.check(parent.moe.expert_dim)
+        return child
+
+
+def whole_k(moe: MoeConfig) -> int:
+    """K at which all sub-experts of the parent's own experts run."""
+    return moe.parent_top_k * moe.sub_experts
+
+
+def parse_ks(text: str, moe: MoeConfig) -> list[int]:
+    """Values of K named by a flag.
+
+    Args:
+      text: `all` (1 to all sub-experts of the parent's experts), numbers separated by
+        commas, or empty.
+      moe: of the refactored model.
+    Raises:
+      ConfigError: no numbers, or outside of what the gate defines.
+    """
+    if text == "all":
+        return list(range(1, whole_k(moe) + 1))
+    try:
+        ks = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise ConfigError(f"ppl_k is {text!r}, expected `all` or 4,8,12") from error
+    bad = [k for k in ks if not 1 <= k <= moe.max_top_k]
+    if bad:
+        raise ConfigError(f"ppl_k {bad[0]} is outside of 1..{moe.max_top_k}")
+    return sorted(set(ks))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """Settings of a run; with model and text they determine its result.
+
+    Attributes:
+      tokens: trained on, rounded up to whole steps.
+      batch_tokens: of one gradient program: bounds memory.
+      accumulate: batches whose gradients make one optimiser step.
+      learning_rate: the paper's is 1e-5, for models of billions of parameters.
+      k_start, k_end: (sub-)experts a token; None: a quarter of the model's own K, and
+        its own K (the paper's 8 and 32 of OLMoE), or one less with a calibrated gate,
+        which has nothing to choose there.
+      k_stages: how many K are trained, evenly from `k_start` to `k_end`; at most as
+        many as there are steps, and a single one is `k_end`.
+      k_order: rising (the paper's) or drawn: every K once, in random order, again and
+        again.
+      teacher_kl: weight of KL to the model as it was, at its own K, beside the text's
+        cross-entropy (ours); 0: the paper's loss.
+      window: tokens of a sequence.
+      decay: share of the steps at the end over which the learning rate falls to 0.
+      held_out_rows: windows on which the loss is reported.
+    """
+
+    tokens: int = 2_000_000
+    batch_tokens: int = 4096
+    accumulate: int = 4
+    learning_rate: float = 1e-5
+    k_start: int | None = None
+    k_end: int | None = None
+    k_stages: int = 7
+    k_order: str = "rising"
+    teacher_kl: float = 0.0
+    window: int = 512
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+    decay: float = 0.0
+    held_out_rows: int = 32
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in (
+            *("tokens", "batch_tokens", "accumulate", "k_stages", "window"),
+            "held_out_rows",
+        ):
+            check_count(name, getattr(self, name))
+        check_positive("learning_rate", self.learning_rate)
+        check_positive("clip_norm", self.clip_norm)
+        check_known("k_order", self.k_order, K_ORDERS)
+        check_from_zero("teacher_kl", self.teacher_kl)
+        if not 0 <= self.decay <= 1 or self.weight_decay < 0:
+            raise ConfigError(
+                f"decay must lie in 0..1 and weight_decay not be negative, got "
+                f"{self.decay} and {self.weight_decay}"
+            )
+        if self.batch_tokens % self.window:
+            raise ConfigError(
+                f"batch_tokens {self.batch_tokens} must be a multiple of the window of "
+                f"{self.window} tokens"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Windows of a batch."""
+        return self.batch_tokens // self.window
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of an optimiser step."""
+        return self.batch_tokens * self.accumulate
+
+    @property
+    def steps(self) -> int:
+        return -(-self.tokens // self.step_tokens)
+
+    def rate(self, step: int) -> np.float32:
+        """Learning rate of a step."""
+        left = (self.steps - step) / max(1.0, self.decay * self.steps)
+        return np.float32(self.learning_rate * min(1.0, left))
+
+    def stages(self, config: ModelConfig) -> list[int]:
+        """The K that are trained, ascending.
+
+        Raises:
+          ConfigError: a K that the model does not have, or an end below the start.
+        """
+        top_k = config.moe.top_k
+        start = max(1, top_k // 4) if self.k_start is None else self.k_start
+        end = top_k - (config.moe.gate == "calibrated")
+        end = end if self.k_end is None else self.k_end
+        for k in (start, end):
+            at_k(config, k)
+        if start > end:
+            raise ConfigError(f"k_start {start} exceeds k_end {end}; K grows")
+        count = min(self.k_stages, self.steps)  # a stage without a step is not trained
+        spread = np.linspace(start, end, count) if count > 1 else [end]
+        return sorted({round(float(k)) for k in spread})
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuses what a model cannot be trained with.
+
+        Raises:
+          ConfigError: see `stages`; CapacityError: a window beyond the context.
+        """
+        self.stages(config)
+        if config.layer_scale:
+            raise ConfigError(
+                f"fine-tuning of {config.model_type}: no gradient passes the factor "
+                "behind its layers; refactor with --gate lg"
+            )
+        if self.window > config.max_positions:
+            raise CapacityError(
+                f"window of {self.window} tokens exceeds the model's context of "
+                f"{config.max_positions}"
+            )
+
+    def k_of(self, step: int, stages: list[int]) -> int:
+        """K of a step: as many steps for each stage, in order or drawn."""
+        if self.k_order == "drawn":
+            number, place = divmod(step, len(stages))
+            rng = np.random.default_rng([self.seed, number, 19])
+            return stages[int(rng.permutation(len(stages))[place])]
+        return stages[step * len(stages) // self.steps]

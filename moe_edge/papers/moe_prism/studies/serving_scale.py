@@ -1,0 +1,322 @@
+"""MoE-Prism's serving at the paper's scale: goodput and throughput, simulated.
+
+The same request loop and policies as live, over steps that cost what a device's
+roofline says. Floors are spread evenly from an eighth of the model's K to all of it.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.shapes import shape_entry
+from moe_edge.bench.study import Claim, Study, median_and_spread
+from moe_edge.core.checks import CapacityError, check_known, check_positive
+from moe_edge.engine.sizes import SlotSizes
+from moe_edge.hardware.models import MODELS, model_shape
+from moe_edge.hardware.presets import DEVICES, device
+from moe_edge.hardware.roofline_steps import roofline_costs
+from moe_edge.hardware.step_costs import StepCosts
+from moe_edge.loadtest.computed import served_at
+from moe_edge.loadtest.offered import (
+    LoadOptions,
+    Offered,
+    in_whole_experts,
+    offered_requests,
+)
+from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.metrics.results import Findings, metric
+from moe_edge.papers.moe_prism.studies.models import ORIGINAL
+from moe_edge.papers.moe_prism.studies.serving_studies import (
+    FIFO,
+    OURS,
+    PRISM,
+    SYSTEMS,
+    WHY,
+)
+from moe_edge.schedule.policy import get_scheduler
+from moe_edge.serve.options import ServingOptions
+from moe_edge.simulate.goodput import goodput
+from moe_edge.workload.served import summarise
+
+GOODPUT, THROUGHPUT = "goodput", "throughput, all at once"
+LOOP = "continuous, original"  # our loop without sub-experts
+PAPER_GAIN = {"olmoe_1b_7b": 0.149, "deepseek_v2_lite": 0.199}  # fig. 7, high load
+LEAST = 8  # the lowest floor is the model's K over this
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScaleSettings(StudySettings):
+    """Who serves what, on which device.
+
+    Attributes:
+      models: presets of `hardware.models`.
+      gpu: preset of `hardware.presets` that holds them.
+      systems: of figure 7, the first one is the base.
+      sub_experts: parts of an expert in the refactored model.
+      max_batches: rows that run at once.
+      requests: offered, on average; rounds: how often, each time others.
+      prompt_tokens, output_tokens: means, log-normal.
+      max_context: tokens of the longest request.
+      max_wait_s: of policies that wait for company.
+      slo_ttft_ms, slo_tpot_ms: what in time means.
+    """
+
+    rules = RULES | {
+        "models": lambda name, value: check_known("model preset", value, MODELS),
+        "gpu": lambda name, value: check_known(name, value, DEVICES),
+        "systems": lambda name, value: check_known("system", value, SYSTEMS),
+        "slo_ttft_ms": check_positive,
+        "slo_tpot_ms": check_positive,
+        "max_wait_s": check_positive,
+    }
+    models: Sequence[str] = ("olmoe_1b_7b", "deepseek_v2_lite")
+    gpu: str = "a100_40g"
+    systems: Sequence[str] = (FIFO, PRISM, LOOP, OURS, "elastic")
+    sub_experts: int = 4
+    max_batches: Sequence[int] = (8, 32, 128)
+    requests: int = 400
+    rounds: int = 5
+    prompt_tokens: int = 256
+    output_tokens: int = 128
+    max_context: int = 2048
+    max_wait_s: float = 1.0
+    slo_ttft_ms: float = 500.0
+    slo_tpot_ms: float = 20.0
+
+
+class Case(NamedTuple):
+    """What a figure belongs to."""
+
+    model: str
+    batch: int
+    system: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.model}, {self.batch} rows, {self.system}"
+
+
+Values = Mapping[tuple[Case, str], Sequence[float]]  # (case, figure) -> one a round
+
+
+def run(settings: ScaleSettings) -> Findings:
+    """Serves the same requests by every system."""
+    found = collections.defaultdict(list)
+    for model in settings.models:
+        for batch in settings.max_batches:
+            costs = {
+                parts: roofline_costs(
+                    device(settings.gpu),
+                    model_shape(model),
+                    sub_experts=parts,
+                    max_batch=batch,
+                )
+                for parts in (1, settings.sub_experts)
+            }
+            for number in range(settings.rounds):
+                offered = offered_by(settings, model, number)
+                for system in settings.systems:
+                    case = Case(model, batch, system)
+                    rates = figures(settings, case, costs, offered)
+                    for name, rate in rates.items():
+                        found[case, name].append(rate)
+            print(f"{model}, {batch} rows: {settings.rounds} rounds", flush=True)
+    return findings(settings, found)
+
+
+def offered_by(settings: ScaleSettings, model: str, seed: int) -> list[Offered]:
+    """A round's requests, one a second; floors count sub-experts."""
+    own = model_shape(model).top_k * settings.sub_experts
+    load = LoadOptions(
+        poisson=1.0,
+        duration_s=float(settings.requests),
+        prompt_tokens=settings.prompt_tokens,
+        output_tokens=settings.output_tokens,
+        floors=",".join(f"{k}:1" for k in range(max(own // LEAST, 1), own + 1)),
+        seed=seed,
+    )
+    return offered_requests(load, settings.max_context)
+
+
+def figures(
+    settings: ScaleSettings,
+    case: Case,
+    costs: Mapping[int, StepCosts],
+    offered: Sequence[Offered],
+) -> dict[str, float]:
+    """Requests a second of a system: in time, and with all of them there at once.
+
+    Args:
+      costs: by sub-experts an expert.
+    """
+    system, subs = SYSTEMS[case.system], settings.sub_experts
+    if system.model == ORIGINAL:
+        offered, subs = in_whole_experts(offered, subs), 1
+    policy = get_scheduler(
+        system.policy,
+        max_batch=case.batch,
+        max_wait_s=settings.max_wait_s,
+        own_k=model_shape(case.model).top_k * subs,
+        costs=costs[subs],
+    )
+    options = ServingOptions(max_batch=case.batch)
+    sizes = SlotSizes(**options.sizes(settings.max_context))
+
+    def serve(rate: float):
+        return served_at(rate, offered, policy, costs[subs], sizes)
+
+    at_once = serve(math.inf)
+    most = summarise(at_once)["throughput_req_s"]
+    rate = goodput(
+        serve,
+        first_rate=most / 2,
+        slo_ttft_s=settings.slo_ttft_ms / 1e3,
+        slo_tpot_s=settings.slo_tpot_ms / 1e3,
+    )
+    if not 0 < rate < math.inf:
+        raise CapacityError(
+            f"{case.label}: no rate is served in time, goodput is {rate:g}; allow more "
+            "than slo_ttft_ms and slo_tpot_ms, or take another gpu"
+        )
+    return {GOODPUT: rate, THROUGHPUT: most}
+
+
+def gain(found: Values, case: Case, base: str, name: str) -> float:
+    """Median over rounds of a case's figure over that of another system, less 1."""
+    mine, its = found[case, name], found[case._replace(system=base), name]
+    return float(np.median(np.divide(mine, its))) - 1
+
+
+def findings(settings: ScaleSettings, found: Values) -> Findings:
+    """The entry."""
+    n = settings.rounds
+    rows = []
+    for (case, name), values in found.items():
+        value, spread = median_and_spread(values)
+        rows.append(metric(case.label, name, value, "requests/s", n, spread))
+    base, details, ours = settings.systems[0], [], {}
+    for model in settings.models:
+        for batch in settings.max_batches:
+            gains = {
+                system: [
+                    gain(found, Case(model, batch, system), base, name)
+                    for name in (GOODPUT, THROUGHPUT)
+                ]
+                for system in settings.systems[1:]
+            }
+            for system, (good, most) in gains.items():
+                ours[f"{model}, {batch} rows, {system}"] = (
+                    f"goodput {good:+.1%}, throughput {most:+.1%}"
+                )
+            told = "; ".join(
+                f"{system} goodput {good:+.1%}, throughput at once {most:+.1%}"
+                for system, (good, most) in gains.items()
+            )
+            details.append(f"{model}, {batch} rows, over {base}: {told}.")
+    return Findings(
+        answer=answer(settings, found),
+        details=details,
+        model=shape_entry(*map(model_shape, settings.models)),
+        workload={
+            "requests": settings.requests,
+            "prompt_tokens": settings.prompt_tokens,
+            "output_tokens": settings.output_tokens,
+            "lengths": "log-normal",
+            "arrivals": "Poisson",
+            "floors": f"evenly from K / {LEAST} to K",
+            "gpu": settings.gpu,
+            "slo_ms": {"ttft": settings.slo_ttft_ms, "tpot": settings.slo_tpot_ms},
+        },
+        kind="simulated",
+        cost_model_source="preset",
+        metrics=rows,
+        limits=[
+            "Simulated: a step costs what the device's roofline says; KV caches, "
+            "attention over them and all software take no time.",
+            "Experts are chosen evenly and independently, and sub-experts of one "
+            "expert too: real choices coincide more, so that fewer are read.",
+        ],
+        ours=ours,
+        baselines=[
+            system
+            for system in settings.systems
+            if SYSTEMS[system].policy in ("fifo", "full_batch")
+        ],
+        plot=lambda path: plot(path, settings, found),
+        summary={"ours": ours},
+    )
+
+
+def answer(settings: ScaleSettings, found: Values) -> str:
+    """The range over models and batches of what each part brings."""
+    base, systems = settings.systems[0], settings.systems
+
+    def range_of(system: str, peer: str, name: str) -> str:
+        gains = [
+            gain(found, Case(model, batch, system), peer, name)
+            for model in settings.models
+            for batch in settings.max_batches
+        ]
+        return f"{min(gains):+.0%} to {max(gains):+.0%}"
+
+    parts = [
+        f"{what} {name} {range_of(system, peer, name)}"
+        for what, system, peer, name in (
+            (f"{LOOP}:", LOOP, base, GOODPUT),
+            ("sub-experts then", OURS, LOOP, GOODPUT),
+            (f"{PRISM}:", PRISM, base, THROUGHPUT),
+        )
+        if {system, peer} <= set(systems)
+    ]
+    return f"Over {base}: " + "; ".join(parts) + "."
+
+
+def plot(path, settings: ScaleSettings, found: Values) -> None:
+    """A panel a model and figure, a line a system."""
+    panels = []
+    for model in settings.models:
+        for name in (GOODPUT, THROUGHPUT):
+            series: dict[str, Any] = {}
+            spreads: dict[str, Any] = {}
+            for system in settings.systems:
+                pairs = [
+                    median_and_spread(found[Case(model, batch, system), name])
+                    for batch in settings.max_batches
+                ]
+                series[system] = [value for value, _ in pairs]
+                spreads[system] = [wide for _, (_, wide) in pairs]
+            panels.append(
+                Panel(
+                    f"{model}: {name}",
+                    "requests/s",
+                    list(settings.max_batches),
+                    series,
+                    spreads,
+                    x_label="rows at once",
+                    log_x=True,
+                )
+            )
+    draw_panels(path, panels, title=f"On an {settings.gpu} by its roofline (simulated)")
+
+
+STUDY = Study(
+    name="moe_prism_goodput",
+    question="How many requests of mixed floors are served in time at the paper's "
+    "scale?",
+    settings=ScaleSettings,
+    measure=run,
+    claim=Claim(
+        source="MoE-Prism, section 6.2.2 and fig. 7, high load (throughput)",
+        paper={
+            f"throughput of MoE-Prism over FIFO, {name}": f"{much:+.1%}"
+            for name, much in PAPER_GAIN.items()
+        },
+        why=f"{WHY} Here the device is a GPU by its roofline. It reads weights for all "
+        "rows together, so that with many rows nearly all experts are read at any K.",
+    ),
+)

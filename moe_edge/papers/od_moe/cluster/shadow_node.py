@@ -1,0 +1,228 @@
+"""The shadow's process: runs a token ahead of the main node and names its experts.
+
+Departure `late` (the paper's): a step that is to be aligned begins when the main node
+begins it. `speculative` (ours): the shadow goes on with its own token as soon as the
+main node has begun the step before; keys and values are patched when they come, and
+only if the tokens differ does it start the step over.
+"""
+
+import time
+
+import jax
+import numpy as np
+
+from moe_edge.cluster.node.node import Node
+from moe_edge.cluster.roles import FIRST_WORKER, MAIN
+from moe_edge.cluster.transport.base import PeerLost, Refused, Transport
+from moe_edge.engine.generate import shape_of
+from moe_edge.papers.od_moe.cluster.groups import Groups
+from moe_edge.papers.od_moe.shadow.engine import ShadowEngine
+from moe_edge.papers.od_moe.shadow.follower import Follower
+from moe_edge.papers.od_moe.shadow.predictor import Shadow
+
+
+class ShadowNode(Node):
+    """The process of the shadow.
+
+    Args:
+      shadow: the model at lower precision; None names random experts.
+      periods: when tokens, keys and values are aligned.
+      speculative: the departure.
+      seed: of random experts.
+    """
+
+    of_others = "begin", "token", "rows"
+
+    def __init__(
+        self,
+        number: int,
+        transport: Transport,
+        groups: Groups,
+        moe_layers,
+        num_experts: int,
+        top_k: int,
+        shadow: ShadowEngine | None,
+        periods: Shadow,
+        *,
+        speculative: bool,
+        seed: int = 0,
+    ):
+        super().__init__(number, transport)
+        self._groups, self._layers = groups, list(moe_layers)
+        self._experts, self._top_k = num_experts, top_k
+        self._shadow, self._periods = shadow, periods
+        self._speculative = speculative
+        self._rng = np.random.default_rng(seed)
+        self._follower: Follower | None = None
+        self._active_B = jax.device_put(np.ones(1, bool))
+        self._steps_before = self._done = 0  # steps of other texts, and of this one
+        self._used: int | None = None  # the token of the last step
+        self.step_s: list[float] = []
+        self.restarts = self._compiled = 0
+
+    def peer_lost(self, peer: int) -> None:
+        # One that only this node does not reach stays: the main node calls it still.
+        if peer >= FIRST_WORKER:
+            self._groups.lose(peer - FIRST_WORKER)
+
+    # Orders.
+
+    def do_warm(self, fields, arrays) -> None:
+        started_s = time.perf_counter()
+        if self._shadow is not None:
+            self._rehearse(arrays["sizes"].tolist())
+        self.tell("warm", {"seconds": time.perf_counter() - started_s})
+
+    def _rehearse(self, sizes) -> None:
+        """Compiles what texts of these sizes need."""
+        shapes = {shape_of([range(n)], new): (n, new) for n, new in sizes}
+        for length, new in shapes.values():
+            follower = Follower(self._shadow, 1, length + new)
+            if self._periods.needs_prompt:
+                follower.prefill([[0] * length])
+            else:
+                follower.begin([length])
+            if self._periods.kv_period:
+                for count in {follower.session.capacity, self._periods.kv_period}:
+                    kv = self._shadow.programs.read_kv(
+                        follower.session.caches, _at(0), count=count
+                    )
+                    follower.align_kv(jax.device_get(kv), _at(0))
+            for token in (None, 0) if self._periods.needs_prompt else (0, None):
+                given = None if token is None else _at(token)
+                choices = follower.step(self._active_B, given)
+                for ids_BK in choices:
+                    np.asarray(ids_BK) if ids_BK is not None else None
+
+    def do_prepare(self, fields, arrays) -> None:
+        self._follower = None
+        self.step_s.clear()
+        self.restarts = 0
+        self._compiled = self._num_compiled()
+        self.tell("ready", {"number": fields["number"]})
+
+    def _num_compiled(self) -> int:
+        return 0 if self._shadow is None else self._shadow.num_compiled()
+
+    def do_finish(self, fields, arrays) -> None:
+        try:
+            self.transport.control(MAIN, "said")
+        except (PeerLost, Refused):
+            pass  # the scheduler will notice
+        super().do_finish(fields, arrays)
+
+    def do_begin(self, fields, arrays) -> None:
+        """A prompt is about to run at the main node."""
+        self._steps_before, self._done, self._used = fields["steps_before"], 0, None
+        if self._shadow is None:
+            return
+        prompt = arrays["prompt"].tolist()
+        follower = self._follower = Follower(self._shadow, 1, fields["capacity"])
+        if self._periods.needs_prompt:
+            follower.prefill([prompt])
+        else:
+            follower.begin([len(prompt)])
+
+    def do_token(self, fields, arrays) -> None:
+        """The main node begins a decode step."""
+        index = fields["index"]
+        if self._shadow is None:  # has nothing to wait for, either
+            if index == 1:
+                self._name_random(index)
+            self._name_random(index + 1)
+            return
+        token = fields["token"] if self._periods.aligns_token(index) else None
+        if self._done < index:
+            self._step(index, token, awaited=True)
+        elif token is not None and token != self._used:
+            self._go_back()
+            self.restarts += 1
+            self._step(index, token, awaited=True)
+        self._go_on(index + 1)
+
+    def do_rows(self, fields, arrays) -> None:
+        """Keys and values of steps that the main node is through with."""
+        if self._follower is None:
+            return
+        start = fields["start"]
+        kv = [arrays[f"kv{i}"] for i in range(len(arrays))]
+        missing = self._follower.session.capacity - kv[0].shape[2]
+        if start == 0 and missing:  # a prompt's: one shape for all
+            wider = (0, 0), (0, 0), (0, missing), (0, 0)
+            kv = [np.pad(each, wider) for each in kv]
+        self._follower.align_kv(tuple(kv), _at(start))
+
+    def _go_on(self, index: int) -> None:
+        """Runs ahead of the main node by a step, where nothing need be waited for."""
+        periods, session = self._periods, self._follower.session
+        due = periods.aligns_token(index) or periods.aligns_kv(index)
+        full = max(session.lengths) >= session.capacity
+        if not full and (self._speculative or not due):
+            self._step(index, None, awaited=False)
+
+    def _go_back(self) -> None:
+        """Takes the last step back: the next one overwrites what it wrote."""
+        session = self._follower.session
+        session.positions_B = session.positions_B - 1
+        session.lengths = [length - 1 for length in session.lengths]
+
+    def _step(self, index: int, token: int | None, awaited: bool) -> None:
+        """Runs a step and names its experts.
+
+        Args:
+          awaited: the main node has begun it: each layer is named as soon as it is
+            known, else all together, in fewer messages.
+        """
+        started_s, follower = time.perf_counter(), self._follower
+        if token is None:
+            token = int(np.asarray(follower.own_tokens())[0])
+        choices = follower.step(self._active_B, _at(token))
+        self._done, self._used = index, token
+        size = 1 if awaited else len(self._layers)
+        for first in range(0, len(self._layers), size):
+            layers = self._layers[first : first + size]
+            chosen = [np.asarray(choices[layer])[0].tolist() for layer in layers]
+            self._name(index, first, chosen)
+        self.step_s.append(time.perf_counter() - started_s)
+
+    def _name_random(self, index: int) -> None:
+        size = self._top_k
+        some = [
+            self._rng.choice(self._experts, size, replace=False) for _ in self._layers
+        ]
+        self._name(index, 0, [experts.tolist() for experts in some])
+
+    def _name(self, index: int, place: int, chosen: list[list[int]]) -> None:
+        """Names the experts of layers from a place on, to main node and workers."""
+        first = (self._steps_before + index - 1) * len(self._layers) + place
+        shares: dict[int, list] = {}
+        for i, experts in enumerate(chosen):
+            for worker, share in self._groups.share(first + i, experts).items():
+                if share:
+                    load = first + i, self._layers[place + i], share
+                    shares.setdefault(worker, []).append(load)
+        fields = {"first": first, "experts": chosen}
+        self.transport.post(MAIN, "predicted", fields)
+        for worker, layers in shares.items():
+            self.transport.post(FIRST_WORKER + worker, "load", {"layers": layers})
+
+    def now_notes(self, fields, arrays):
+        """What this node has counted."""
+        facts = {
+            "t_shadow_s": float(np.mean(self.step_s)) if self.step_s else None,
+            "restarts": self.restarts,
+            "compiled": self._num_compiled() - self._compiled,
+            "weight_bytes": 0,
+            "expert_bytes": 0,
+        }
+        if self._shadow is not None:
+            weights = self._shadow.weights
+            experts = jax.tree.leaves([e for e in weights.experts if e is not None])
+            facts["expert_bytes"] = sum(array.nbytes for array in experts)
+            facts["weight_bytes"] = weights.num_bytes
+        return facts, {}
+
+
+def _at(value: int) -> jax.Array:
+    """int32 `[1]`"""
+    return jax.device_put(np.array([value], np.int32))

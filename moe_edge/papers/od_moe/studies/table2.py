@@ -1,0 +1,166 @@
+"""OD-MoE, table 2: speed and bytes beside offloading on one machine; what is compared.
+
+Each departure of OD-MoE is booked with its own bytes; the peers get as many as the
+largest, and links of the same rate: OD-MoE one a worker, the others one.
+`table2_runs.py` measures, `table2_entry.py` reports.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from moe_edge.bench.offloading import studied
+from moe_edge.bench.prompts import PromptSettings, check_inputs
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES, Rules, check_steps
+from moe_edge.bench.study import Claim, Study
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.papers.od_moe.studies.live import check_departure
+from moe_edge.papers.od_moe.studies.studies import check_precision
+from moe_edge.route.base import get_route
+
+AHEAD = 4  # layers, of HOBBIT's gates
+RESIDENT = "resident"
+SAME_PROCESSES = "OD-MoE's processes, all experts resident"
+STAND_INS = {  # peer -> what of it we run, and what not
+    "Mixtral-offloading": "LRU and the next layer's gate on this layer's state; not "
+    "its quantised experts and attention",
+    "MoE-Infinity": "its paper's eviction and prediction, which its released code does "
+    "not use",
+    "HOBBIT": f"LRU and the gates of the next {AHEAD} layers; not its low-precision "
+    "copies of less important experts, nor its cache's mix of scores",
+    "AdapMoE": "its slots by dynamic programming and the next layer's gate; an absent "
+    "expert below one share of the token's weights is dropped, in any layer; not its "
+    "sensitivities of layers, nor its quantised experts",
+}
+
+
+def peers(hit_curves, top_k: int, threshold: float) -> dict[str, OffloadOptions]:
+    """What stands for each peer; `hit_curves` and `top_k` as of `adapmoe_dp`."""
+    return {
+        "Mixtral-offloading": studied(
+            slot_plan="equal",
+            predictor="stale_gate",
+            predictor_options={"norm": "own"},
+        ),
+        "MoE-Infinity": studied(eviction="moe_infinity", predictor="moe_infinity"),
+        "HOBBIT": studied(
+            slot_plan="equal",
+            predictor="n_layer_gate",
+            predictor_options={"look_ahead": AHEAD},
+            horizon=AHEAD,
+        ),
+        "AdapMoE": studied(
+            slot_plan="adapmoe_dp",
+            slot_plan_options={"hit_curves": hit_curves, "top_k": top_k},
+            predictor="stale_gate",
+            route="drop",
+            route_options={"threshold": threshold},
+        ),
+    }
+
+
+def check_threshold(name: str, value: float) -> None:
+    """Raises ConfigError unless a share below which experts are dropped."""
+    get_route("drop", threshold=value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table2Settings(PromptSettings):
+    """`PromptSettings` names the rest; every round has prompts of its own.
+
+    Attributes:
+      prompt_tokens, new_tokens: of past sequences, and of the texts of the perplexity.
+      prompt_lengths, output_lengths: tokens in and out, in all pairs.
+      workers, groups: of OD-MoE.
+      shadow: its precision; tokens and KV cache are aligned at every step.
+      departures: of the shadow.
+      history: sequences shown beforehand to what learns from past ones.
+      drop_threshold: AdapMoE's, of a token's weights. Below the default lie a quarter
+        of what the default model chooses, as much as AdapMoE skips.
+      fidelity_rows: real texts of `new_tokens` scored tokens each.
+    """
+
+    rules: ClassVar[Rules] = {
+        **RULES,
+        "departures": check_departure,
+        "shadow": check_precision,
+        "output_lengths": check_steps,
+        "drop_threshold": check_threshold,
+    }
+    sources: Sequence[str] = ("prompts/alpaca.jsonl", "prompts/gsm8k.jsonl")
+    rounds: int = 2
+    prompt_tokens: int = 16
+    new_tokens: int = 64
+    prompt_lengths: Sequence[int] = (16, 128)
+    output_lengths: Sequence[int] = (64, 256)
+    workers: int = 4
+    groups: int = 2
+    shadow: str = "nf4"
+    departures: Sequence[str] = ("late", "speculative")
+    history: int = 8
+    drop_threshold: float = 0.109
+    fidelity_rows: int = 8
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.workers % self.groups:
+            raise ConfigError(
+                f"groups is {self.groups} and workers {self.workers}, expected groups "
+                "of equal size"
+            )
+
+    @property
+    def at(self) -> list[tuple[int, int]]:
+        """Tokens in and out of every setting."""
+        pairs = ((n, m) for n in self.prompt_lengths for m in self.output_lengths)
+        return list(pairs)
+
+
+def name_of(departure: str) -> str:
+    """Of OD-MoE with a departure."""
+    return f"OD-MoE, {departure}"
+
+
+CACHED = {"decode": 4.89, "TTFT": 416.9925, "bytes": 180, "output": 4.8425}  # paper's
+PAPER = {  # averages of four settings; bytes in GB
+    "OD-MoE, late": (3.6925, 2244.3475, 60, 3.37),
+    "Mixtral-offloading": (2.2375, 1844.9825, 11, 2.1725),
+    "MoE-Infinity": (0.6875, 6118.6825, 21.5, 0.6675),
+    "HOBBIT": (0.785, 5679.6875, 22, 0.7575),
+    "AdapMoE": (3.13, 1387.0, 8, 3.035),
+}
+
+
+def ratio_name(system: str, measure: str) -> str:
+    """Of a number that is compared with the paper's."""
+    return f"{system}: {measure} over resident"
+
+
+def paper_ratios() -> dict[str, float]:
+    """Table 2's averages over those of the model with all experts cached."""
+    return {
+        ratio_name(system, measure): round(values[place] / cached, 4)
+        for place, (measure, cached) in enumerate(CACHED.items())
+        for system, values in PAPER.items()
+    }
+
+
+STUDY = Study(
+    name="od_moe_table2",
+    question="How fast is OD-MoE beside offloading on one machine with the same bytes "
+    "and link rate (OD-MoE, table 2)?",
+    settings=Table2Settings,
+    measure=later("papers.od_moe.studies.table2_runs.run"),
+    check=check_inputs,
+    claim=Claim(
+        source="OD-MoE, section 4.4 and table 2: averages of four settings, over those "
+        "of Transformers with all experts cached",
+        paper=paper_ratios(),
+        why="The paper's peers run as shipped, three of them quantised, each with its "
+        "own memory, and its nodes are machines of their own. Here all decode at the "
+        "stored precision with as many bytes as OD-MoE at its largest, most of them "
+        "its shadow's and their slots', and all processes share two cores.",
+    ),
+)

@@ -1,0 +1,123 @@
+"""What the studies of placement (Prism) read, and their runs in computed time.
+
+A `Scenario` is built once for a seed: every method, line and memory size serves the
+same requests with the same routing, so that ratios are of pairs.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.core.checks import (
+    ConfigError,
+    check_from_zero,
+    check_known,
+    check_positive,
+)
+from moe_edge.hardware.clusters import build_cluster
+from moe_edge.hardware.models import model_shape
+from moe_edge.papers.prism.studies.served import EPLB, MEAN, PRISM, MethodRuns, Row
+from moe_edge.simulate.cluster.build import WORKLOADS, build_scenario
+from moe_edge.simulate.cluster.loop import LoopOptions
+from moe_edge.simulate.cluster.report import ClusterResult, report
+from moe_edge.simulate.cluster.scenario import METHODS, Scenario
+
+PAPERS = ("uniform", "redundance", "smartmoe", EPLB, PRISM)  # methods of table II
+
+
+def check_share(name: str, value: float) -> None:
+    """Raises ConfigError unless the value is a share."""
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} must lie in [0, 1], got {value}")
+
+
+RULES = RULES | {
+    **dict.fromkeys(("interval_s", "intervals_s", "window_s", "mbps"), check_positive),
+    **dict.fromkeys(("skews", "memory_shares"), check_positive),
+    **dict.fromkeys(("period_s", "hysteresis", "hystereses"), check_from_zero),
+    **dict.fromkeys(("keep", "keeps", "remote_shares"), check_share),
+    "methods": lambda name, value: check_known("method", value, METHODS),
+    "workload": lambda name, value: check_known("workload", value, WORKLOADS),
+    "model": lambda name, value: model_shape(value),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runs(StudySettings):
+    """What every study of placement reads.
+
+    Attributes:
+      seed, seeds: the first one and how many; rows are medians over them.
+      requests_per_server: how many.
+    """
+
+    rules = RULES
+    seed: int = 0
+    seeds: int = 5
+    requests_per_server: int = 60
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return list(range(self.seed, self.seed + self.seeds))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Migration:
+    """The rule by which placements change; the defaults are the paper's.
+
+    Attributes:
+      period_s: between two decisions; 0 is no migration.
+      keep: of the statistics, at each decision.
+      hysteresis: gain that a new placement must promise, as a share.
+    """
+
+    period_s: float = 300.0
+    keep: float = 1.0
+    hysteresis: float = 0.0
+
+    @property
+    def moving(self) -> dict[str, float]:
+        """As `Scenario.loop` takes them."""
+        names = ("period_s", "keep", "hysteresis")
+        return {name: getattr(self, name) for name in names}
+
+
+def check_has_prism(methods: Sequence[str]) -> None:
+    """Raises ConfigError where the method that a figure is about is missing."""
+    if PRISM not in methods:
+        raise ConfigError(f"methods is {tuple(methods)}, expected {PRISM!r} among them")
+
+
+def on_cluster(case: Scenario, cluster: str, **options) -> Scenario:
+    """The same requests on other machines (as many servers)."""
+    machines = build_cluster(cluster, **options)
+    return dataclasses.replace(case, cost_model=case.shape.costs(machines))
+
+
+def serve(
+    case: Scenario, method: str, seed: int, window_s: float = 120.0, **moving
+) -> ClusterResult:
+    """Runs one method to its end."""
+    loop = case.loop(method, LoopOptions(window_s=window_s), seed=seed, **moving)
+    loop.run()
+    return report(loop)
+
+
+def serve_all(
+    cases: Iterable[tuple[int, Scenario]], methods: Sequence[str], label: str, **moving
+) -> MethodRuns:
+    """Every method on every (seed, case)."""
+    rows: dict[str, list[Row]] = {method: [] for method in methods}
+    for seed, case in cases:
+        for method in methods:
+            rows[method].append(serve(case, method, seed, **moving).row())
+        shown = ", ".join(f"{m} {found[-1][MEAN]:.3f}" for m, found in rows.items())
+        print(f"{label}, seed {seed}: {shown}", flush=True)
+    return MethodRuns(rows)
+
+
+def cases_of(settings: Runs, **wanted) -> list[tuple[int, Scenario]]:
+    """A case for every seed, as the settings and `wanted` say."""
+    names = ("model", "workload", "interval_s", "requests_per_server")
+    given = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
+    return [(s, build_scenario(**given | wanted, seed=s)) for s in settings.all_seeds]

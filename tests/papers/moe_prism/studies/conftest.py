@@ -1,0 +1,3 @@
+from tests.bench.conftest import programs
+
+__all__ = ["programs"]  # a fixture
