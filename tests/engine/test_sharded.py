@@ -20,7 +20,14 @@ from moe_edge.engine.slots import RowSlots
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.sub_experts import split_config
 from tests.support.running import SIZES, row, run
-from tests.support.sharded import ONE_LAYER, assert_shared, bits, collectives, sharded
+from tests.support.sharded import (
+    ONE_LAYER,
+    assert_shared,
+    bits,
+    collectives,
+    sharded,
+    step_text,
+)
 from tests.support.tiny_models import ALL, BF16, RandomReader
 
 MODELS = ALL | {"one": ONE_LAYER, "subs": split_config(ONE_LAYER, 2)}
@@ -58,8 +65,14 @@ def sharded_of(name: str, dtype, devices: int):
 def test_logits_have_the_bits_of_one_device(name, dtype, devices, lengths, ks):
     got = bits(sharded_of(name, dtype, devices), lengths, ks)
     np.testing.assert_array_equal(got, bits(resident(name, dtype), lengths, ks))
-    if ks is not None:  # which changes them
-        assert (got != bits(resident(name, dtype), lengths)).any()
+
+
+@pytest.mark.slow
+def test_a_step_sends_rows_of_pairs_and_no_records():
+    engine, rows = sharded_of("one", BF16, 3), 3
+    pairs = rows * ONE_LAYER.moe.top_k
+    wanted = [("all-reduce", pairs * ONE_LAYER.d_model)]
+    assert collectives(step_text(engine, rows)) == wanted
 
 
 @pytest.mark.slow
@@ -144,7 +157,8 @@ def test_default_is_one_device_unless_it_cannot_hold_the_weights(monkeypatch):
     assert mesh_for(reader, None, None) is None
     assert mesh_for(reader, "all", None).size == len(jax.devices())
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    for free, wanted in ((1 << 30, None), (1 << 14, len(jax.devices()))):
-        monkeypatch.setattr("moe_edge.engine.offloaded.free_device_bytes", lambda: free)
-        mesh = mesh_for(reader, None, None)
-        assert (mesh and mesh.size) == wanted
+    free_bytes = iter((1 << 30, 1 << 14))
+    free = "moe_edge.engine.offloaded.free_device_bytes"
+    monkeypatch.setattr(free, lambda: next(free_bytes))
+    assert mesh_for(reader, None, None) is None
+    assert mesh_for(reader, None, None).size == len(jax.devices())

@@ -1,4 +1,4 @@
-"""A layer's experts on several devices: one device's bits, and nothing of a record sent.
+"""A layer's experts on several devices: one device's bits, and no record is sent.
 
 The devices are those that tests/conftest.py asks of JAX: cores of one machine.
 """

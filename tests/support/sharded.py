@@ -43,6 +43,19 @@ def bits(engine, lengths, ks=None) -> np.ndarray:
     return np.stack(jax.device_get(found)).view(np.uint32)
 
 
+def step_text(engine: ShardedEngine, rows: int) -> str:
+    """The compiled program of a step of so many rows."""
+    weights, session = engine.weights, engine.new_session(rows, 16)
+    tokens_B, active_B = engine.put((np.zeros(rows, np.int32), np.ones(rows, bool)))
+    lowered = engine.programs.decode.lower(
+        *(weights.top, weights.layers, weights.experts, engine._windows),
+        (tokens_B, session.positions_B, active_B),
+        session.k_B,
+        session.caches,
+    )
+    return lowered.compile().as_text()
+
+
 def assert_shared(weights, devices: int) -> None:
     """Each device holds its share of every layer's records, and all the rest."""
     moe = weights.config.moe
