@@ -68,7 +68,7 @@ class SlotCache:
         return self.homes if self.homes is not None and self.homes.is_fixed else None
 
     def rooms(self, layer: int) -> list[int]:
-        """How many slots may hold blocks of the layer: at each fixed home, else in all."""
+        """How many slots may hold blocks of the layer, at each home if it is fixed."""
         if self._fixed is None:
             return [self.room_L[layer]]
         home_S = self._fixed.home_S[self._slots_L[layer]]
