@@ -12,7 +12,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
-from moe_edge.engine.devices import check_mesh, check_several, mesh_for
+from moe_edge.engine.devices import check_mesh, check_several, homes_for, mesh_for
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.sub_experts import at_k
 
@@ -52,8 +52,8 @@ def load_engine(
       offload: keeps experts off the device as it says; a budget alone ("25%", 0.25)
         takes the default policies; None: all are resident.
       k: experts a token computes, in a refactored model sub-experts; None: its own.
-      devices: that share the experts: a number, or "all" of this machine; None: all
-        where one cannot hold the weights, else one.
+      devices: that share the experts: a number, or "all" of this machine; offloaded
+        ones have homes there. None: one, or all where one cannot hold the weights.
       split_attention: each of several devices computes its heads and keeps their cache.
       **options: of `ResidentEngine`, or of `make_offloaded`.
     Raises:
@@ -88,8 +88,11 @@ def load_engine(
             weights = load_weights(reader, check_finite=check_finite)
             engine = ResidentEngine(weights, **options)
         else:
-            checked = {"check_finite": check_finite}
-            engine = make_offloaded(reader, offload, **checked, **options)
+            given = {
+                "check_finite": check_finite,
+                "devices": homes_for(reader, devices),
+            }
+            engine = make_offloaded(reader, offload, **given, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
     dtype = reader.layout.kind or str(reader.dtype)
     return Loaded(engine, tokenizer, hf_source, str(checkpoint), dtype)
@@ -147,5 +150,5 @@ def check_checkpoint(
         from moe_edge.engine.offloaded import check_offload
 
         allow_pinned(reader, offload)  # `check_offload` starts JAX
-        check_offload(reader, offload, **room)
+        check_offload(reader, offload, devices=homes_for(reader, devices), **room)
     check_mesh(reader, devices, offload, split_attention)

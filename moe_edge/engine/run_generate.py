@@ -119,8 +119,9 @@ def run_generate(
         holds the dense weights, the KV cache and staging; None: as the gin file's
         `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
-      devices: devices that share the experts: a number, or `all` of this machine; None:
-        all where one cannot hold the weights, else one.
+      devices: devices that share the experts: a number, or `all` of this machine;
+        offloaded ones have homes there, and `device_memory` is that of each. None: one,
+        or all where one cannot hold the weights.
       split_attention: each of several devices computes its heads of attention and keeps
         their part of the KV cache; a GPU's logits may then differ in their last bits.
       trace: file for the routing of every token (`.csv.gz`).

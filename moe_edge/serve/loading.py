@@ -51,11 +51,13 @@ def check_room(
     offload: OffloadOptions | None,
     serving: ServingOptions,
     config: ModelConfig,
+    devices: int | str | None = None,
 ) -> None:
     """Refuses a budget that `load_driver` would refuse, without reading weights."""
     if offload is not None:
         room = cache_room(serving, config)
         given = {"with_tokenizer": False, "offload": offload, "k": k}
+        given["devices"] = devices
         check_checkpoint(checkpoint, **given, **room)
 
 

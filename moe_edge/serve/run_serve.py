@@ -45,8 +45,9 @@ def run_serve(
         holds the dense weights, the KV cache and staging; None: as `offload` says, or
         all resident.
       offload: policies of experts that do not fit.
-      devices: devices that share the experts: a number, or `all` of this machine; None:
-        all where one cannot hold the weights, else one.
+      devices: devices that share the experts: a number, or `all` of this machine;
+        offloaded ones have homes there, and `device_memory` is that of each. None: one,
+        or all where one cannot hold the weights.
       split_attention: each of several devices computes its heads of attention and keeps
         their part of the KV cache; a GPU's logits may then differ in their last bits.
       servers: processes that hold the experts together (Prism); the first one answers
@@ -84,7 +85,7 @@ def run_serve(
     if offload is not None:
         from moe_edge.serve.loading import check_room  # loads JAX
 
-        check_room(checkpoint, k, offload, serving, config)
+        check_room(checkpoint, k, offload, serving, config, devices)
     model = make_served_model(
         str(checkpoint),
         reader,
