@@ -43,6 +43,14 @@ class DeviceMesh:
         """Of arrays of whose first axis every device holds an equal part."""
         return NamedSharding(self.mesh, PARTED)
 
+    @property
+    def own(self) -> range:
+        """Numbers of the devices of this process; those of each stand together."""
+        index = jax.process_index()
+        devices = enumerate(self.mesh.devices)
+        numbers = [n for n, device in devices if device.process_index == index]
+        return range(numbers[0], numbers[-1] + 1)
+
     def put(self, tree):
         """Arrays of the host, whole on every device."""
         return jax.device_put(tree, self.whole)
