@@ -17,12 +17,13 @@ pytestmark = pytest.mark.slow
 KILLED = ("kill 0 step", "kill 1 step", "kill 0 rest", "kill 1 rest")
 STOPPED = ("stop 1 step", "stop 0 rest")
 PAUSED = ("pause 1 step",)
+DIFFERENT = "differ 1 start"
 
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory) -> dict[str, list]:
     """Of each scenario: exit code, seconds and output of both processes."""
-    scenarios = KILLED + STOPPED + PAUSED
+    scenarios = (*KILLED, *STOPPED, *PAUSED, DIFFERENT)
     ports = map(str, unused_ports(len(scenarios)))
     words = [word for pair in zip(scenarios, ports, strict=True) for word in pair]
     folder = tmp_path_factory.mktemp("hosts")
@@ -69,3 +70,11 @@ def test_a_process_that_is_late_delays_the_others_and_ends_nobody(ends, scenario
     for code, seconds, text in ends[scenario]:
         assert (code, text) == (0, "")
         assert seconds > PAUSE_S
+
+
+def test_processes_that_differ_both_refuse_by_one_line(ends):
+    line = (
+        "error: process 1 has another version of moe_edge than process 0: other, there "
+        "one; install the same version everywhere\n"
+    )
+    assert [(code, text) for code, _, text in ends[DIFFERENT]] == [(2, line)] * 2

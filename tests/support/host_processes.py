@@ -3,9 +3,10 @@
     python -m tests.support.host_processes FOLDER SCENARIO PORT [SCENARIO PORT ...]
 
 A scenario is `ACTION WHO WHERE`: kill, stop or pause (for two seconds) process 0 or 1
-in a step or while all rest. All pairs are forks of one process that has imported JAX,
-and run at once. Prints what became of each process: its exit code (None: it had to be
-ended), how long after the strike, and what it wrote.
+in a step or while all rest; `differ 1 start`: it was started otherwise. All pairs are
+forks of one process that has imported JAX, and run at once. Prints what became of each
+process: its exit code (None: it had to be ended), how long after the strike, and what
+it wrote.
 """
 
 import json
@@ -29,7 +30,9 @@ START_S, END_S = 120.0, 40.0
 
 def compute(folder: Path, name: str, index: int, port: int) -> None:
     """A process: it joins, then runs steps, or rests, until process 0 says so."""
-    with joined(Place("127.0.0.1", port, index, 2), START_S, {"version": "1"}) as link:
+    differs = name.startswith("differ") and index == 1
+    facts = {"version of moe_edge": "other" if differs else "one"}
+    with joined(Place("127.0.0.1", port, index, 2), START_S, facts) as link:
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
         whole, parted = PartitionSpec(), PartitionSpec("d")
 
@@ -84,13 +87,16 @@ class Pair:
         self.action, self.victim = action, self.pids[int(who)]
 
     def is_ready(self) -> bool:
+        if self.action == "differ":
+            return True
         files = (self.folder / f"{self.name}.{index}.ready" for index in (0, 1))
         return all(file.exists() for file in files)
 
     def strike(self) -> None:
-        is_kill = self.action == "kill"
-        os.kill(self.victim, signal.SIGKILL if is_kill else signal.SIGSTOP)
         self.struck_s = time.monotonic()
+        if self.action != "differ":
+            is_kill = self.action == "kill"
+            os.kill(self.victim, signal.SIGKILL if is_kill else signal.SIGSTOP)
 
     def look(self) -> bool:
         """Whether all who can have ended."""
