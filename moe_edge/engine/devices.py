@@ -6,6 +6,7 @@ Where all experts fit they are shared out (`sharded`), offloaded ones have homes
 
 from typing import TYPE_CHECKING
 
+from moe_edge.core import processes
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.progress import say
 from moe_edge.engine.offload_options import OffloadOptions
@@ -47,13 +48,23 @@ def mesh_for(
     Args:
       reader: an open checkpoint.
       devices: see `check_devices`. None: all of this machine where one cannot hold the
-        weights, else one.
+        weights, else one. Of several processes (`hosts/`): of each; None: all.
       offload: not None: None (see `homes_for`).
     Raises:
       ConfigError: more devices than there are, or a dense model.
     """
-    devices = check_devices(devices)
-    if devices == 1 or offload is not None:
+    devices, count = check_devices(devices), processes.count()
+    if count > 1 and not reader.config.moe_layers:
+        raise ConfigError(
+            f"{count} processes, and a dense model has no experts that they could "
+            "share; run it in one"
+        )
+    if offload is not None:
+        _check_one_process()
+        return None
+    if count > 1 and devices is None:
+        devices = ALL
+    if devices == 1 and count == 1:
         return None
     if devices is None and not (reader.config.moe_layers and _needs_all(reader)):
         return None
@@ -66,11 +77,20 @@ def homes_for(reader, devices: int | str | None) -> tuple["jax.Device", ...]:
 
     Args and Raises: as of `mesh_for`; None: one device.
     """
+    _check_one_process()
     devices = check_devices(devices)
     if devices in (None, 1):
         return ()
     mesh = _mesh(reader, devices)
     return tuple(mesh.mesh.devices.tolist()) if mesh.size > 1 else ()
+
+
+def _check_one_process() -> None:
+    if (count := processes.count()) > 1:
+        raise ConfigError(
+            f"{count} processes, and experts that are offloaded run in one; leave out "
+            "device_memory, or --coordinator"
+        )
 
 
 def _mesh(reader, devices: int | str) -> "DeviceMesh":

@@ -83,6 +83,8 @@ def load_sharded(
 ) -> Weights:
     """A model's weights on a mesh: experts' records cut, all others whole.
 
+    Of several processes each reads the records of its own devices alone.
+
     Args: as of `load_weights`.
     Raises: as `load_weights`.
     """
@@ -90,9 +92,21 @@ def load_sharded(
     def put_whole(array: np.ndarray) -> jax.Array:
         return mesh.put(np.array(kept(array)))  # a copy, never a view of a file
 
-    def put_records(records_ER: np.ndarray):
-        records_ER = kept(records_ER)
-        return put_experts(mesh, records_ER, even_places(len(records_ER), mesh.size))
+    experts = reader.config.moe.num_experts
+    expert_NS = even_places(experts, mesh.size)
+    own = _own_experts(mesh, expert_NS, experts)
+
+    def put_records(records: np.ndarray):
+        return put_experts(mesh, kept(records), expert_NS, own.start, experts)
 
     given = {"check_finite": check_finite, "dense": dense}
+    if len(own) < experts:
+        given["own_experts"] = own
     return load_weights(reader, put_whole, put_experts=put_records, **given)
+
+
+def _own_experts(mesh: DeviceMesh, expert_NS: np.ndarray, experts: int) -> range:
+    """Those on devices of this process, neighbours; of one process alone all."""
+    held = expert_NS[mesh.own.start : mesh.own.stop]
+    held = held[held < experts]
+    return range(int(held.min()), int(held.max()) + 1) if held.size else range(0)

@@ -53,20 +53,27 @@ def slots_of(expert_NS: np.ndarray, experts: int) -> np.ndarray:
 
 
 def put_experts(
-    mesh: DeviceMesh, records_ER: np.ndarray, expert_NS: np.ndarray
+    mesh: DeviceMesh,
+    records_ER: np.ndarray,
+    expert_NS: np.ndarray,
+    first: int = 0,
+    experts: int | None = None,
 ) -> ShardedExperts:
     """A layer's records on the devices; those of empty slots are zeros.
 
     Args:
       records_ER: of the host, in the dtype that programs take.
       expert_NS: the expert of each slot, E where there is none.
+      first: the expert of the first record, where they are those of this process alone.
+      experts: E; None: as many as records.
     """
-    (N, S), (E, R) = expert_NS.shape, records_ER.shape
+    (N, S), R = expert_NS.shape, records_ER.shape[1]
+    E = len(records_ER) if experts is None else experts
 
     def part(device: int) -> np.ndarray:
         own_SR = np.zeros((S, R), records_ER.dtype)
         is_held_S = expert_NS[device] < E
-        own_SR[is_held_S] = records_ER[expert_NS[device][is_held_S]]
+        own_SR[is_held_S] = records_ER[expert_NS[device][is_held_S] - first]
         return own_SR
 
     slot_NE = slots_of(expert_NS, E)

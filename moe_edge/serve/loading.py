@@ -8,6 +8,7 @@ from moe_edge.core.progress import counter
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.slot_programs import SlotShapes
+from moe_edge.hosts.link import Link
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.sub_experts import at_k
 from moe_edge.serve.driver import Driver
@@ -24,9 +25,13 @@ def load_driver(
     split_attention: bool = False,
     clock: Callable[[], float] = time.monotonic,
     fail_step: int | None = None,
+    link: Link | None = None,
 ) -> Driver:
     """A driver whose programs are compiled; from here on nothing is.
 
+    Args:
+      link: of a process among several. Those that follow process 0 compile when it
+        says so.
     Raises: as `load_engine` and `make_driver`.
     """
     room = {}
@@ -36,9 +41,10 @@ def load_driver(
     given["split_attention"] = split_attention
     loaded = load_engine(checkpoint, **given, **room)
     try:
-        driver = make_driver(loaded.engine, serving, clock, fail_step)
-        with counter("compiling programs"):
-            driver.slots.warm_up()
+        driver = make_driver(loaded.engine, serving, clock, fail_step, link)
+        if link is None or not link.index:
+            with counter("compiling programs"):
+                driver.slots.warm_up()
     except BaseException:
         loaded.engine.close()
         raise
