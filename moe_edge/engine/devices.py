@@ -92,6 +92,32 @@ def _mesh(reader, devices: int | str) -> "DeviceMesh":
     return mesh
 
 
+def check_mesh(
+    reader, devices: int | str | None, offload, split_attention: bool = False
+) -> None:
+    """What loading for these devices would refuse; nothing without a word of them.
+
+    Raises: as `mesh_for`, `check_several` and `split_attention.check_split`.
+    """
+    if devices is None and not split_attention:
+        return
+    mesh = mesh_for(reader, devices, offload)
+    check_several(split_attention, mesh)
+    if split_attention:
+        from moe_edge.engine.split_attention import check_split
+
+        check_split(reader.config, mesh.size)
+
+
+def check_several(split_attention: bool, mesh: "DeviceMesh | None") -> None:
+    """Raises ConfigError where attention is to be split over one device."""
+    if split_attention and mesh is None:
+        raise ConfigError(
+            "split_attention shares heads among several devices of a resident engine, "
+            "and there is one; give devices, or leave it out"
+        )
+
+
 def _needs_all(reader) -> bool:
     """Whether there are several devices and the first cannot hold all weights."""
     import jax

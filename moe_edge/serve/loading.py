@@ -21,6 +21,7 @@ def load_driver(
     serving: ServingOptions,
     *,
     devices: int | str | None = None,
+    split_attention: bool = False,
     clock: Callable[[], float] = time.monotonic,
     fail_step: int | None = None,
 ) -> Driver:
@@ -32,6 +33,7 @@ def load_driver(
     if offload is not None:
         room = cache_room(serving, at_k(open_checkpoint(checkpoint).config, k))
     given = {"with_tokenizer": False, "offload": offload, "k": k, "devices": devices}
+    given["split_attention"] = split_attention
     loaded = load_engine(checkpoint, **given, **room)
     try:
         driver = make_driver(loaded.engine, serving, clock, fail_step)

@@ -5,7 +5,7 @@ from typing import Any
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.run_folder import unpacked
-from moe_edge.engine.devices import check_devices, mesh_for
+from moe_edge.engine.devices import check_devices, check_mesh
 from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.model.sub_experts import at_k
@@ -24,6 +24,7 @@ def run_serve(
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     devices: int | str | None = None,
+    split_attention: bool = False,
     servers: int | None = None,
     slots: str | None = None,
     serving: ServingOptions,
@@ -47,6 +48,8 @@ def run_serve(
       devices: devices that share the experts: a number, or `all` of this machine;
         offloaded ones have homes there, and `device_memory` is that of each. None: one,
         or all where one cannot hold the weights.
+      split_attention: each of several devices computes its heads of attention and keeps
+        their part of the KV cache; a GPU's logits may then differ in their last bits.
       servers: processes that hold the experts together (Prism); the first one answers
         clients. None: one process.
       slots: with `servers`, experts that each may hold, separated by commas; None: 1.3
@@ -75,8 +78,7 @@ def run_serve(
     prepare_process(reader, offload)
     reader.config = at_k(reader.config, k)
     config = reader.config
-    if devices is not None and offload is None:
-        mesh_for(reader, devices, offload)
+    check_mesh(reader, devices, offload, split_attention)
     if not config.moe_layers:
         raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
     serving.check_model(config)
@@ -120,7 +122,8 @@ def run_serve(
         def load():
             fail = server.fail_step
             given = checkpoint, k, offload, serving
-            driver = load_driver(*given, devices=devices, fail_step=fail)
+            shared = {"devices": devices, "split_attention": split_attention}
+            driver = load_driver(*given, **shared, fail_step=fail)
             model.grammars.prepare()
             if keep is not None:
                 from moe_edge.engine.prompt_files import PromptFiles

@@ -177,6 +177,9 @@ def _rows(case: str, one: Sequence[Waits], homes: Sequence[Waits]) -> Rows:
 
         got, named = of(homes, "s"), f"{case}, {phase}"
         less = {"peer": of(one, "s"), "peer_name": one_name, "bar": LESS_BAR}
+        # Of the links alone, without what a busy machine adds to a wait.
+        less["links_ratio"] = float(np.median(of(homes, "bound_s")))
+        less["links_ratio"] /= float(np.median(of(one, "bound_s")))
         bound = {"peer": of(homes, "bound_s"), "peer_name": busiest, "bar": BOUND_BAR}
         rows.append(make_row(named, got, unit, **less))
         rows.append(make_row(f"{named}, bound", got, unit, **bound))
