@@ -85,6 +85,7 @@ class HostBackend:
         self.load = MeasuredCost(MEASUREMENTS, self._first_load_s(link))
         self.host = MeasuredCost(MEASUREMENTS, expert_s or self._first_host_s())
         self.computed, self.busy_s = 0, 0.0
+        self.links = 1  # over which experts travel at once
         self._compiled: set[int] = set()  # numbers of tokens
 
     def _first_load_s(self, link: TransferLink) -> float:
@@ -102,7 +103,8 @@ class HostBackend:
         return _timed(lambda: experts.outputs([0], *token))
 
     def take(self, reading: Reading, absent: list[int]) -> list[int]:
-        costs = AssistCosts(self.load.mean_s, self.host.mean_s, self._device_s)
+        load_s = self.load.mean_s / self.links
+        costs = AssistCosts(load_s, self.host.mean_s, self._device_s)
         taken = self.assist.take(absent, reading.ids_TK, costs)
         if self._is_foreign:
             taken = self._check_ids(taken)

@@ -1,4 +1,8 @@
-"""On how many devices a model runs: what `--devices` says, or what its weights need."""
+"""On which devices a model runs: what `--devices` says, or what its weights need.
+
+Where all experts fit they are shared out (`sharded`), offloaded ones have homes
+(`homes`).
+"""
 
 from typing import TYPE_CHECKING
 
@@ -8,6 +12,8 @@ from moe_edge.core.progress import say
 from moe_edge.engine.offload_options import OffloadOptions
 
 if TYPE_CHECKING:
+    import jax
+
     from moe_edge.engine.mesh import DeviceMesh
 
 ALL = "all"
@@ -37,51 +43,99 @@ def check_devices(devices: int | str | None) -> int | str | None:
 def mesh_for(
     reader, devices: int | str | None, offload: OffloadOptions | None
 ) -> "DeviceMesh | None":
-    """The devices that a model is to run on; None: the first one alone.
+    """The devices that a resident model is to run on; None: the first one alone.
 
     Args:
       reader: an open checkpoint.
       devices: see `check_devices`. None: all of this machine where one cannot hold the
         weights, else one. Of several processes (`hosts/`): of each; None: all.
+      offload: not None: None (see `homes_for`).
     Raises:
-      ConfigError: more devices than there are, or a model or an engine for one.
+      ConfigError: more devices than there are, or a dense model.
     """
     devices, count = check_devices(devices), processes.count()
-    moe = reader.config.moe if reader.config.moe_layers else None
-    if moe is None and count > 1:
+    if count > 1 and not reader.config.moe_layers:
         raise ConfigError(
             f"{count} processes, and a dense model has no experts that they could "
             "share; run it in one"
         )
+    if offload is not None:
+        _check_one_process()
+        return None
     if count > 1 and devices is None:
         devices = ALL
     if devices == 1 and count == 1:
         return None
-    if offload is not None:
-        if devices is None:
-            return None
+    if devices is None and not (reader.config.moe_layers and _needs_all(reader)):
+        return None
+    mesh = _mesh(reader, ALL if devices is None else devices)
+    return mesh if mesh.size > 1 else None
+
+
+def homes_for(reader, devices: int | str | None) -> tuple["jax.Device", ...]:
+    """The devices where offloaded experts have homes; none: the first one runs alone.
+
+    Args and Raises: as of `mesh_for`; None: one device.
+    """
+    _check_one_process()
+    devices = check_devices(devices)
+    if devices in (None, 1):
+        return ()
+    mesh = _mesh(reader, devices)
+    return tuple(mesh.mesh.devices.tolist()) if mesh.size > 1 else ()
+
+
+def _check_one_process() -> None:
+    if (count := processes.count()) > 1:
         raise ConfigError(
-            f"devices is {devices}, and experts that are offloaded run on one; leave "
-            "out device_memory, or devices"
+            f"{count} processes, and experts that are offloaded run in one; leave out "
+            "device_memory, or --coordinator"
         )
-    if moe is None:
-        if devices is None:
-            return None
+
+
+def _mesh(reader, devices: int | str) -> "DeviceMesh":
+    """So many devices of this machine; says which of them hold nothing."""
+    if not reader.config.moe_layers:
         raise ConfigError(
             f"devices is {devices}, and a dense model has no experts that they could "
             "share; leave it out"
         )
     from moe_edge.engine.mesh import local_mesh
 
-    if devices is None and not _needs_all(reader):
-        return None
-    mesh = local_mesh(None if devices in (None, ALL) else devices)
-    if mesh.size > moe.num_experts:
+    mesh = local_mesh(None if devices == ALL else devices)
+    experts = reader.config.moe.num_experts
+    if mesh.size > experts:
         say(
-            f"{mesh.size} devices share {moe.num_experts} experts a layer: "
-            f"{mesh.size - moe.num_experts} of them hold none"
+            f"{mesh.size} devices share {experts} experts a layer: "
+            f"{mesh.size - experts} of them hold none"
         )
-    return mesh if mesh.size > 1 else None
+    return mesh
+
+
+def check_mesh(
+    reader, devices: int | str | None, offload, split_attention: bool = False
+) -> None:
+    """What loading for these devices would refuse; nothing without a word of them.
+
+    Raises: as `mesh_for`, `check_several` and `split_attention.check_split`.
+    """
+    if devices is None and not split_attention:
+        return
+    mesh = mesh_for(reader, devices, offload)
+    check_several(split_attention, mesh)
+    if split_attention:
+        from moe_edge.engine.split_attention import check_split
+
+        check_split(reader.config, mesh.size)
+
+
+def check_several(split_attention: bool, mesh: "DeviceMesh | None") -> None:
+    """Raises ConfigError where attention is to be split over one device."""
+    if split_attention and mesh is None:
+        raise ConfigError(
+            "split_attention shares heads among several devices of a resident engine, "
+            "and there is one; give devices, or leave it out"
+        )
 
 
 def _needs_all(reader) -> bool:

@@ -46,6 +46,7 @@ class FusedEngine(Engine):
       policy: who leaves a full cache; must run inside jit.
       route: chooses what is computed in decoding (None: the model's own choice).
       zero_copy: decode steps run by `fused_zero_copy` where they can.
+      device: that runs it; None: the first one.
     Raises:
       ConfigError: a spec that does not fit the model, a policy for the host, or
         zero_copy where no kernel can.
@@ -61,6 +62,7 @@ class FusedEngine(Engine):
         *,
         route: Route | None = None,
         zero_copy: bool = False,
+        device: jax.Device | None = None,
     ):
         config = weights.config
         moe, layout = config.moe, RecordLayout.of(config)
@@ -73,7 +75,7 @@ class FusedEngine(Engine):
         for layer in config.moe_layers:
             name = f"expert records of layer {layer}"
             check_shape(name, hosts[layer], (moe.num_experts, layout.size))
-        self._device = jax.local_devices()[0]
+        self._device = device or jax.local_devices()[0]
         super().__init__(
             dataclasses.replace(
                 weights,

@@ -28,8 +28,16 @@ class Arrays:
         """Those that programs take; never a copy."""
         return weights
 
+    def windows(self, windows: list[jax.Array]) -> list[jax.Array]:
+        """The layers' windows, likewise."""
+        return windows
+
     def steps(self, programs: LayerPrograms, reads: Reads):
-        """`attend`, `advance`, `experts` and `peek` that take what `chosen` gives."""
+        """`attend`, `advance`, `experts` and `peek` that take what `chosen` gives.
+
+        From here on the exchange calls the programs of waves.
+        """
+        self._programs = programs
         return programs
 
     def chosen(
@@ -52,26 +60,52 @@ class Arrays:
         """hidden_TD, for backends."""
         return routed.hidden_TD
 
+    # A layer in waves: start, wave, wave, ..., finish; of arrays (`in_arrays`).
 
-class Words(Arrays):
-    """One array of words each way, in pinned memory.
+    def start(self, routed: Routed, reading: Reading):
+        """What waves carry, before the first."""
+        return self._programs.start(routed)
 
-    Arrays there have a stated place, and so has what is computed from them: without one
-    for the others, a program's second call would compile again.
+    def wave(self, carry, routed: Routed, reading: Reading, slots_SR, slot_of) -> tuple:
+        """(carry, arrays that are ready when the slots may be written again)."""
+        given = routed, reading.weights_TK, slots_SR, slot_of
+        return self._programs.wave(carry, *given)
+
+    def finish(self, routed: Routed, reading: Reading, carry):
+        """The residual stream after the experts."""
+        return self._programs.finish(routed, carry, reading.weights_TK)
+
+
+class Placed(Arrays):
+    """Everything has a stated device.
+
+    So have arrays in pinned memory or of another device, and what is computed from
+    them: without one for the others, a program's second call would compile again.
     """
 
-    def __init__(self):
-        self._words, self._device = PinnedWords(), jax.local_devices()[0]
+    def __init__(self, device: jax.Device):
+        self.device = device
 
     def put(self, tree):
-        return jax.device_put(tree, self._device)
+        return jax.device_put(tree, self.device)
 
     def weights(self, weights):
         top, layers = self.put((weights.top, weights.layers))
         return dataclasses.replace(weights, top=top, layers=layers)
 
+    def windows(self, windows):
+        return self.put(windows)
+
+
+class Words(Placed):
+    """One array of words each way, in pinned memory."""
+
+    def __init__(self, device: jax.Device):
+        super().__init__(device)
+        self._words = PinnedWords(device)
+
     def steps(self, programs, reads):
-        return PackedPrograms.of(programs, reads)
+        return PackedPrograms.of(super().steps(programs, reads), reads)
 
     def chosen(self, layer, routed, slot_TK, reading, slots_SR, *other):
         # The programs that read this layer's words in the step before have run.

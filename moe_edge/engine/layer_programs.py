@@ -7,13 +7,13 @@ one program (`advance`). Cut at the same seams as `model.transformer.Block`, wit
 same kernels, so that every bit equals the resident engine's.
 """
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.layer_words import Reads
 from moe_edge.engine.programs import Programs, TopPrograms, count_compiled, jit_step
 from moe_edge.model.branches import Shared, add_experts, seam
 from moe_edge.model.config import ModelConfig
@@ -39,9 +39,10 @@ class LayerPrograms(Programs):
 
     def __init__(self, config: ModelConfig, dtype, top: TopPrograms | None = None):
         super().__init__(config, top)
-        self._dtype = dtype
+        self.dtype = dtype
         self._is_pairs: dict[int, bool] = {}
-        self.packed: dict[Reads, object] = {}  # `packed_programs`, by what is read
+        # Other forms of them: `packed_programs` by what is read, `home_programs`.
+        self.variants: dict[Hashable, object] = {}
         self.attend = jit_step(
             self.attend_step, static_argnums=0, donate_argnames="cache"
         )
@@ -56,26 +57,27 @@ class LayerPrograms(Programs):
 
     def check_records(self, dtype) -> None:
         """Raises ConfigError unless they are for expert records of this dtype."""
-        if np.dtype(self._dtype) != np.dtype(dtype):
+        if np.dtype(self.dtype) != np.dtype(dtype):
             raise ConfigError(
-                f"these programs were made for {np.dtype(self._dtype).name} records, "
+                f"these programs were made for {np.dtype(self.dtype).name} records, "
                 f"the slots hold {np.dtype(dtype).name}; share those of an engine over "
                 "the same store"
             )
 
     def num_compiled(self) -> int:
-        return super().num_compiled() + sum(map(count_compiled, self.packed.values()))
+        variants = self.variants.values()
+        return super().num_compiled() + sum(map(count_compiled, variants))
 
     def is_pairs(self, tokens: int) -> bool:
         """Whether so many tokens meet their experts pair by pair."""
         known = self._is_pairs.get(tokens)
         if known is None:
-            known = choose_method(tokens, self._dtype) == "pairs"
+            known = choose_method(tokens, self.dtype) == "pairs"
             self._is_pairs[tokens] = known
         return known
 
     def _waves(self, routed: Routed) -> ExpertWaves:
-        return self.waves_of(routed.hidden_TD.shape[0], self._dtype)
+        return self.waves_of(routed.hidden_TD.shape[0], self.dtype)
 
     def attend_step(self, kind, x_BSD, layer, gates, chunk, window, cache):
         """A dense layer as a whole, or a MoE layer up to its routing.

@@ -8,6 +8,7 @@ follows the order of the (token, expert) pairs, so that sums keep their order.
 import jax
 import numpy as np
 
+from moe_edge.engine.layer_exchange import Arrays
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.routing_reader import Reading
 from moe_edge.offload.layer_visit import LayerVisit
@@ -20,14 +21,19 @@ class LayerWaves:
     """Runs the experts of a layer in waves.
 
     Args:
+      exchange: calls the programs of waves.
       asks_first: the next group is asked for before a group is computed, not after its
         program was dispatched: for programs that run in the calling thread.
     """
 
     def __init__(
-        self, programs: LayerPrograms, manager: OffloadManager, asks_first: bool
+        self,
+        programs: LayerPrograms,
+        manager: OffloadManager,
+        exchange: Arrays,
+        asks_first: bool,
     ):
-        self._programs, self._manager = programs, manager
+        self._programs, self._manager, self._exchange = programs, manager, exchange
         self._asks_first = asks_first
         self.last = None  # output of the last program here that reads slots
 
@@ -36,37 +42,47 @@ class LayerWaves:
         if isinstance(reading.weights_TK, np.ndarray):  # a route changed the choice
             routing = routed.routing._replace(ids_TK=reading.ids_TK)
             routed = routed._replace(routing=routing)
-        carry = self._programs.start(routed)
-        if self._programs.is_pairs(len(reading.ids_TK)):
+        carry = self._exchange.start(routed, reading)
+        # Homes keep rows of pairs, which have no order.
+        has_homes = self._manager.cache.homes is not None
+        if self._programs.is_pairs(len(reading.ids_TK)) and not has_homes:
             carry = self._segments(carry, routed, reading, visit)
         else:
             carry = self._groups(carry, routed, reading, visit)
-        return self._programs.finish(routed, carry, reading.weights_TK)
+        return self._exchange.finish(routed, reading, carry)
 
     def _wave(self, carry, routed, reading, slot_of):
         slots = self._manager.queue.slots
-        carry, self.last = self._programs.wave(
-            carry, routed, reading.weights_TK, slots.array, slot_of
-        )
+        given = carry, routed, reading, slots.array, slot_of
+        carry, self.last = self._exchange.wave(*given)
         return carry, self.last
 
     def _groups(self, carry, routed, reading, visit):
         """Groups of experts: first those that are here, the next ones meanwhile."""
         visit.begin_waves()
-        spec, residency = self._manager.spec, self._manager.residency
-        row = residency.cache.rows[visit.layer]
-        chosen = [*visit.hits, *visit.late, *visit.misses]
-        group = [expert for expert in chosen if row[expert] >= 0]
-        left, transfers = [expert for expert in chosen if row[expert] < 0], []
-        size = max(1, min(MAX_GROUP, residency.cache.room_L[visit.layer] // 2))
+        spec, cache = self._manager.spec, self._manager.cache
+        row, chosen = cache.rows[visit.layer], visit.chosen
+        group, transfers = [expert for expert in chosen if row[expert] >= 0], []
+        absent = [expert for expert in chosen if row[expert] < 0]
+        # By fixed home: what it has still to get, and how much of it at once.
+        lefts = [list(part) for part in cache.by_home(visit.layer, absent)]
+        links = 1 if cache.homes is None else len(cache.homes)
+        rooms = cache.rooms(visit.layer)
+        most = MAX_GROUP * links // len(rooms)
+        sizes = [max(1, min(most, room // 2)) for room in rooms]
         busy, last = [], None
 
         def ask():
             # The lookup protects what it found; from here the waves do.
             visit.release()
-            return visit.demand(left[:size], busy)
+            asked = []
+            for left, size in zip(lefts, sizes, strict=True):
+                found = visit.demand(left[:size], busy)
+                del left[: len(found)]
+                asked += found
+            return asked
 
-        while group or left:
+        while group or any(lefts):
             coming = []
             if group:
                 visit.wait(transfers)
@@ -80,11 +96,11 @@ class LayerWaves:
                 jax.block_until_ready(last)  # its slots are about to be written
                 last = done
             coming = coming or ask()
-            if not coming and left:
-                last.block_until_ready()
+            if not coming and any(lefts):
+                jax.block_until_ready(last)
                 busy = []
                 coming = ask()
-            group, left, transfers = left[: len(coming)], left[len(coming) :], coming
+            group, transfers = [transfer.expert for transfer in coming], coming
         jax.block_until_ready(last)
         return carry
 

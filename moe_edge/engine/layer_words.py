@@ -56,9 +56,13 @@ class PinnedWords:
 
     Contract: `put` to a place may follow the last one there once every program that
     read it has run. JAX cannot check this: it takes arrays as constant.
+
+    Args:
+      device: that reads them.
     """
 
-    def __init__(self):
+    def __init__(self, device: jax.Device):
+        self._there = host_sharding(device)
         self._held: dict[tuple[int, int], tuple[jax.Array, np.ndarray]] = {}
 
     def put(self, place: int, parts: Sequence[np.ndarray]) -> jax.Array:
@@ -66,7 +70,7 @@ class PinnedWords:
         size = sum(part.size for part in parts)
         held = self._held.get((place, size))
         if held is None:
-            held = self._held[place, size] = _new_words(size)
+            held = self._held[place, size] = _new_words(size, self._there)
         array, view = held
         first = 0
         for part in parts:
@@ -75,9 +79,9 @@ class PinnedWords:
         return array
 
 
-def _new_words(size: int) -> tuple[jax.Array, np.ndarray]:
+def _new_words(size: int, there) -> tuple[jax.Array, np.ndarray]:
     """An array in pinned memory and its memory, to write."""
-    array = jax.device_put(np.zeros(size, np.int32), host_sharding(), may_alias=False)
+    array = jax.device_put(np.zeros(size, np.int32), there, may_alias=False)
     array.block_until_ready()
     address = array.unsafe_buffer_pointer()
     raw = (ctypes.c_int32 * size).from_address(address)

@@ -22,6 +22,7 @@ from moe_edge.engine.backends import Backend
 from moe_edge.engine.base import Engine, refuse_deterministic, refuse_rows
 from moe_edge.engine.expert_state import ExpertState, Moved, of_manager
 from moe_edge.engine.follower import Choices, LocalShadow
+from moe_edge.engine.homes import AtHome
 from moe_edge.engine.inline import is_inline
 from moe_edge.engine.layer_exchange import Arrays, Words
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
@@ -29,6 +30,7 @@ from moe_edge.engine.layer_waves import LayerWaves
 from moe_edge.engine.routing_reader import Reading, RoutingReader
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
+from moe_edge.offload.home_slots import HomeSlots
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.slots import is_lost
@@ -61,6 +63,8 @@ class LayeredEngine(Engine):
       programs: of another engine of this model, instead of new ones.
       shadow: runs beside this engine; for predictors that need one.
       in_words: host and programs exchange words in pinned memory (`layer_words`).
+
+    Where experts have homes (`HomeSlots`) the first home's device runs all but them.
     """
 
     programs: LayerPrograms
@@ -79,19 +83,20 @@ class LayeredEngine(Engine):
         in_words: bool = False,
     ):
         config = weights.config
-        self._exchange = Words() if in_words else Arrays()
-        weights = self._exchange.weights(weights)
         self._slots = manager.queue.slots
-        programs = programs or LayerPrograms(config, self._slots.array.dtype)
-        programs.check_records(self._slots.array.dtype)
+        self._exchange = _exchange_of(manager, in_words)
+        weights = self._exchange.weights(weights)
+        programs = programs or LayerPrograms(config, self._slots.dtype)
+        programs.check_records(self._slots.dtype)
         super().__init__(weights, programs)
-        self._windows = self.put(self._windows) if in_words else self._windows
+        self._windows = self._exchange.windows(self._windows)
         self.manager, self.trace = manager, trace
         self.backends, self.route = tuple(backends), route or TopK()
         # Where programs run in this thread, transfers are requested before the
         # dispatch, so that they overlap it.
         self._plans_first = is_inline()
-        self._waves = LayerWaves(programs, manager, self._plans_first)
+        given = programs, manager, self._exchange, self._plans_first
+        self._waves = LayerWaves(*given)
         manager.predictor_run.moe_layers = config.moe_layers
         self._predictor = manager.predictor_run.predictor
         self._peeks = "partial_state" in self._predictor.needs
@@ -119,7 +124,7 @@ class LayeredEngine(Engine):
                 "a trace has one k, and this engine writes one; load the model with "
                 "the k that you want to trace"
             )
-        dtype, top = self._slots.array.dtype, self.programs.top
+        dtype, top = self._slots.dtype, self.programs.top
         sibling = LayeredEngine(
             weights,
             self.manager,
@@ -217,8 +222,8 @@ class LayeredEngine(Engine):
 
     def _must_fit(self, layer: int, ids_TK) -> bool:
         """Whether a layer runs at once if its experts fit; else in waves anyway."""
-        most = min(ids_TK.size, self.config.moe.num_experts)
-        return not self._is_crowded or most <= self.manager.cache.room_L[layer]
+        fits = self.manager.cache.surely_fits
+        return not self._is_crowded or fits(layer, ids_TK.size)
 
     def new_session(
         self, batch: int, capacity: int, with_caches: bool = True
@@ -403,3 +408,10 @@ class LayeredEngine(Engine):
         wanted_E = self._steps.peek(*given, top_a=self._predictor.top_a)
         manager.predictor_run.store(layer, np.asarray(wanted_E)[None])
         visit.prefetch()
+
+
+def _exchange_of(manager: OffloadManager, in_words: bool) -> Arrays:
+    slots = manager.queue.slots
+    if isinstance(slots, HomeSlots):
+        return AtHome(manager.cache.homes, slots)
+    return Words(jax.local_devices()[0]) if in_words else Arrays()

@@ -15,6 +15,7 @@ from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.follower import LocalShadow
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.fused_zero_copy import check_zero_copy
+from moe_edge.engine.home_plan import check_homes, plan_homes
 from moe_edge.engine.inline import stay_awake
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
@@ -27,6 +28,9 @@ from moe_edge.model.config import ModelConfig
 from moe_edge.offload.carried_queue import CarriedQueue
 from moe_edge.offload.direct_queue import DirectQueue
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec
+from moe_edge.offload.home_queues import HomeQueues
+from moe_edge.offload.home_slots import HomeSlots
+from moe_edge.offload.homes import Homes
 from moe_edge.offload.indexed_slots import IndexedSlots
 from moe_edge.offload.link import TransferLink
 from moe_edge.offload.manager import OffloadManager
@@ -85,9 +89,14 @@ def plan_cache(
     context: Context,
     block_bytes: int,
     needs: DeviceNeeds,
-) -> CacheSpec:
-    """Slots that the budget buys next to what else is needed, shared by the plan."""
+    devices: Sequence[jax.Device] = (),
+) -> tuple[CacheSpec, Homes | None]:
+    """Slots that the budget buys next to what else is needed, shared by the plan; and
+    where experts live, on several devices."""
     experts, layers = config.moe.num_experts, config.moe_layers
+    if len(devices) > 1:
+        there = list(map(device_memory_bytes, devices[:experts]))
+        return plan_homes(options, config, context, block_bytes, needs, there)
     total = slots_for(
         parse_budget(options.device_memory),
         block_bytes,
@@ -100,7 +109,7 @@ def plan_cache(
     name, L = options.slot_plan, config.num_layers
     given = context.fill(plan_of(name), options.slot_plan_options)
     layer_S = plan_slots(name, total, L, experts, layers, **given)
-    return CacheSpec(config.num_layers, experts, config.moe.top_k, layer_S)
+    return CacheSpec(config.num_layers, experts, config.moe.top_k, layer_S), None
 
 
 def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
@@ -155,17 +164,19 @@ def check_offload(
     batch: int = 1,
     capacity: int | None = DEFAULT_CONTEXT,
     recorded: bool = False,
+    devices: Sequence[jax.Device] = (),
 ) -> Context:
     """What `make_offloaded` would refuse, judged without reading weights.
 
     Args:
-      batch, capacity: as of `assemble`.
+      batch, capacity, devices: as of `assemble`.
       recorded: whether a trace or events are wanted.
     Returns:
       what the run can give to policies: a profile trace is read here.
     Raises: as `make_offloaded`.
     """
     check_fits_model(reader, options)
+    check_homes(options, devices)
     config = reader.config
     dtype, context = device_dtype(reader.dtype), context_of(options, config)
     records = config.moe.num_experts, reader.layout.size
@@ -176,9 +187,10 @@ def check_offload(
         batch,
         capacity,
     )
-    plan_cache(options, config, context, reader.layout.num_bytes(dtype), needs)
+    block_bytes = reader.layout.num_bytes(dtype)
+    plan_cache(options, config, context, block_bytes, needs, devices)
     backend = jax.default_backend()
-    mode = options.choose_mode(backend, recorded)
+    mode = options.choose_mode(backend, recorded or len(devices) > 1)
     check_limit(pinned_gib(reader, options, mode), backend)
     if options.zero_copy:
         if mode != "fused":
@@ -190,9 +202,9 @@ def check_offload(
     return context
 
 
-def device_memory_bytes() -> int | None:
-    """What the device has in all; None if it does not say."""
-    stats = jax.local_devices()[0].memory_stats()
+def device_memory_bytes(device: jax.Device | None = None) -> int | None:
+    """What a device (None: the first) has in all; None if it does not say."""
+    stats = (device or jax.local_devices()[0]).memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"]
     if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
@@ -200,9 +212,9 @@ def device_memory_bytes() -> int | None:
     return None
 
 
-def free_device_bytes() -> int | None:
-    """What of the device nobody holds now; None if it does not say."""
-    stats = jax.local_devices()[0].memory_stats()
+def free_device_bytes(device: jax.Device | None = None) -> int | None:
+    """What of a device (None: the first) nobody holds now; None if it does not say."""
+    stats = (device or jax.local_devices()[0]).memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     meminfo = Path("/proc/meminfo")
@@ -238,6 +250,32 @@ def make_queue(
     return TransferQueue(*given, options.asynchronous)
 
 
+def make_home_queues(
+    store: HostStore,
+    homes: Homes,
+    devices: Sequence[jax.Device],
+    recorder,
+    options: OffloadOptions,
+    timed: bool = False,
+) -> HomeQueues:
+    """Slots, a queue and a link for every home, as one queue."""
+    shape = store.record_size, store.dtype
+    parts = [
+        make_slots(count, *shape, device=device)
+        for count, device in zip(homes.slots_N, devices, strict=True)
+    ]
+    slots, queues = HomeSlots(parts, devices), []
+    try:
+        for home in range(len(homes)):
+            given = options.link(), recorder, options, timed
+            queues.append(make_queue(store, slots.part(home), *given))
+    except BaseException:
+        for queue in queues:
+            queue.close()
+        raise
+    return HomeQueues(queues, slots, homes.home_S)
+
+
 def make_offloaded(
     reader,
     options: OffloadOptions,
@@ -247,6 +285,7 @@ def make_offloaded(
     check_finite: bool = False,
     recorder: Recorder | None = None,
     with_trace: bool = False,
+    devices: Sequence[jax.Device] = (),
     **assembly,
 ) -> LayeredEngine | FusedEngine:
     """Loads a checkpoint whose experts stay on the host; `assembly` is of `assemble`.
@@ -255,7 +294,7 @@ def make_offloaded(
       CapacityError: a budget of fewer slots than the minimum, or above the machine.
       ConfigError: options that do not fit the model.
     """
-    given = {"batch": batch, "capacity": capacity}
+    given = {"batch": batch, "capacity": capacity, "devices": devices}
     context = check_offload(
         reader, options, **given, recorded=is_recorded(recorder, with_trace)
     )
@@ -284,6 +323,7 @@ def assemble(
     programs: LayerPrograms | None = None,
     shadow: ShadowEngine | None = None,
     hosts: Sequence[jax.Array | None] | None = None,
+    devices: Sequence[jax.Device] = (),
 ) -> LayeredEngine | FusedEngine:
     """An offloaded engine over weights and a store, which engines may share.
 
@@ -301,6 +341,8 @@ def assemble(
       programs: of another layered engine of this model.
       shadow: of this model, for a predictor that needs one; None: made here.
       hosts: records of mode fused, see `FusedEngine`; None: pinned here.
+      devices: several: homes of the experts (`engine/homes.py`), the first runs all
+        else. Else JAX's default one runs everything.
     Raises: as `make_offloaded`.
     """
     config = weights.config
@@ -308,7 +350,9 @@ def assemble(
     needs = device_needs(options, weights, records, batch, capacity)
     context = context or context_of(options, config)
     context = context.also(dense_layers=lambda: weights.layers)
-    spec = plan_cache(options, config, context, store.block_bytes, needs)
+    check_homes(options, devices)
+    given = store.block_bytes, needs, devices
+    spec, homes = plan_cache(options, config, context, *given)
     predictor = make_predictor(options, context)
     local = None
     if "shadow" in predictor.needs:
@@ -318,7 +362,8 @@ def assemble(
     policy = EVICTIONS.make(*given, context)
     route = get_route(options.route, **options.route_options)
     recorded = is_recorded(recorder, with_trace)
-    if options.choose_mode(jax.default_backend(), recorded) == "fused":
+    layered = recorded or homes is not None
+    if options.choose_mode(jax.default_backend(), layered) == "fused":
         if recorded:
             raise ConfigError(
                 "mode fused writes no traces and no events, only counters; use mode "
@@ -329,19 +374,25 @@ def assemble(
         given = {"route": route, "zero_copy": options.zero_copy}
         engine = FusedEngine(weights, hosts, spec, policy, **given)
     else:
-        cache = SlotCache(spec, policy)
+        cache = SlotCache(spec, policy, homes)
         stay_awake()
         in_words = options.layer_io != "arrays"
-        kind = IndexedSlots if in_words else DonatedSlots
-        shape = spec.num_slots, store.record_size, store.dtype
-        slots = make_slots(*shape, elsewhere=kind)
         link, backends = options.link(), []
         if (assist := options.make_assist()) is not None:
             given = assist, options.assist_expert_s
-            backends.append(HostBackend(config, store, link, *given))
+            backend = HostBackend(config, store, link, *given)
+            backend.links = 1 if homes is None else len(homes)
+            backends.append(backend)
         trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
         timed = recorded or bool(backends)
-        queue = make_queue(store, slots, link, recorder, options, timed)
+        if homes is None:
+            kind = IndexedSlots if in_words else DonatedSlots
+            shape = spec.num_slots, store.record_size, store.dtype
+            slots = make_slots(*shape, elsewhere=kind)
+            queue = make_queue(store, slots, link, recorder, options, timed)
+        else:
+            given = recorder, options, timed
+            queue = make_home_queues(store, homes, devices[: len(homes)], *given)
         try:
             manager = OffloadManager(
                 cache,

@@ -38,9 +38,9 @@ class PackedPrograms:
     @classmethod
     def of(cls, programs: LayerPrograms, reads: Reads) -> "PackedPrograms":
         """Those that `programs` share, made once."""
-        if reads not in programs.packed:
-            programs.packed[reads] = cls(programs, reads)
-        return programs.packed[reads]
+        if reads not in programs.variants:
+            programs.variants[reads] = cls(programs, reads)
+        return programs.variants[reads]
 
     def _attend(self, kind, x_BSD, layer, gates, chunk, window, cache):
         """As `LayerPrograms.attend`; what is read of a MoE layer leaves as words."""

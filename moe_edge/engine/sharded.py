@@ -21,12 +21,16 @@ from moe_edge.model.record import RecordLayout
 
 
 class ShardedPrograms(ResidentPrograms):
-    """Those of a resident engine on the devices of a mesh."""
+    """Those of a resident engine on the devices of a mesh; options: of `Programs`."""
 
     def __init__(
-        self, config: ModelConfig, mesh: DeviceMesh, top: TopPrograms | None = None
+        self,
+        config: ModelConfig,
+        mesh: DeviceMesh,
+        top: TopPrograms | None = None,
+        **options,
     ):
-        super().__init__(config, top)
+        super().__init__(config, top, **options)
         self.run_experts = functools.partial(
             run_sharded,
             mesh=mesh,
@@ -46,13 +50,16 @@ class ShardedEngine(ResidentEngine):
 
     def __init__(self, weights: Weights, mesh: DeviceMesh, *, programs=None, **options):
         self.mesh = mesh
-        programs = programs or ShardedPrograms(weights.config, mesh)
+        programs = programs or self._new_programs(weights.config)
         super().__init__(weights, programs=programs, **options)
 
+    def _new_programs(self, config, top=None) -> ShardedPrograms:
+        return ShardedPrograms(config, self.mesh, top)
+
     def _sibling(self, weights):
-        programs = ShardedPrograms(weights.config, self.mesh, self.programs.top)
+        programs = self._new_programs(weights.config, self.programs.top)
         given = {"layers_per_program": self.layers_per_program}
-        return ShardedEngine(weights, self.mesh, programs=programs, **given)
+        return type(self)(weights, self.mesh, programs=programs, **given)
 
     def put(self, tree):
         return self.mesh.put(tree)

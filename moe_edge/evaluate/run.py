@@ -103,9 +103,10 @@ def run_evaluate(
         `offload` says, or all experts on the device.
       offload: policies of experts that do not fit. A lossy route acts while decoding,
         so texts (of multiple choice: the choices) are then scored token by token.
-      devices: devices that share the experts: a number, or `all` of this machine; None:
-        all where one cannot hold the weights, else one. Of several processes: of each;
-        None: all.
+      devices: devices that share the experts: a number, or `all` of this machine;
+        offloaded ones have homes there, and `device_memory` is that of each. None: one,
+        or all where one cannot hold the weights. Of several processes: of each; None:
+        all.
       data_dir: folder in which relative paths are looked up, too.
     Raises:
       MoeEdgeError: bad input.

@@ -57,8 +57,9 @@ def run_lm_eval(
         resident.
       offload: policies of experts that do not fit. With a lossy route likelihoods are
         scored token by token, for it acts while decoding.
-      devices: devices that share the experts: a number, or `all` of this machine; None:
-        all where one cannot hold the weights, else one.
+      devices: devices that share the experts: a number, or `all` of this machine;
+        offloaded ones have homes there, and `device_memory` is that of each. None: one,
+        or all where one cannot hold the weights.
       seed: of the few-shot examples.
     Returns:
       tasks (name -> metric -> value), n (name -> rows), num_fewshot, k, checkpoint.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.progress import counter
-from moe_edge.engine.devices import mesh_for
+from moe_edge.engine.devices import check_mesh
 from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.loadtest.decisions_file import LoopMade
@@ -46,9 +46,8 @@ def engine_results(
     prepare_process(reader, offload)
     own_k, longest = reader.config.moe.top_k, reader.config.max_positions
     options.check_model(reader.config)
-    check_room(checkpoint, None, offload, options, reader.config)
-    if devices is not None:
-        mesh_for(reader, devices, offload)
+    check_room(checkpoint, None, offload, options, reader.config, devices)
+    check_mesh(reader, devices, offload)
     check_floors(load.floors, own_k)
     context = options.context(longest)
     requests = offered_requests(load, context)

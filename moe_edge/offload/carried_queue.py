@@ -45,6 +45,11 @@ class CarriedQueue(TransferQueue):
                 return
             self._begin()
 
+    def begin(self, transfers: Iterable[Transfer]) -> None:
+        transfers = list(transfers)
+        while any(transfer.state == "queued" for transfer in transfers):
+            self._begin()
+
     def wait(self, transfers: Iterable[Transfer]) -> float:
         """As `TransferQueue.wait`; copying demands since the last wait is counted."""
         transfers = list(transfers)
@@ -53,8 +58,7 @@ class CarriedQueue(TransferQueue):
         self._check()
         refuse_cancelled(transfers)
         start_s, self._copied_s = time.perf_counter() - self._copied_s, 0.0
-        while any(transfer.state == "queued" for transfer in transfers):
-            self._begin()
+        self.begin(transfers)
         wait_until(max(transfer.arrival_s for transfer in transfers))
         waited_s, self._copied_s = time.perf_counter() - start_s, 0.0
         self._wait_s += waited_s

@@ -18,7 +18,8 @@ SIZES = (1, 2, 4, 8)  # blocks of a program
 
 
 class IndexedSlots(DonatedSlots):
-    """`DonatedSlots` whose array has a stated place from the start.
+    """`DonatedSlots` whose array has a stated place from the start, as what is computed
+    from pinned memory has.
 
     `fetch` and `commit` belong to the thread that dispatches the programs.
     """
@@ -26,18 +27,25 @@ class IndexedSlots(DonatedSlots):
     max_staged = SIZES[-1]
     gathers = True
 
-    def __init__(self, num_slots: int, record_size: int, dtype: np.dtype):
-        super().__init__(num_slots, record_size, dtype)
-        self.array = _placed(self.array)
+    def __init__(
+        self,
+        num_slots: int,
+        record_size: int,
+        dtype: np.dtype,
+        device: jax.Device | None = None,
+    ):
+        device = device or jax.local_devices()[0]
+        super().__init__(num_slots, record_size, dtype, device)
         self._numbers: dict[int, jax.Array] = {}
-        empty_R = _placed(np.zeros(record_size, dtype))
+        empty_R = jax.device_put(np.zeros(record_size, dtype), device)
         for size in SIZES:  # all programs are compiled before a block comes
             self._write(size * [0], size * [empty_R])
 
     def prepare_fetches(self) -> None:
         """Compiles what `fetch` calls; empties slot 0."""
         empty_R = np.zeros(self.array.shape[1], self.array.dtype)
-        pinned_R = jax.device_put(empty_R, host_sharding(), may_alias=False)
+        there = host_sharding(self._device)
+        pinned_R = jax.device_put(empty_R, there, may_alias=False)
         self.fetch(sum(SIZES) * [0], sum(SIZES) * [pinned_R])
 
     def commit(self, slots: Sequence[int], staged: Sequence[jax.Array]) -> None:
@@ -64,17 +72,9 @@ class IndexedSlots(DonatedSlots):
     def _number(self, slot: int) -> jax.Array:
         number = self._numbers.get(slot)
         if number is None:
-            number = self._numbers[slot] = _placed(np.int32(slot))
+            number = jax.device_put(np.int32(slot), self._device)
+            self._numbers[slot] = number
         return number
-
-    def recover(self) -> None:
-        super().recover()
-        self.array = _placed(self.array)
-
-
-def _placed(array: jax.Array | np.ndarray) -> jax.Array:
-    """On the device, as what is computed from pinned memory is."""
-    return jax.device_put(array, jax.local_devices()[0])
 
 
 @partial(jax.jit, donate_argnums=0)

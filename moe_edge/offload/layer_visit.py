@@ -52,8 +52,12 @@ class LayerVisit:
     @property
     def fits(self) -> bool:
         """Whether the layer's slots hold all it chose at once; ask before its waves."""
-        chosen = len(self.hits) + len(self.late) + len(self.misses)
-        return chosen <= self._manager.cache.room_L[self.layer]
+        return self._manager.cache.fits(self.layer, self.chosen)
+
+    @property
+    def chosen(self) -> list[int]:
+        """All experts of the lookup."""
+        return [*self.hits, *self.late, *self.misses]
 
     @property
     def travels(self) -> bool:

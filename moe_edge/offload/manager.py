@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from moe_edge.core.events import Recorder
-from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.home_queues import HomeQueues, Queues
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.prefetch import Prefetcher
 from moe_edge.offload.residency import Residency
@@ -37,7 +37,7 @@ class OffloadManager:
     def __init__(
         self,
         cache: SlotCache,
-        queue: BlockQueue,
+        queue: Queues,
         *,
         predictor: Predictor | None = None,
         horizon: int = 1,
@@ -160,6 +160,13 @@ class OffloadManager:
         moved = stats.demand.bytes + stats.prefetch.bytes
         return {"hit_ratio": self.counters[True].hit_ratio, "bytes_moved": moved}
 
+    def _of_homes(self) -> dict:
+        """What each home has and got, where there are several."""
+        if not isinstance(self.queue, HomeQueues):
+            return {}
+        parts = zip(self.cache.homes.slots_N, self.queue.report(), strict=True)
+        return {"homes": [{"slots": slots} | each for slots, each in parts]}
+
     def report(self) -> dict:
         """Everything counted since the counters were reset, ready for JSON."""
         phases = {"decode": self.counters[True], "prefill": self.counters[False]}
@@ -172,6 +179,7 @@ class OffloadManager:
             **{name: dataclasses.asdict(c) for name, c in phases.items()},
             "decode_layers_in_waves": self.statistics.waves[True],
             **self.movement(),
+            **self._of_homes(),
             "transfers": dataclasses.asdict(self.queue.stats()),
             "prediction": self.predictor_run.accuracy.summary(),
         }

@@ -29,20 +29,27 @@ class Prefetcher:
         for ahead, ids in enumerate(ids_NM):
             target = (layer + 1 + ahead) % L
             # Half of the room at most: the layer's own misses need the rest.
-            spare = cache.room_L[target] // 2 - pins.count_expected(target)
+            spare_N = [
+                room // 2 - pins.count_expected(target, home)
+                for home, room in enumerate(cache.rooms(target))
+            ]
             row = cache.rows[target]
             for expert in ids:
-                if left <= 0 or spare <= 0:
+                if left <= 0 or max(spare_N) <= 0:
                     break
                 if expert < 0:
+                    continue
+                home = cache.room_of(target, expert)
+                if spare_N[home] <= 0:
                     continue
                 slot = row[expert]
                 if slot < 0:
                     slot = cache.admit(target, expert, kept)
                     if slot is None:
-                        break
+                        spare_N[home] = 0
+                        continue
                     blocks.append((target, expert, slot))
-                    left, spare = left - 1, spare - 1
+                    left, spare_N[home] = left - 1, spare_N[home] - 1
                 # One that is here already stays until its layer has run.
                 key = target * E + expert
                 if expected.get(key) != slot:

@@ -6,7 +6,8 @@ prediction and no counting happen here.
 
 import numpy as np
 
-from moe_edge.offload.block_queue import BlockQueue, Transfer
+from moe_edge.offload.block_queue import Transfer
+from moe_edge.offload.home_queues import Queues
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_pins import SlotPins
 
@@ -14,9 +15,11 @@ from moe_edge.offload.slot_pins import SlotPins
 class Residency:
     """Gives blocks slots (by `cache` and `pins`) and asks `queue` for their bytes."""
 
-    def __init__(self, cache: SlotCache, queue: BlockQueue):
+    def __init__(self, cache: SlotCache, queue: Queues):
         self.cache, self.queue, self.spec = cache, queue, cache.spec
-        self.pins = SlotPins(cache.spec)
+        homes = cache.homes
+        is_fixed = homes is not None and homes.is_fixed
+        self.pins = SlotPins(cache.spec, homes.home_S if is_fixed else None)
 
     def demand(self, layer: int, experts, step: int, busy=()) -> list[Transfer]:
         """Asks for experts that are needed now, in order.

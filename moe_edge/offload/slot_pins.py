@@ -3,16 +3,21 @@
 Every lookup and every transfer asks this: sets and dicts, no arrays.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from moe_edge.offload.block_queue import Transfer
 from moe_edge.offload.evict_base import CacheSpec
 
 
 class SlotPins:
-    """Two reasons to keep a slot."""
+    """Two reasons to keep a slot.
 
-    def __init__(self, spec: CacheSpec):
+    Args:
+      home_S: the home of each slot, where experts have fixed homes.
+    """
+
+    def __init__(self, spec: CacheSpec, home_S: Sequence[int] | None = None):
+        self._home_at = None if home_S is None else list(home_S)
         # By slot, transfers that are not yet known to be done.
         self.moving: dict[int, Transfer] = {}
         # By block key, slots of blocks that a coming layer is expected to choose.
@@ -69,11 +74,14 @@ class SlotPins:
         if key is not None:
             self.forget(key)
 
-    def count_expected(self, layer: int) -> int:
-        """How many of the slots that the layer may use hold expected blocks."""
+    def count_expected(self, layer: int, home: int = 0) -> int:
+        """How many of a home's slots that the layer may use hold expected blocks."""
+        at, home_at = self._layer_at, self._home_at
+        if home_at is not None:
+            slots = [slot for slot in self._key_at if home_at[slot] == home]
+            return sum(at[slot] in (layer, -1) for slot in slots)
         if self._is_pool:
             return len(self._key_at)
-        at = self._layer_at
         return sum(at[slot] in (layer, -1) for slot in self._key_at)
 
     def kept(self, busy: Collection[int] = (), *, expected: bool = True) -> set[int]:

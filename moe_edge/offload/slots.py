@@ -25,12 +25,21 @@ class AliasedSlots:
     Contract: a row may be written only while no dispatched and unfinished program may
     read that row. JAX cannot check this: it takes arrays as constant. The array must
     never be donated, and a NumPy view of it changes with the next write.
+
+    Args:
+      device: whose array it is; None: the default one, as nobody states.
     """
 
     safe_in_thread = True  # `write` may be called by a thread other than the engine's
     max_staged = 1  # blocks that wait next to the slots; here none is ever staged
 
-    def __init__(self, num_slots: int, record_size: int, dtype: np.dtype):
+    def __init__(
+        self,
+        num_slots: int,
+        record_size: int,
+        dtype: np.dtype,
+        device: jax.Device | None = None,
+    ):
         dtype = _check_sizes(num_slots, record_size, dtype)
         if dtype.kind not in "fiu":
             raise ConfigError(
@@ -46,11 +55,15 @@ class AliasedSlots:
         self._host_SR = aligned.view(dtype).reshape(num_slots, record_size)
         # Not by dlpack, whose arrays have a stated device: what is computed from them
         # has one too, and a program's second call would compile again.
-        self.array = jax.device_put(self._host_SR, may_alias=True)
+        self.array = jax.device_put(self._host_SR, device, may_alias=True)
         if self.array.unsafe_buffer_pointer() != self._host_SR.ctypes.data:
             raise RuntimeError(
                 "JAX copied the slots instead of sharing them; use DonatedSlots"
             )
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
 
     def write(self, slot: int, record_R: np.ndarray) -> None:
         """Copies a record into a row; see the contract above."""
@@ -82,11 +95,21 @@ class DonatedSlots:
     max_staged = 4  # the budget must leave room for them
     gathers = False  # whether a wait commits all that it waits for at once
 
-    def __init__(self, num_slots: int, record_size: int, dtype: np.dtype):
+    def __init__(
+        self,
+        num_slots: int,
+        record_size: int,
+        dtype: np.dtype,
+        device: jax.Device | None = None,
+    ):
         dtype = _check_sizes(num_slots, record_size, dtype)
-        self.num_slots = num_slots
-        self.array = jnp.zeros((num_slots, record_size), dtype)
+        self.num_slots, self._device = num_slots, device
+        self.array = jnp.zeros((num_slots, record_size), dtype, device=device)
         self.num_bytes = self.array.nbytes
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
 
     def stage(self, sources: Sequence[np.ndarray | jax.Array]) -> list[jax.Array]:
         """Blocks on the device, arrived; never views of `sources`."""
@@ -95,7 +118,8 @@ class DonatedSlots:
 
     def _put(self, source_R) -> jax.Array:
         if jax.default_backend() == "cpu" and isinstance(source_R, np.ndarray):
-            return jnp.array(source_R)  # device_put would alias
+            # device_put would alias
+            return jnp.array(source_R, device=self._device)
         return jax.device_put(source_R, self.array.sharding)
 
     def commit(self, slots: Sequence[int], staged: Sequence[jax.Array]) -> None:
@@ -116,7 +140,8 @@ class DonatedSlots:
     def recover(self) -> None:
         """Memory again, where an error has taken it; what it held is lost."""
         if is_lost(self.array):
-            self.array = jnp.zeros(self.array.shape, self.array.dtype)
+            shape, dtype = self.array.shape, self.array.dtype
+            self.array = jnp.zeros(shape, dtype, device=self._device)
 
 
 Slots = AliasedSlots | DonatedSlots
@@ -127,10 +152,11 @@ def make_slots(
     record_size: int,
     dtype: np.dtype,
     elsewhere: type[DonatedSlots] = DonatedSlots,
+    device: jax.Device | None = None,
 ) -> Slots:
     """S slots for records of R elements: shared memory on a CPU, else `elsewhere`."""
     kind = AliasedSlots if jax.default_backend() == "cpu" else elsewhere
-    return kind(num_slots, record_size, dtype)
+    return kind(num_slots, record_size, dtype, device)
 
 
 def is_lost(tree) -> bool:

@@ -133,19 +133,24 @@ class HostStore:
         return self.record(layer, expert) if pinned is None else pinned
 
 
-def pin_records(records_ER: np.ndarray | jax.Array) -> jax.Array:
+def pin_records(
+    records_ER: np.ndarray | jax.Array, device: jax.Device | None = None
+) -> jax.Array:
     """Records in pinned host memory, where the backend has it.
 
     Args:
       records_ER: in the dtype that programs take. On a CPU the result may share its
         memory: do not write to it afterwards.
+      device: that reads them; None: the first one.
     """
-    return jax.device_put(records_ER, host_sharding())
+    return jax.device_put(records_ER, host_sharding(device))
 
 
-def host_sharding() -> jax.sharding.SingleDeviceSharding:
-    """Pinned host memory next to the device, where the backend has it."""
-    device = jax.local_devices()[0]
+def host_sharding(
+    device: jax.Device | None = None,
+) -> jax.sharding.SingleDeviceSharding:
+    """Pinned host memory next to a device (None: the first), where it has such."""
+    device = device or jax.local_devices()[0]
     kinds = {memory.kind for memory in device.addressable_memories()}
     kind = "pinned_host" if "pinned_host" in kinds else None
     return jax.sharding.SingleDeviceSharding(device, memory_kind=kind)

@@ -114,6 +114,9 @@ class TransferQueue(BlockQueue):
         for transfer in run:
             transfer.state = "done"
 
+    def begin(self, transfers: Iterable[Transfer]) -> None:
+        """They are about to be waited for; the thread has begun with them."""
+
     def wait(self, transfers: Iterable[Transfer]) -> float:
         """Returns when all blocks are in their slots: the seconds it took.
 

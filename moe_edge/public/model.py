@@ -13,7 +13,7 @@ from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
-from moe_edge.engine.devices import check_devices, mesh_for
+from moe_edge.engine.devices import check_devices, check_several, homes_for, mesh_for
 from moe_edge.engine.load import allow_pinned
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.sizes import check_context, reserved_tokens
@@ -28,6 +28,8 @@ from moe_edge.public.arguments import (
 from moe_edge.public.options import OptionsReader
 
 if TYPE_CHECKING:
+    import jax
+
     from moe_edge.engine.base import Engine as Core
     from moe_edge.engine.mesh import DeviceMesh
     from moe_edge.engine.weights import Weights
@@ -49,8 +51,9 @@ def load(
     Args:
       path: a Hugging Face folder, a GGUF file, a folder of ours, or "default", the
         small model that comes with the package.
-      devices: of this machine that share the experts of its resident engines: a number,
-        or "all". None: all where one cannot hold the weights, else one.
+      devices: of this machine that share the experts: a number, or "all"; those of
+        offloaded engines have homes there. None: one, or all for a resident engine
+        whose weights one cannot hold.
     Raises:
       CheckpointError: nothing there (a name of the Hugging Face hub gets the command
         that downloads it), or a damaged checkpoint.
@@ -125,7 +128,12 @@ class Model:
         return self._reader.layout.num_bytes(widened(self._reader.dtype))
 
     def resident(
-        self, *, max_batch: int = 8, max_context: int | None = None, **unknown: Any
+        self,
+        *,
+        max_batch: int = 8,
+        max_context: int | None = None,
+        split_attention: bool = False,
+        **unknown: Any,
     ) -> "Engine":
         """An engine with all weights on the device, the reference of offloaded ones.
 
@@ -136,27 +144,37 @@ class Model:
         Args:
           max_batch: prompts that run together.
           max_context: most tokens of a prompt and its continuation; None: the model's.
+          split_attention: each of several devices computes its heads of attention and
+            keeps their part of the KV cache.
         Raises:
-          ConfigError, CapacityError: a bad limit, an unknown argument, or more devices
-            than there are.
+          ConfigError, CapacityError: a bad limit, an unknown argument, more devices
+            than there are, or heads that they cannot share.
         """
-        known = ("max_batch", "max_context")
+        known = ("max_batch", "max_context", "split_attention")
         refuse_unknown("resident", unknown, known, OFFLOAD_HINTS)
         self._check_limits(max_batch, max_context)
         keep_heap()
         from moe_edge.public.engine import Engine
 
-        core = self._new_resident()
-        self._programs["resident"] = core.programs
+        core = self._new_resident(split_attention)
+        if not split_attention:
+            self._programs["resident"] = core.programs
         return Engine(core, self, max_batch=max_batch, max_context=max_context)
 
-    def _new_resident(self) -> "Core":
+    def _new_resident(self, split_attention: bool) -> "Core":
         from moe_edge.engine.resident import ResidentEngine
         from moe_edge.engine.weights import load_weights
 
         weights = self._resident()  # of another resident engine that still lives
         check, programs = self._check_finite, self._programs.get("resident")
-        if (mesh := self._mesh) is not None:
+        mesh = self._mesh
+        check_several(split_attention, mesh)
+        if mesh is not None and split_attention:
+            from moe_edge.engine.split_attention import make_sharded
+
+            given = {"check_finite": check, "split_attention": True}
+            return make_sharded(self._reader, mesh, **given)
+        if mesh is not None:
             from moe_edge.engine.sharded import ShardedEngine, load_sharded
 
             weights = weights or load_sharded(self._reader, mesh, check)
@@ -171,6 +189,11 @@ class Model:
     def _mesh(self) -> "DeviceMesh | None":
         """Of resident engines; None: they run on one device."""
         return mesh_for(self._reader, self.devices, None)
+
+    @functools.cached_property
+    def _homes(self) -> "tuple[jax.Device, ...]":
+        """Of offloaded engines, where experts have homes on several devices."""
+        return homes_for(self._reader, self.devices)
 
     def offload(
         self,
@@ -190,7 +213,8 @@ class Model:
         Args:
           device_memory: for experts: a share of their bytes ("25%", 0.25); or a size
             ("2GiB") that also holds dense weights, KV cache and staging; or "auto":
-            such a size, nine tenths of what the device has free.
+            such a size, nine tenths of what the device has free. Of several devices,
+            for each.
           max_batch: prompts that run together; max_context: most tokens of a prompt and
             its continuation. A size reserves their KV cache (None: of 1024 tokens, as
             the commands).
@@ -209,7 +233,6 @@ class Model:
             self.options.read("1B", options)  # before JAX says what is free
             device_memory = self._auto_memory()
         given = self.options.read(device_memory, options)
-        mesh_for(self._reader, self.devices, given)
         self._check_limits(max_batch, max_context)
         record = read_record(record)
         recorder = Recorder(enabled="events" in record)
@@ -261,15 +284,19 @@ class Model:
 
         from moe_edge.engine.offloaded import free_device_bytes
 
-        free = free_device_bytes()
-        if free is None:
+        homes = self._homes or (None,)
+        known = [free for free in map(free_device_bytes, homes) if free is not None]
+        if len(known) < len(homes):
             raise ConfigError(
                 "device_memory is 'auto', and the device does not say what it has; "
                 "give a size (2GiB) or a share (25%)"
             )
+        free = min(known)
         if jax.default_backend() == "cpu" and not self._stores:
             blocks = len(self.config.moe_layers) * self.config.moe.num_experts
             free -= blocks * (self.expert_bytes or 0)
+        if jax.default_backend() == "cpu":  # whose devices are one memory
+            free //= len(homes)
         return f"{max(1, int(free * (1 - SPARE_SHARE)))}B"
 
     def _assemble(
@@ -291,7 +318,8 @@ class Model:
 
         capacity = reserved_tokens(max_context)
         recorded = is_recorded(recorder, with_trace)
-        context = check_offload(self._reader, options, max_batch, capacity, recorded)
+        given = max_batch, capacity, recorded, self._homes
+        context = check_offload(self._reader, options, *given)
         core = assemble(
             options,
             self._dense,
@@ -302,6 +330,7 @@ class Model:
             recorder=recorder,
             with_trace=with_trace,
             programs=self._programs.get("layered"),
+            devices=self._homes,
         )
         if isinstance(core, LayeredEngine):
             self._programs["layered"] = core.programs

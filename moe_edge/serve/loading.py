@@ -22,6 +22,7 @@ def load_driver(
     serving: ServingOptions,
     *,
     devices: int | str | None = None,
+    split_attention: bool = False,
     clock: Callable[[], float] = time.monotonic,
     fail_step: int | None = None,
     link: Link | None = None,
@@ -37,6 +38,7 @@ def load_driver(
     if offload is not None:
         room = cache_room(serving, at_k(open_checkpoint(checkpoint).config, k))
     given = {"with_tokenizer": False, "offload": offload, "k": k, "devices": devices}
+    given["split_attention"] = split_attention
     loaded = load_engine(checkpoint, **given, **room)
     try:
         driver = make_driver(loaded.engine, serving, clock, fail_step, link)
@@ -55,11 +57,13 @@ def check_room(
     offload: OffloadOptions | None,
     serving: ServingOptions,
     config: ModelConfig,
+    devices: int | str | None = None,
 ) -> None:
     """Refuses a budget that `load_driver` would refuse, without reading weights."""
     if offload is not None:
         room = cache_room(serving, config)
         given = {"with_tokenizer": False, "offload": offload, "k": k}
+        given["devices"] = devices
         check_checkpoint(checkpoint, **given, **room)
 
 

@@ -13,6 +13,7 @@ STUDIES = {
     "benchmark_convert": "moe_edge.studies.speed.convert",
     "benchmark_coserve": "moe_edge.studies.speed.coserve",
     "benchmark_decode": "moe_edge.studies.speed.decode",
+    "benchmark_devices": "moe_edge.studies.speed.devices",
     "benchmark_forms": "moe_edge.studies.speed.forms",
     "benchmark_large": "moe_edge.studies.speed.large",
     "benchmark_offload": "moe_edge.studies.speed.offload",

@@ -248,7 +248,7 @@ def test_words_keep_bits():
     slots_TK = rng.integers(0, 9, (2, 3)).astype(np.int32)
     floats_TK = rng.standard_normal((2, 3)).astype(np.float32)
     floats_TK[0, 0] = np.frombuffer(b"\x01\x00\xa0\x7f", np.float32)[0]  # a NaN
-    words, last = layer_words.PinnedWords(), None
+    words, last = layer_words.PinnedWords(jax.local_devices()[0]), None
     for _ in range(2):
         array = words.put(3, [slots_TK, floats_TK])
         assert last is None or array is last, "the same memory"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.devices import check_devices, mesh_for
+from moe_edge.engine.devices import check_devices, homes_for, mesh_for
 from moe_edge.engine.mesh import local_mesh
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.resident import ResidentEngine
@@ -127,17 +127,21 @@ def test_what_is_no_number_of_devices_is_refused(devices):
     ]
 
 
-def test_more_devices_than_there_are_and_engines_for_one_are_refused():
+def test_more_devices_than_there_are_and_dense_models_are_refused():
     reader, there = reader_of("one"), len(jax.devices())
     with pytest.raises(ConfigError, match=f"{there + 1} devices, and JAX sees {there}"):
         mesh_for(reader, there + 1, None)
-    with pytest.raises(ConfigError, match="offloaded run on one"):
-        mesh_for(reader, 2, OffloadOptions(device_memory="50%"))
+    with pytest.raises(ConfigError, match=f"{there + 1} devices, and JAX sees {there}"):
+        homes_for(reader, there + 1)
+    offload = OffloadOptions(device_memory="50%")
+    assert mesh_for(reader, 2, offload) is None and len(homes_for(reader, 2)) == 2
+    assert homes_for(reader, None) == homes_for(reader, "1") == ()
     reader.config = dataclasses.replace(
         ONE_LAYER, dense_layers=(0,), dense_dim=16, moe=ONE_LAYER.moe
     )
-    with pytest.raises(ConfigError, match="a dense model has no experts"):
-        mesh_for(reader, 2, None)
+    for refused in (lambda: mesh_for(reader, 2, None), lambda: homes_for(reader, 2)):
+        with pytest.raises(ConfigError, match="a dense model has no experts"):
+            refused()
 
 
 def test_devices_without_an_expert_are_allowed_and_said(capsys):

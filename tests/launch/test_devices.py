@@ -29,10 +29,12 @@ def test_commands_refuse_more_devices_than_there_are(name, tiny, run_script):
 
 def test_no_flag_of_one_device_goes_with_several(tiny, run_script):
     given = "--checkpoint", tiny, "--dry_run", "--devices", 2
-    error = run_script("generate", *COMMANDS["generate"], *given, "--device_memory=50%")
-    assert "experts that are offloaded run on one" in error.error
     error = run_script("serve", *COMMANDS["serve"], *given, "--servers", 2).error
     assert "--devices 2 with --servers 2" in error
+    for name in ("generate", "serve"):
+        alone = "--checkpoint", tiny, "--dry_run", "--split_attention"
+        error = run_script(name, *COMMANDS[name], *alone).error
+        assert "several devices of a resident engine, and there is one" in error
 
 
 @pytest.mark.parametrize("name", ["generate", "evaluate"])
@@ -50,12 +52,13 @@ def test_engines_are_loaded_onto_as_many_devices(tiny, monkeypatch):
     engine = load_engine(tiny, with_tokenizer=False, devices="3").engine
     assert isinstance(engine, ShardedEngine) and engine.mesh.size == 3
 
-    def load(*_, devices, **__):
-        raise ConfigError(f"loaded for {devices!r} devices")
+    def load(*_, devices, split_attention, **__):
+        raise ConfigError(f"loaded for {devices!r} devices, {split_attention}")
 
     monkeypatch.setattr("moe_edge.serve.loading.load_engine", load)
-    with pytest.raises(ConfigError, match="loaded for 2 devices"):
-        load_driver(tiny, None, None, ServingOptions(), devices=2)
+    with pytest.raises(ConfigError, match="loaded for 2 devices, True"):
+        shared = {"devices": 2, "split_attention": True}
+        load_driver(tiny, None, None, ServingOptions(), **shared)
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_aliased_array_is_one_object_in_shared_aligned_memory():
 
 
 def test_aliased_memory_that_jax_copied_is_refused(monkeypatch):
-    monkeypatch.setattr(jax, "device_put", lambda x, may_alias: jnp.array(x))
+    monkeypatch.setattr(jax, "device_put", lambda x, device, may_alias: jnp.array(x))
     with pytest.raises(RuntimeError, match="copied the slots instead of sharing"):
         AliasedSlots(3, 5, np.float32)
 

@@ -47,18 +47,22 @@ def _programs(name, dtype) -> LayerPrograms:
 
 
 def layered(
-    name="gqa", dtype=np.float32, slots=9, with_trace=True, **options
+    name="gqa", dtype=np.float32, slots=9, with_trace=True, devices=1, **options
 ) -> LayeredEngine:
     """A new engine; those of one model share compiled programs (and `num_compiled`).
 
-    All layers share its slots, unless a plan is given.
+    All layers share its slots, unless a plan is given. Several devices are homes, each
+    with so many slots.
     """
     given = {"mode": "layered", "slot_plan": "one_pool"} | options
     options = OffloadOptions(device_memory=f"{100 * slots / BLOCKS}%", **given)
     reader = StoreReader(ALL[name], dtype=dtype)
     programs = _programs(name, dtype)
-    engine = make_offloaded(reader, options, with_trace=with_trace, programs=programs)
-    assert engine.manager.spec.num_slots == slots
+    given = {"with_trace": with_trace, "programs": programs}
+    if devices > 1:
+        given["devices"] = jax.local_devices()[:devices]
+    engine = make_offloaded(reader, options, **given)
+    assert engine.manager.spec.num_slots == devices * slots
     return engine
 
 

@@ -31,12 +31,12 @@ class PlacedPrograms(LayerPrograms):
 
     def _rows(self, x_TD, ids_TK, slots_SR, slot_of):
         """Outputs of pairs whose blocks are in slots: `ExpertWaves.rows`."""
-        waves = self.waves_of(x_TD.shape[0], self._dtype)
+        waves = self.waves_of(x_TD.shape[0], self.dtype)
         return waves.rows(x_TD, ids_TK, slots_SR, slot_of)
 
     def _part(self, x_TD, ids_TK, weights_TK, slots_SR, slot_of):
         """Weighted sum `[T, D]` of the pairs whose blocks are in slots."""
-        waves = self.waves_of(x_TD.shape[0], self._dtype)
+        waves = self.waves_of(x_TD.shape[0], self.dtype)
         carry = waves.start(x_TD, ids_TK)
         carry = waves.run(carry, x_TD, ids_TK, weights_TK, slots_SR, slot_of)
         return waves.finish(carry, ids_TK, weights_TK)
