@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from moe_edge.core import processes
 from moe_edge.core.checks import ConfigError
 
 AXIS = "devices"
@@ -99,5 +100,6 @@ def local_mesh(count: int | None) -> DeviceMesh:
             f"{count} devices, and JAX sees {len(there)} ({there[0].platform}); ask "
             f"for at most {len(there)}"
         )
-    everywhere = map(jax.local_devices, range(jax.process_count()))
+    several = range(processes.count())
+    everywhere = map(jax.local_devices, several) if len(several) > 1 else [there]
     return DeviceMesh.of([device for own in everywhere for device in own[:count]])

@@ -107,7 +107,6 @@ def guided(each):
 def test_followers_make_the_same_calls_and_get_the_same(both):
     """Rows of all kinds join and leave; K changes; a step is watched."""
     first, given = both.first, recorded(both.first)
-    first.warm_up()
     long = row("long", 40, 9, k=1, top_logprobs=2)
     again = dataclasses.replace(long, id="again")  # its beginning is kept
     drawn = Sampling(temperature=0.9, top_k=20, seed=3)

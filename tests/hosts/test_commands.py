@@ -18,7 +18,7 @@ from moe_edge.serve.options import ServingOptions, make_driver
 from tests.launch.test_serve import SMALL, ask
 from tests.support.live_run import wait_until
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
-from tests.support.two_processes import TwoProcesses
+from tests.support.two_processes import WAIT_S, TwoProcesses
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ def test_server_of_two_processes_serves_what_one_does_and_drains(tiny, tmp_path)
     with TwoProcesses(tmp_path, "serve", *SMALL, *more, has_out_dir=False) as ran:
         rows = alone(tiny)
         first, second = ran.processes
-        wait_until(lambda: ran.lines(0) or first.poll() is not None)
+        wait_until(lambda: ran.lines(0) or first.poll() is not None, WAIT_S)
         url = json.loads(ran.lines(0)[0])["url"]
 
         def complete(**fields) -> dict:

@@ -74,7 +74,7 @@ def test_a_process_that_is_late_delays_the_others_and_ends_nobody(ends, scenario
 
 def test_processes_that_differ_both_refuse_by_one_line(ends):
     line = (
-        "error: process 1 has another version of moe_edge than process 0: other, there "
+        "error: process 1 differs from process 0 in version of moe_edge: other, there "
         "one; install the same version everywhere\n"
     )
     assert [(code, text) for code, _, text in ends[DIFFERENT]] == [(2, line)] * 2
