@@ -7,6 +7,7 @@ equal shapes, programs; slots, cache, queue and predictor are each engine's own.
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,11 @@ class Bench:
             engine.close()
 
     def engine(
-        self, options: OffloadOptions, batch: int = 1, with_trace: bool = False
+        self,
+        options: OffloadOptions,
+        batch: int = 1,
+        with_trace: bool = False,
+        devices: Sequence[jax.Device] = (),
     ) -> LayeredEngine:
         """An offloaded engine as `make_offloaded` would build it, on shared parts.
 
@@ -96,6 +101,7 @@ class Bench:
           options: of mode `layered`, from host memory.
           batch: sequences whose KV cache an absolute budget leaves room for.
           with_trace: keep every lookup, with all scores, in `engine.trace`.
+          devices: homes of the experts; one may be several.
         """
         engine = assemble(
             options,
@@ -106,6 +112,7 @@ class Bench:
             with_trace=with_trace,
             programs=self._programs,
             shadow=self._shadow(options),
+            devices=devices,
         )
         self._programs = engine.programs
         self._engines.append(engine)

@@ -9,6 +9,7 @@ capacity only, so nothing is compiled while a sequence grows.
 import contextlib
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -170,6 +171,23 @@ class Engine:
         """An empty cache of a layer, of a session's capacity."""
         attention = self.config.attention_of(layer)
         return self.put(kv_cache.empty_cache(attention, batch, capacity))
+
+    def put_cache(self, cache: kv_cache.Cache) -> kv_cache.Cache:
+        """A layer's cache of the host on the device, as `new_cache` would make it."""
+        return self.put(cache)
+
+    def cache_shapes(self, layer: int, batch: int, capacity: int) -> dict[str, tuple]:
+        """Of the arrays of `new_cache`."""
+        attention = self.config.attention_of(layer)
+        return kv_cache.cache_shapes(attention, batch, capacity)
+
+    def cache_heads(self, layer: int) -> int:
+        """Rows of a layer's cache, on each device, of one row of the batch."""
+        return self.config.attention_of(layer).cache_heads
+
+    def row_copies(self) -> tuple[Callable, Callable]:
+        """`kv_cache.read_row` and `write_row` as its caches need them, to be traced."""
+        return kv_cache.read_row, kv_cache.write_row
 
     def new_caches(self, batch: int, capacity: int) -> list[kv_cache.Cache]:
         """Those of all layers."""

@@ -37,44 +37,68 @@ def plan_homes(
     """Slots that the budget buys on each device, and who lives there.
 
     Args:
-      context: `profile`, the uses of every expert, decides about homes if it is there.
+      context: `profile`, the uses of every expert, decides about fixed homes.
       needs: of the device that runs all but the experts.
       machine_bytes: memory of each device; None: not checked.
     Raises:
       CapacityError: a budget of too few slots on a device, or above the machine.
     """
-    N, moe, layers = len(machine_bytes), config.moe, config.moe_layers
-    counts_LE = context["profile"] if "profile" in context else None
-    if counts_LE is None:
-        home_LE = homes_in_turn(config.num_layers, moe.num_experts, N)
-    else:
-        home_LE = homes_by_counts(np.asarray(counts_LE), N)
+    moe, layers = config.moe, config.moe_layers
+    num_blocks = len(layers) * moe.num_experts
     alone = dataclasses.replace(needs, dense=0, cache=0, shadow=0)
-    layer_S: list[int] = []
-    slots_N = []
-    for home in range(N):
+    bought_N = []
+    for home, there in enumerate(machine_bytes):
         needed = needs if home == 0 else alone
-        own_ME = home_LE[list(layers)] == home
-        # A layer has two slots, also where one expert of it lives there.
-        most = max(MIN_SLOTS, int(own_ME.sum(axis=1).max()))
-        total = slots_for(
+        bought = slots_for(
             parse_budget(options.device_memory),
             block_bytes,
-            len(layers) * moe.num_experts,
+            num_blocks,
             needed.other_bytes,
-            machine_bytes=machine_bytes[home],
+            machine_bytes=there,
             least_slots=needs.least_slots,
             others=str(needed),
         )
-        total = min(total, max(needs.least_slots, int(own_ME.sum())))
+        bought_N.append(bought)
+    counts_LE = context["profile"] if "profile" in context else None
+    home_LE, lives_NME = None, np.ones((len(bought_N), len(layers), moe.num_experts))
+    if options.homes == "fixed":
+        home_LE = _fixed_homes(config, counts_LE, len(bought_N))
+        lives_NME = np.stack([home_LE[list(layers)] == n for n in range(len(bought_N))])
+        held_N = [int(lives_ME.sum()) for lives_ME in lives_NME]
+    else:
+        held_N = _shares(bought_N, num_blocks)
+    layer_S: list[int] = []
+    slots_N = []
+    for bought, held, lives_ME in zip(bought_N, held_N, lives_NME, strict=True):
+        # A layer has two slots, also where one expert of it lives there.
+        total = min(bought, max(needs.least_slots, held))
+        most = max(MIN_SLOTS, int(lives_ME.sum(axis=1).max()))
         name, given = options.slot_plan, dict(options.slot_plan_options)
         if counts_LE is not None and "hit_curves" in plan_of(name).from_context:
-            own_counts_ME = np.where(own_ME, counts_LE[list(layers)], 0)
-            most_used_ME = -np.sort(-own_counts_ME, axis=1)[:, :most]
-            given["hit_curves"] = static_hit_curves(most_used_ME)
+            own_ME = np.where(lives_ME, counts_LE[list(layers)], 0)
+            curves_MS = static_hit_curves(-np.sort(-own_ME, axis=1)[:, :most])
+            if home_LE is None:  # all homes together hold so many times as many
+                slots_S = np.arange(most + 1) * len(bought_N)
+                curves_MS = curves_MS[:, np.minimum(slots_S, most)]
+            given["hit_curves"] = curves_MS
         given = context.fill(plan_of(name), given)
         plan = plan_slots(name, total, config.num_layers, most, layers, **given)
         layer_S += plan
         slots_N.append(len(plan))
     spec = CacheSpec(config.num_layers, moe.num_experts, moe.top_k, tuple(layer_S))
     return spec, Homes(home_LE, tuple(slots_N))
+
+
+def _fixed_homes(config: ModelConfig, counts_LE, homes: int) -> np.ndarray:
+    if counts_LE is None:
+        return homes_in_turn(config.num_layers, config.moe.num_experts, homes)
+    return homes_by_counts(np.asarray(counts_LE), homes)
+
+
+def _shares(bought_N: Sequence[int], num_blocks: int) -> list[int]:
+    """Slots of each home where all together need no more than one a block."""
+    shares, left = list(bought_N), num_blocks
+    for place, home in enumerate(sorted(range(len(shares)), key=bought_N.__getitem__)):
+        shares[home] = min(bought_N[home], -(-left // (len(shares) - place)))
+        left -= shares[home]
+    return shares

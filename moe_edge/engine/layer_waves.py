@@ -64,10 +64,12 @@ class LayerWaves:
         row, chosen = cache.rows[visit.layer], visit.chosen
         group, transfers = [expert for expert in chosen if row[expert] >= 0], []
         absent = [expert for expert in chosen if row[expert] < 0]
-        # By home: what it has still to get, and how much of it at once.
+        # By fixed home: what it has still to get, and how much of it at once.
         lefts = [list(part) for part in cache.by_home(visit.layer, absent)]
+        links = 1 if cache.homes is None else len(cache.homes)
         rooms = cache.rooms(visit.layer)
-        sizes = [max(1, min(MAX_GROUP, room // 2)) for room in rooms]
+        most = MAX_GROUP * links // len(rooms)
+        sizes = [max(1, min(most, room // 2)) for room in rooms]
         busy, last = [], None
 
         def ask():

@@ -33,6 +33,7 @@ from moe_edge.route.base import ROUTES, Route, get_route
 AVAILABLE = frozenset({"ids", "weights", "scores"})
 MODES = ("layered", "fused", "auto")
 LAYER_IO = ("arrays", "packed", "direct")
+HOMES = ("free", "fixed")
 Options = Mapping[str, Any]
 
 
@@ -82,6 +83,10 @@ class OffloadOptions:
     # `packed`: one array each way a layer, in pinned memory; `direct`: packed, and a
     # layer's absent experts are fetched from memory `pinned` by one program.
     layer_io: str = "arrays"
+    # On several devices. `free`: an expert goes to the device whose link has the least
+    # to carry for its layer; `fixed`: to one of its own, in turn, or by the counts of
+    # `profile_trace`.
+    homes: str = "free"
 
     def __post_init__(self):
         """Refuses what no model could run with.
@@ -92,6 +97,7 @@ class OffloadOptions:
         parse_budget(self.device_memory)
         check_known("offload mode", self.mode, MODES)
         check_known("layer_io", self.layer_io, LAYER_IO)
+        check_known("homes", self.homes, HOMES)
         self._check_eviction()
         self._check_predictor()
         if self.memory != "host":

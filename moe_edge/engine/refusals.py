@@ -335,6 +335,18 @@ def words_to_several(asked):
 
 @_rule(
     "several devices",
+    "`offload.memory` pinned",
+    "use memory host, or devices 1",
+)
+def pinned_for_one(asked):
+    options = asked.options
+    if asked.devices > 1 and options is not None and options.memory == "pinned":
+        return f"memory pinned is pinned for one device, got {asked.devices} devices"
+    return None
+
+
+@_rule(
+    "several devices",
     "`hit_curves` of a slot plan",
     "give profile_trace, from which each gets its own",
 )

@@ -91,6 +91,8 @@ def run_generate(
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     devices: int | str | None = None,
+    split_attention: bool = False,
+    devices_trace: str | None = None,
     trace: str | None = None,
     trace_scores: bool = False,
     events: str | None = None,
@@ -124,6 +126,10 @@ def run_generate(
         offloaded ones have homes there, and `device_memory` is that of each. None: one,
         or all where one cannot hold the weights. Of several processes: of each; None:
         all.
+      split_attention: each of several devices computes its heads of attention and keeps
+        their part of the KV cache; a GPU's logits may then differ in their last bits.
+      devices_trace: route trace by whose counts experts are placed on several devices;
+        None: neighbours stand together.
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` next to it.
       events: file for transfers and waits (JSON lines).
@@ -140,6 +146,8 @@ def run_generate(
     check_count("batch_size", batch_size)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
+    shared: dict[str, Any] = {"devices": devices, "devices_trace": devices_trace}
+    shared["split_attention"] = split_attention
     recorded = [path for path in (trace, events, timeline) if path]
     if offload is None and recorded:
         raise ConfigError(
@@ -158,10 +166,10 @@ def run_generate(
         row = checkpoint, texts, max_new_tokens, max_context
         room["capacity"] = row_tokens(*row)
     if run.dry_run:
-        check_checkpoint(checkpoint, offload=offload, k=k, devices=devices, **room)
+        check_checkpoint(checkpoint, offload=offload, k=k, **shared, **room)
         return {"prompts": len(texts)}
     recorder = Recorder(enabled=bool(events or timeline))
-    options: dict[str, Any] = {"devices": devices}
+    options: dict[str, Any] = dict(shared)
     if offload is not None:
         options |= {
             "recorder": recorder,

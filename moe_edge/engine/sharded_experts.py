@@ -1,9 +1,9 @@
 """A layer's routed experts on several devices: each computes those that it holds.
 
 Every device gets all tokens and computes the pairs (token, chosen expert) of its own
-experts. A pair is computed on exactly one device; the others hold minus zeros in its
-row, so that the sum of the devices' rows is each row as it was computed. Only then rows
-are weighted and summed, in the order of one device: same bits.
+experts. A pair is computed on exactly one device; the others hold zeros in its row, so
+that the sum of the devices' rows is each row as it was computed. Only then rows are
+weighted and summed, in the order of one device: same bits.
 
 For a few tokens the rows are summed on every device. A long prompt's are too many:
 each device gets the rows of its share of the tokens (`psum_scatter`), sums them, and
@@ -25,6 +25,7 @@ from moe_edge.model.expert_blocks import sort_pairs
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import choose_method
 from moe_edge.model.record import RecordLayout
+from moe_edge.offload.homes import homes_by_counts
 
 
 class ShardedExperts(NamedTuple):
@@ -41,8 +42,21 @@ def even_places(experts: int, devices: int) -> np.ndarray:
     return np.minimum(places, experts)
 
 
+def counted_places(counts_E: np.ndarray, devices: int) -> np.ndarray:
+    """As `even_places`, but each device has about as many uses of its experts."""
+    (home_E,) = homes_by_counts(counts_E[None], devices)
+    expert_NS = np.full_like(even_places(len(home_E), devices), len(home_E))
+    for device, own_S in enumerate(expert_NS):
+        held = np.flatnonzero(home_E == device)
+        own_S[: len(held)] = held
+    return expert_NS
+
+
 def slots_of(expert_NS: np.ndarray, experts: int) -> np.ndarray:
-    """int32 [N, E]: the table of `ShardedExperts`, from the expert of each slot."""
+    """int32 [N, E]: the table of `ShardedExperts`, from the expert of each slot.
+
+    Every expert has one slot: two devices that compute it would add it twice.
+    """
     N, S = expert_NS.shape
     slot_NE = np.full((N, experts + 1), S, np.int32)
     slot_NE[np.arange(N)[:, None], expert_NS] = np.arange(S, dtype=np.int32)
@@ -50,20 +64,27 @@ def slots_of(expert_NS: np.ndarray, experts: int) -> np.ndarray:
 
 
 def put_experts(
-    mesh: DeviceMesh, records_ER: np.ndarray, expert_NS: np.ndarray
+    mesh: DeviceMesh,
+    records_ER: np.ndarray,
+    expert_NS: np.ndarray,
+    first: int = 0,
+    experts: int | None = None,
 ) -> ShardedExperts:
     """A layer's records on the devices; those of empty slots are zeros.
 
     Args:
       records_ER: of the host, in the dtype that programs take.
       expert_NS: the expert of each slot, E where there is none.
+      first: the expert of the first record, where they are those of this process alone.
+      experts: E; None: as many as records.
     """
-    (N, S), (E, R) = expert_NS.shape, records_ER.shape
+    (N, S), R = expert_NS.shape, records_ER.shape[1]
+    E = len(records_ER) if experts is None else experts
 
     def part(device: int) -> np.ndarray:
         own_SR = np.zeros((S, R), records_ER.dtype)
         is_held_S = expert_NS[device] < E
-        own_SR[is_held_S] = records_ER[expert_NS[device][is_held_S]]
+        own_SR[is_held_S] = records_ER[expert_NS[device][is_held_S] - first]
         return own_SR
 
     slot_NE = slots_of(expert_NS, E)
@@ -111,10 +132,9 @@ def _run_own(x_TD, ids_TK, weights_TK, experts, *, waves: ExpertWaves, devices: 
         )
     else:
         rows_PD = waves.rows(x_TD, ids_TK, records_SR, slot_TK)
-    # Minus zero: what a sum leaves as it is, bit by bit.
-    rows_PD = jnp.where((slot_TK < S).reshape(-1, 1), rows_PD, -0.0)
+    rows_PD = jnp.where((slot_TK < S).reshape(-1, 1), rows_PD, 0.0)
     if waves.method == "blocks":
-        return _sum_by_token(rows_PD, weights_TK, waves, devices)
+        return _sum_by_token(rows_PD, ids_TK, weights_TK, waves, devices)
     rows_PD = lax.psum(rows_PD, AXIS)
     if grouped.suits(records_SR):
         is_here_TK = ids_TK < E
@@ -129,15 +149,20 @@ def _places(ids_TK, experts: int) -> jax.Array:
     return jnp.zeros_like(places_P).at[order_P].set(places_P, unique_indices=True)
 
 
-def _sum_by_token(rows_PD, weights_TK, waves: ExpertWaves, devices: int) -> jax.Array:
+def _sum_by_token(rows_PD, ids_TK, weights_TK, waves: ExpertWaves, devices: int):
     """The weighted sum `[T, D]` of rows of all devices, a share of tokens on each."""
     (T, K), D = weights_TK.shape, rows_PD.shape[1]
     share = -(-T // devices)
-    spare = share * devices - T
-    rows_TJ = jnp.pad(rows_PD.reshape(T, K * D), ((0, spare), (0, 0)))
-    own_TJ = lax.psum_scatter(rows_TJ, AXIS, scatter_dimension=0, tiled=True)
-    weights_TK = jnp.pad(weights_TK, ((0, spare), (0, 0)))
     first = lax.axis_index(AXIS) * share
-    own_TK = lax.dynamic_slice_in_dim(weights_TK, first, share)
-    y_TD = waves.sum_in_order(own_TJ.reshape(share * K, D), own_TK)
+
+    def filled(array):
+        return jnp.pad(array, ((0, share * devices - T), (0, 0)))
+
+    def own(array):
+        return lax.dynamic_slice_in_dim(filled(array), first, share)
+
+    rows_TJ = filled(rows_PD.reshape(T, K * D))
+    own_TJ = lax.psum_scatter(rows_TJ, AXIS, scatter_dimension=0, tiled=True)
+    own_PD = own_TJ.reshape(share * K, D)
+    y_TD = waves.sum_in_order(own_PD, own(ids_TK), own(weights_TK))
     return lax.all_gather(y_TD, AXIS, tiled=True)[:T]

@@ -29,15 +29,18 @@ class SlotPrograms:
     one of another, so there are two programs a shape, not one a pair of shapes.
 
     Args:
-      config: the model.
-      top: the engine's programs of embedding and head.
+      engine: says what its caches are; engines that share its programs have the same.
     """
 
-    def __init__(self, config: ModelConfig, top: TopPrograms):
-        self._config = config
-        read = functools.partial(kv_cache.read_row)  # counts its own programs
+    def __init__(self, engine: Engine):
+        top: TopPrograms = engine.programs.top
+        # Nothing of the engine itself: programs may outlive it and its weights.
+        layers = range(engine.config.num_layers)
+        self._heads = [engine.cache_heads(layer) for layer in layers]
+        read, write = engine.row_copies()
+        read = functools.partial(read)  # counts its own programs
         self.read_row = jax.jit(read, static_argnames=("size", "heads"))
-        self.write_row = jax.jit(kv_cache.write_row, donate_argnums=0)
+        self.write_row = jax.jit(write, donate_argnums=0)
         self._numbers: dict[int, jax.Array] = {}  # int32 scalars on the device
         self.greedy = jit_step(likeliest)
         self.draw = jit_step(draw_rows)
@@ -51,7 +54,7 @@ class SlotPrograms:
         """Those of an engine: whoever runs rows over it shares them."""
         top = engine.programs.top
         if cls not in top.others:
-            top.others[cls] = cls(engine.config, top)
+            top.others[cls] = cls(engine)
         return top.others[cls]
 
     def _prompt_log_probs(self, top, x_BSD, row, next_S):
@@ -77,7 +80,7 @@ class SlotPrograms:
           moves: (row here, row there, how many of its tokens) of each.
           part: positions that are copied at a time; it divides both capacities.
         """
-        heads = self._config.attention_of(layer).cache_heads
+        heads = self._heads[layer]
         for to_row, row, tokens in moves:
             for start in range(0, tokens, part):
                 at = self._number(start)

@@ -20,8 +20,8 @@ def warm_up(
 ) -> float:
     """Compiles all shapes of steps, prompts and copies; returns its seconds.
 
-    Steps run as if their experts did not fit the slots, and with one row at K 1, whose
-    one expert does: an engine with few slots has programs for either.
+    Steps and prompts run as if their experts did not fit the slots, and with one token
+    at K 1, whose one expert does: an engine with few slots has programs for either.
     """
     started_s = time.perf_counter()
     running = [*itertools.product(shapes.rows, shapes.capacities)]
@@ -49,18 +49,21 @@ def _tokens(engine: Engine, shape) -> np.ndarray:
     return drawn.astype(np.int32)
 
 
-def _ks(engine: Engine, rows: int):
-    """(K of every row, who is active): all at the model's K, then one at K 1."""
-    own, first = engine.config.moe.top_k, np.arange(rows) == 0
+def _ks(engine: Engine, rows: int, size: int = 1):
+    """(K of every row, bool [rows, size]: tokens that are computed): all at the model's
+    K, then one token at K 1."""
+    first = np.zeros((rows, size), bool)
+    first[0, 0] = True
     with engine.crowded():
-        yield np.full(rows, own, np.int32), np.ones(rows, bool)
+        yield np.full(rows, engine.config.moe.top_k, np.int32), np.ones_like(first)
     yield np.ones(rows, np.int32), first
 
 
 def _decode(engine, programs, session) -> None:
     B, put = len(session.lengths), engine.put
     tokens_B = put(_tokens(engine, B))
-    for k_B, active_B in _ks(engine, B):
+    for k_B, valid_B1 in _ks(engine, B):
+        active_B = valid_B1[:, 0]
         session.positions_B = put(np.array(session.lengths, np.int32))
         session.k_B, session.growth = put(k_B), active_B.astype(int).tolist()
         rules = put(make_rules([(Sampling(temperature=1.0), 0)] * B))
@@ -82,10 +85,9 @@ def _prefill(engine, programs, session, size: int) -> None:
     R, top = len(session.lengths), engine.programs.top
     tokens, start_B = _tokens(engine, (R, size)), np.zeros(R, np.int32)
     engine.begin_prompts(session, tokens.tolist())
-    for k_B, active_B in _ks(engine, R):
+    for k_B, valid_RS in _ks(engine, R, size):
         session.k_B = engine.put(k_B)
-        valid = np.broadcast_to(active_B[:, None], (R, size)).copy()
-        x_BSD = engine.run_chunk(session, tokens, valid, start_B)
+        x_BSD = engine.run_chunk(session, tokens, valid_RS, start_B)
         logits_BV = top.last_head(engine.weights.top, x_BSD, engine.put(start_B))
         tokens_B = programs.greedy(_guided(engine, programs, logits_BV))
         programs.log_probs(logits_BV, tokens_B)

@@ -37,7 +37,6 @@ from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
 from moe_edge.engine.slot_rows import MOST_LOGPROBS, LiveRow, NewToken, Row
 from moe_edge.engine.slot_tokens import next_tokens, rules_of
 from moe_edge.engine.slot_warm_up import warm_up
-from moe_edge.model import kv_cache
 from moe_edge.model.router import Routing
 
 
@@ -292,11 +291,8 @@ class RowSlots:
             return False
         capacity = capacity_for(self.shapes.kept_capacity(len(tokens)))
         num_bytes = cache_bytes(config, 1, capacity)
-        shapes = [
-            kv_cache.cache_shapes(config.attention_of(layer), 1, capacity)
-            for layer in range(config.num_layers)
-        ]
-        for layer, wanted in enumerate(shapes):
+        for layer in range(config.num_layers):
+            wanted = self.engine.cache_shapes(layer, 1, capacity)
             arrays = layers.get(layer, {})
             given = {name: (a.shape, a.dtype) for name, a in arrays.items()}
             if given != {name: (s, np.float32) for name, s in wanted.items()}:
@@ -304,7 +300,7 @@ class RowSlots:
         if not self.cache.wants(tokens, k, num_bytes):
             return False
         self.cache.make_room(tokens, k, num_bytes)
-        caches = [self.engine.put(layers[layer]) for layer in range(config.num_layers)]
+        caches = [self.engine.put_cache(layers[n]) for n in range(config.num_layers)]
         self.cache.add(k, Kept(tokens, caches, num_bytes))
         return True
 

@@ -62,9 +62,10 @@ def program_facts(arguments: Mapping[str, Any], own: Collection[str]) -> Facts:
         facts["checkpoint"] = checkpoint_digest(str(arguments["checkpoint"]))
     for name in VARIABLES:
         facts[f"environment {name}"] = os.environ.get(name, "not set")
+    folder = arguments.get("data_dir") or ""
     for name, value in arguments.items():
         if name not in own and name != "checkpoint":
-            facts[f"flag --{name}"] = _shown_argument(value)
+            facts[f"flag --{name}"] = _shown_argument(value, folder)
     return facts
 
 
@@ -112,7 +113,7 @@ def difference(number: int, theirs: Facts, ours: Facts) -> str | None:
         if mine != other:
             kind = name.partition(" ")[0]
             return (
-                f"process {number} has another {name} than process 0: {_cut(other)}, "
+                f"process {number} differs from process 0 in {name}: {_cut(other)}, "
                 f"there {_cut(mine)}; {_REMEDIES[kind]}"
             )
     return None
@@ -122,23 +123,30 @@ def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _shown_argument(value: Any) -> str:
-    """A value as it is compared: a file by its content, whatever its path."""
+def _shown_argument(value: Any, folder: str) -> str:
+    """A value as it is compared: a file by its content, whatever its path.
+
+    Args:
+      folder: in which relative paths are looked up, too.
+    """
     if isinstance(value, str) and value:
-        parts = [_file_digest(part) or part for part in value.split(",")]
+        parts = [_file_digest(part, folder) or part for part in value.split(",")]
         return ",".join(parts)
     if isinstance(value, (list, tuple)):
-        return repr([*map(_shown_argument, value)])
+        return repr([_shown_argument(each, folder) for each in value])
     return repr(value)
 
 
-def _file_digest(path: str) -> str | None:
+def _file_digest(path: str, folder: str) -> str | None:
     """Of a file that is there, else None."""
-    try:
-        with open(path, "rb") as file:
-            return f"a file of sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
-    except (OSError, ValueError):
-        return None
+    for place in (path, os.path.join(folder, path)):
+        try:
+            with open(place, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                return f"a file of sha256 {digest}"
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 @functools.cache

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, MoeEdgeError
 from moe_edge.hosts import frames
 from moe_edge.hosts.frames import FrameError
+from moe_edge.hosts.link import HostLostError
 from moe_edge.hosts.place import Place
 
 _TRY_S = 2.0  # of one attempt to connect
@@ -32,8 +33,8 @@ def meet(
     Returns:
       (connections by number of the other process, what process 0 told).
     Raises:
-      ConfigError: the coordinator does not answer, processes are missing, or they
-        disagree about how many they are.
+      HostLostError: the coordinator does not answer, or processes are missing.
+      ConfigError: they disagree about how many they are, or about the address.
     """
     if place.index == 0:
         return _gather(place, timeout_s, tell)
@@ -51,14 +52,14 @@ def _gather(place: Place, timeout_s: float, tell):
                 try:
                     sock, _ = server.accept()
                 except TimeoutError:
-                    raise ConfigError(_missing(place, socks, timeout_s)) from None
+                    raise HostLostError(_missing(place, socks, timeout_s)) from None
                 _admit(place, socks, sock)
             told = tell()
             for sock in socks.values():
                 sock.sendall(frames.pack_json(frames.WELCOME, told))
         except BaseException as error:
             for sock in socks.values():
-                _refuse(sock, str(error))
+                _refuse(sock, str(error), isinstance(error, ConfigError))
             raise
     return socks, told
 
@@ -88,14 +89,16 @@ def _admit(place: Place, socks: dict[int, socket.socket], sock: socket.socket) -
             f"{place.count - 1}"
         )
     if line is not None:
-        _refuse(sock, line)
+        _refuse(sock, line, True)
         raise ConfigError(line)
     socks[index] = sock
 
 
-def _refuse(sock: socket.socket, line: str) -> None:
+def _refuse(sock: socket.socket, line: str, is_input: bool) -> None:
+    """Tells a process why the run does not begin, and whether its input is why."""
+    told = {"line": line or "process 0 has ended", "is_input": is_input}
     try:
-        sock.sendall(frames.pack_json(frames.REFUSAL, line or "process 0 has ended"))
+        sock.sendall(frames.pack_json(frames.REFUSAL, told))
         sock.close()
     except OSError:  # it is gone
         pass
@@ -156,14 +159,14 @@ def _connect(place: Place, timeout_s: float):
                 f"--coordinator {_name(place)} is another program ({error}); name the "
                 "port of process 0"
             ) from error
-        except ConfigError:
+        except MoeEdgeError:
             sock.close()
             raise
         except OSError as error:  # it ends, or begins only now
             sock.close()
             reason = error.strerror or str(error)
             time.sleep(_RETRY_S)
-    raise ConfigError(
+    raise HostLostError(
         f"--coordinator {_name(place)} did not answer process {place.index} within "
         f"{timeout_s:g} s (--join_timeout_s): {reason}; is process 0 running there, "
         "and can this machine reach it?"
@@ -176,10 +179,11 @@ def _greet(place: Place, sock: socket.socket, deadline_s: float):
     sock.sendall(frames.pack_json(frames.HELLO, hello))
     kind, payload = frames.read(sock)
     told = frames.read_json(payload)
-    if kind == frames.REFUSAL:
-        raise ConfigError(str(told))
-    if kind != frames.WELCOME or not isinstance(told, dict):
+    if kind not in (frames.WELCOME, frames.REFUSAL) or not isinstance(told, dict):
         raise FrameError("it welcomes nobody")
+    if kind == frames.REFUSAL:
+        refused = ConfigError if told.get("is_input") else HostLostError
+        raise refused(str(told.get("line")))
     return {0: sock}, told
 
 

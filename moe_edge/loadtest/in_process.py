@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.progress import counter
+from moe_edge.engine.devices import check_mesh
 from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.loadtest.decisions_file import LoopMade
@@ -32,6 +33,7 @@ def engine_results(
     options: ServingOptions,
     offload: OffloadOptions | None,
     dry_run: bool,
+    devices: int | str | None = None,
 ) -> Results | None:
     """Loads a model and serves a load; None of a dry run.
 
@@ -44,7 +46,8 @@ def engine_results(
     prepare_process(reader, offload)
     own_k, longest = reader.config.moe.top_k, reader.config.max_positions
     options.check_model(reader.config)
-    check_room(checkpoint, None, offload, options, reader.config)
+    check_room(checkpoint, None, offload, options, reader.config, devices)
+    check_mesh(reader, devices, offload)
     check_floors(load.floors, own_k)
     context = options.context(longest)
     requests = offered_requests(load, context)
@@ -54,7 +57,8 @@ def engine_results(
     prompts = Prompts(ids, block_tokens(load), load.seed)
     prompts = [prompts(each) for each in requests]
     clock = Clock()
-    driver = load_driver(checkpoint, None, offload, options, clock=clock)
+    given = checkpoint, None, offload, options
+    driver = load_driver(*given, devices=devices, clock=clock)
     with driver.slots.engine:
         print(f"ready after {clock():.1f} s; {len(requests)} requests", flush=True)
         made = LoopMade.of(

@@ -8,6 +8,7 @@ from typing import Any
 from moe_edge.core.checks import ConfigError, check_positive
 from moe_edge.core.files import check_out_file, check_there, write_json, write_text
 from moe_edge.core.run_folder import RunFolder, root, unpacked
+from moe_edge.engine.devices import check_devices
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.loadtest.computed import computed_results
 from moe_edge.loadtest.decisions_file import (
@@ -39,6 +40,7 @@ def run_load(
     api_key_file: str | None = None,
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
+    devices: int | str | None = None,
 ) -> dict[str, Any]:
     """Sends requests at their times and says how they were served.
 
@@ -60,21 +62,23 @@ def run_load(
         (`2GiB`) that also holds the dense weights, the KV cache and staging; None: as
         the gin file's `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
+      devices: for `engine`: devices that share the experts: a number, or `all` of this
+        machine; offloaded ones have homes there, and `device_memory` is that of each.
+        None: one, or all where one cannot hold the weights.
     Raises:
       MoeEdgeError: bad input.
     """
     check_positive("slo_ttft_ms", slo_ttft_ms)
     check_positive("slo_tpot_ms", slo_tpot_ms)
-    offload = resolve_offload(device_memory, offload)
+    offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
     _check(target, load, options, decisions)
     if decisions is not None and target != "replay":
         check_out_file(decisions, run.out_dir)
     if target == "engine":
         from moe_edge.loadtest.in_process import engine_results  # loads JAX
 
-        results = engine_results(
-            checkpoint or "default", load, options, offload, run.dry_run
-        )
+        given = checkpoint or "default", load, options, offload
+        results = engine_results(*given, run.dry_run, devices=devices)
     elif target == "computed":
         results = computed_results(checkpoint, load, options, run.dry_run)
     elif target == "replay":

@@ -20,7 +20,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from moe_edge.model.expert_blocks import empty_pairs, fill_pairs, sum_pairs
+from moe_edge.kernels import blocks as native_blocks
+from moe_edge.model.expert_blocks import combine, empty_pairs, fill_pairs, sum_pairs
 from moe_edge.model.experts import pair_rows, run_pairs, sum_pair_rows
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
@@ -110,12 +111,14 @@ class ExpertWaves:
             return sum_pair_rows(rows_PD, weights_TK)
         return sum_pairs(rows_PD, ids_TK, weights_TK, self._experts)
 
-    def sum_in_order(self, rows_PD, weights_TK) -> jax.Array:
+    def sum_in_order(self, rows_PD, ids_TK, weights_TK) -> jax.Array:
         """As `sum_rows` of `blocks`, from rows token by token in order of rank.
 
         Args:
-          weights_TK: zero for a pair of no expert, whose row is zeros.
+          rows_PD: zeros for pairs of no expert; weights_TK: zero for them.
         """
-        pair_TK = jnp.arange(weights_TK.size, dtype=jnp.int32)
-        pair_TK = pair_TK.reshape(weights_TK.shape)  # each the only one of its expert
-        return sum_pairs(rows_PD, pair_TK, weights_TK, weights_TK.size)
+        pair_P = jnp.arange(ids_TK.size, dtype=jnp.int32)
+        if native_blocks.suits(rows_PD):  # each pair the only one of its expert
+            given = rows_PD, pair_P.reshape(ids_TK.shape), weights_TK
+            return native_blocks.sum_rows(*given, ids_TK.size)
+        return combine(rows_PD, pair_P, ids_TK, weights_TK, self._experts)

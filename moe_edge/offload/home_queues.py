@@ -40,10 +40,14 @@ class HomeQueues:
         """The first home's; all are alike."""
         return self.queues[0].link
 
+    def home_of(self, transfer: Transfer) -> int:
+        """Over whose link a transfer goes."""
+        return self._home_S[transfer.slot]
+
     def _by_home(self, transfers: Iterable[Transfer]) -> dict[int, list[Transfer]]:
         parts: dict[int, list[Transfer]] = {}
         for transfer in transfers:
-            parts.setdefault(self._home_S[transfer.slot], []).append(transfer)
+            parts.setdefault(self.home_of(transfer), []).append(transfer)
         return parts
 
     def request_all(
@@ -76,7 +80,7 @@ class HomeQueues:
 
     def promote(self, transfer: Transfer) -> None:
         """As `BlockQueue.promote`."""
-        self.queues[self._home_S[transfer.slot]].promote(transfer)
+        self.queues[self.home_of(transfer)].promote(transfer)
 
     def used(self, key: int) -> None:
         """As `BlockQueue.used`."""

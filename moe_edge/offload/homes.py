@@ -1,7 +1,7 @@
-"""Expert homes: every expert has a device with slots of its own, where it is computed.
+"""Expert homes: devices with slots of their own, where the experts there are computed.
 
 One cache and one store serve all homes. Slots are numbered through: those of home 0
-come first, and a block may only enter slots of its home.
+come first. An expert's home is fixed, or free: it is chosen whenever it is loaded.
 """
 
 import dataclasses
@@ -15,12 +15,17 @@ import numpy as np
 class Homes:
     """Who lives where.
 
-    home_LE: int32 [L, E], the home of each block.
+    home_LE: int32 [L, E], the home of each block; None: it is free, wherever it is
+      loaded.
     slots_N: how many slots each home has.
     """
 
-    home_LE: np.ndarray
+    home_LE: np.ndarray | None
     slots_N: tuple[int, ...]
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.home_LE is not None
 
     def __len__(self) -> int:
         return len(self.slots_N)
@@ -36,7 +41,7 @@ class Homes:
         return np.repeat(np.arange(len(self)), self.slots_N)
 
     def split(self, layer: int, experts: Sequence[int]) -> list[list[int]]:
-        """Experts of a layer by home, in their order."""
+        """Experts of a layer by their fixed home, in their order."""
         parts: list[list[int]] = [[] for _ in self.slots_N]
         for expert in experts:
             parts[self.home_LE[layer, expert]].append(expert)

@@ -39,7 +39,7 @@ class Prefetcher:
                     break
                 if expert < 0:
                     continue
-                home = cache.home_of(target, expert)
+                home = cache.room_of(target, expert)
                 if spare_N[home] <= 0:
                     continue
                 slot = row[expert]

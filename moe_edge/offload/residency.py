@@ -18,7 +18,8 @@ class Residency:
     def __init__(self, cache: SlotCache, queue: Queues):
         self.cache, self.queue, self.spec = cache, queue, cache.spec
         homes = cache.homes
-        self.pins = SlotPins(cache.spec, None if homes is None else homes.home_S)
+        is_fixed = homes is not None and homes.is_fixed
+        self.pins = SlotPins(cache.spec, homes.home_S if is_fixed else None)
 
     def demand(self, layer: int, experts, step: int, busy=()) -> list[Transfer]:
         """Asks for experts that are needed now, in order.

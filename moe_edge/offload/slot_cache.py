@@ -33,8 +33,9 @@ class SlotCache:
     lookups name (rows that are decoded together share one): the running one decides
     who goes, and the blocks are everybody's.
 
-    Where experts have homes, a block only enters slots of its home: it evicts there,
-    and a layer fits if every home holds what was chosen of it.
+    Where experts have fixed homes, a block only enters slots of its home, and a layer
+    fits if every home holds what was chosen of it. With free homes it goes where the
+    fewest blocks have gone since the lookup, so that links share the work.
 
     slot_LE: int32 [L, E], the slot of a block or -1. Read it, never write it.
     room_L: by layer, how many slots may hold blocks of it.
@@ -45,6 +46,8 @@ class SlotCache:
 
     def __init__(self, spec: CacheSpec, policy: Eviction, homes: Homes | None = None):
         self.spec, self.policy, self.homes = spec, policy, homes
+        self._home_at = [] if homes is None else homes.home_S.tolist()
+        self._entered_N = [0] * (1 if homes is None else len(homes))  # since a lookup
         self._is_foreign = not is_ours(policy)
         self.slot_LE = np.full((spec.num_layers, spec.num_experts), -1, np.int32)
         self.rows = [[-1] * (spec.num_experts + 1) for _ in range(spec.num_layers)]
@@ -52,35 +55,38 @@ class SlotCache:
         self.room_L = [
             int(self.slots_of(layer).sum()) for layer in range(spec.num_layers)
         ]
-        # By layer the slots of each home. Layers that share all slots share one list.
-        parts: dict[bytes, list[np.ndarray]] = {}
-        self._parts_L = []
+        # Layers that share all slots share one array.
+        parts: dict[bytes, np.ndarray] = {}
+        self._slots_L = []
         for layer in range(spec.num_layers):
             slots = np.flatnonzero(self.slots_of(layer))
-            self._parts_L.append(parts.setdefault(slots.tobytes(), self._split(slots)))
+            self._slots_L.append(parts.setdefault(slots.tobytes(), slots))
         self.restart()
 
-    def _split(self, slots: np.ndarray) -> list[np.ndarray]:
-        if self.homes is None:
-            return [slots]
-        home_S = self.homes.home_S[slots]
-        return [slots[home_S == home] for home in range(len(self.homes))]
+    @property
+    def _fixed(self) -> Homes | None:
+        return self.homes if self.homes is not None and self.homes.is_fixed else None
 
     def rooms(self, layer: int) -> list[int]:
-        """By home, how many slots may hold blocks of the layer."""
-        return [len(part) for part in self._parts_L[layer]]
-
-    def home_of(self, layer: int, expert: int) -> int:
-        """The home of a block."""
-        return 0 if self.homes is None else int(self.homes.home_LE[layer, expert])
+        """How many slots may hold blocks of the layer, at each home if it is fixed."""
+        if self._fixed is None:
+            return [self.room_L[layer]]
+        home_S = self._fixed.home_S[self._slots_L[layer]]
+        return np.bincount(home_S, minlength=len(self._fixed)).tolist()
 
     def by_home(self, layer: int, experts: Sequence[int]) -> list[Sequence[int]]:
-        """Experts of a layer by home, in their order."""
-        return [experts] if self.homes is None else self.homes.split(layer, experts)
+        """Experts of a layer as `rooms` counts slots, in their order."""
+        if self._fixed is None:
+            return [experts]
+        return self._fixed.split(layer, experts)
+
+    def room_of(self, layer: int, expert: int) -> int:
+        """Which of `rooms` is the expert's."""
+        return 0 if self._fixed is None else int(self._fixed.home_LE[layer, expert])
 
     def fits(self, layer: int, experts: Sequence[int]) -> bool:
         """Whether slots hold all these experts at once."""
-        if self.homes is None:
+        if self._fixed is None:
             return len(experts) <= self.room_L[layer]
         parts = zip(self.by_home(layer, experts), self.rooms(layer), strict=True)
         return all(len(part) <= room for part, room in parts)
@@ -128,6 +134,7 @@ class SlotCache:
         for expert in chosen:
             (misses if row[expert] < 0 else hits).append(expert)
         self._running_slots = {row[expert] for expert in hits}
+        self._entered_N = [0] * len(self._entered_N)
         self._running_layer, self._running = layer, set(chosen)
         self._order = None
         return Lookup(hits, misses)
@@ -174,9 +181,14 @@ class SlotCache:
         slot = self.rows[layer][expert]
         if slot >= 0:
             return slot
-        slot, state = self._give_up(layer, expert, kept or ())
-        if slot is None:
+        for homes in self._open_homes(layer, expert):
+            slot, state = self._give_up(layer, kept or (), homes)
+            if slot is not None:
+                break
+        else:
             return None
+        if self.homes is not None:
+            self._entered_N[self._home_at[slot]] += 1
         self._forget(int(state["key_S"][slot]))
         self.state = put(state, slot, layer * self.spec.num_experts + expert)
         self._note(layer, expert, slot)
@@ -186,18 +198,31 @@ class SlotCache:
             self._order = None  # it may be the next to go
         return slot
 
+    def _open_homes(self, layer: int, expert: int) -> list[Collection[int] | None]:
+        """Where a block may go: homes, in groups, best first; None: anywhere."""
+        if self.homes is None:
+            return [None]
+        if self._fixed is not None:
+            return [{self.room_of(layer, expert)}]
+        entered_N = self._entered_N
+        groups = sorted(set(entered_N))
+        return [
+            {n for n, so_far in enumerate(entered_N) if so_far == g} for g in groups
+        ]
+
     def _give_up(
-        self, layer: int, expert: int, kept: Collection[int]
+        self, layer: int, kept: Collection[int], homes: Collection[int] | None
     ) -> tuple[int | None, State]:
         """The slot to give up, if there is one, and the state from then on."""
-        home = self.home_of(layer, expert)
         if type(self.policy).victim is Eviction.victim:  # the first of its order
-            slot = self._victim(layer, home, kept)
+            slot = self._victim(layer, kept, homes)
             if slot is None:
                 return None, self.state
             return slot, self.policy.gave_up(self.state, slot)
         protected_S = np.ones(self.spec.num_slots, bool)
-        protected_S[self._parts_L[layer][home]] = False
+        protected_S[self._slots_L[layer]] = False
+        if homes is not None:
+            protected_S |= ~np.isin(self.homes.home_S, list(homes))
         protected_S[[*self._running_slots, *kept]] = True
         if protected_S.all():
             return None, self.state
@@ -217,13 +242,12 @@ class SlotCache:
             )
         return int(slot), state
 
-    def _victim(self, layer: int, home: int, kept: Collection[int]) -> int | None:
+    def _victim(
+        self, layer: int, kept: Collection[int], homes: Collection[int] | None
+    ) -> int | None:
         """The slot to give up; it has left the order."""
-        parts, running = self._parts_L[layer], self._running_slots
-        if self._order is None or self._order[0] is not parts:
-            self._order = parts, {}
-        if home not in self._order[1]:
-            part = parts[home]
+        part, running = self._slots_L[layer], self._running_slots
+        if self._order is None or self._order[0] is not part:
             if self._is_foreign:
                 self._check_value()
             if len(part) == self.spec.num_slots:
@@ -231,9 +255,11 @@ class SlotCache:
             else:
                 seen = {**self.state, "key_S": self.state["key_S"][part]}
                 order = part[self.policy.order(seen)]
-            self._order[1][home] = order.tolist()
-        order = self._order[1][home]
+            self._order = part, order.tolist()
+        order = self._order[1]
         for place, slot in enumerate(order):
+            if homes is not None and self._home_at[slot] not in homes:
+                continue
             if slot not in running and slot not in kept:
                 del order[place]
                 return slot

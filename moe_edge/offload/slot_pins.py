@@ -13,7 +13,7 @@ class SlotPins:
     """Two reasons to keep a slot.
 
     Args:
-      home_S: the home of each slot, where experts have homes.
+      home_S: the home of each slot, where experts have fixed homes.
     """
 
     def __init__(self, spec: CacheSpec, home_S: Sequence[int] | None = None):

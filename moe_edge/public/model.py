@@ -13,7 +13,7 @@ from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
-from moe_edge.engine.devices import check_devices, homes_for, mesh_for
+from moe_edge.engine.devices import check_devices, check_several, homes_for, mesh_for
 from moe_edge.engine.load import allow_pinned
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.sizes import check_context, reserved_tokens
@@ -128,7 +128,12 @@ class Model:
         return self._reader.layout.num_bytes(widened(self._reader.dtype))
 
     def resident(
-        self, *, max_batch: int = 8, max_context: int | None = None, **unknown: Any
+        self,
+        *,
+        max_batch: int = 8,
+        max_context: int | None = None,
+        split_attention: bool = False,
+        **unknown: Any,
     ) -> "Engine":
         """An engine with all weights on the device, the reference of offloaded ones.
 
@@ -139,27 +144,37 @@ class Model:
         Args:
           max_batch: prompts that run together.
           max_context: most tokens of a prompt and its continuation; None: the model's.
+          split_attention: each of several devices computes its heads of attention and
+            keeps their part of the KV cache.
         Raises:
-          ConfigError, CapacityError: a bad limit, an unknown argument, or more devices
-            than there are.
+          ConfigError, CapacityError: a bad limit, an unknown argument, more devices
+            than there are, or heads that they cannot share.
         """
-        known = ("max_batch", "max_context")
+        known = ("max_batch", "max_context", "split_attention")
         refuse_unknown("resident", unknown, known, OFFLOAD_HINTS)
         self._check_limits(max_batch, max_context)
         keep_heap()
         from moe_edge.public.engine import Engine
 
-        core = self._new_resident()
-        self._programs["resident"] = core.programs
+        core = self._new_resident(split_attention)
+        if not split_attention:
+            self._programs["resident"] = core.programs
         return Engine(core, self, max_batch=max_batch, max_context=max_context)
 
-    def _new_resident(self) -> "Core":
+    def _new_resident(self, split_attention: bool) -> "Core":
         from moe_edge.engine.resident import ResidentEngine
         from moe_edge.engine.weights import load_weights
 
         weights = self._resident()  # of another resident engine that still lives
         check, programs = self._check_finite, self._programs.get("resident")
-        if (mesh := self._mesh) is not None:
+        mesh = self._mesh
+        check_several(mesh, split_attention)
+        if mesh is not None and split_attention:
+            from moe_edge.engine.split_attention import make_sharded
+
+            given = self._reader, mesh
+            return make_sharded(*given, check_finite=check, split_attention=True)
+        if mesh is not None:
             from moe_edge.engine.sharded import ShardedEngine, load_sharded
 
             weights = weights or load_sharded(self._reader, mesh, check)

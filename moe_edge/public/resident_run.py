@@ -35,7 +35,7 @@ def run_resident(
     Raises:
       ConfigError: that process failed; what it printed, and what may help.
     """
-    asked: dict[str, Any] = {"checkpoint": model.source}
+    asked: dict[str, Any] = {"checkpoint": model.source, "devices": model.devices}
     asked["rows"] = [list(map(int, ids)) for ids in rows]
     asked |= {"max_new_tokens": max_new_tokens, "rounds": rounds}
     # Modules come from where this process has them; not from the working directory.
@@ -68,7 +68,8 @@ def run_resident(
 def main() -> None:
     """Reads what is asked from stdin, writes tokens and statistics to stdout."""
     asked = parse_json("stdin", sys.stdin.read(), RequestError)
-    engine = load(asked["checkpoint"]).resident(max_batch=1)
+    model = load(asked["checkpoint"], devices=asked["devices"])
+    engine = model.resident(max_batch=1)
     rounds, tokens = [], []
     for turn in range(asked["rounds"] + 1):  # the first compiles
         engine.reset()

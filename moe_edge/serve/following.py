@@ -15,12 +15,15 @@ def follow_server(
     checkpoint: str,
     k: int | None,
     serving: ServingOptions,
-    devices: int | str | None,
+    **shared: Any,
 ) -> dict[str, Any]:
     """Runs the steps of process 0 until it has drained.
 
     A signal here asks process 0 to drain: a scheduler may signal any process first, and
     none may leave before the others. A second one ends this process.
+
+    Args:
+      **shared: devices, split_attention, devices_trace, as of `load_engine`.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
@@ -28,7 +31,7 @@ def follow_server(
         link.ask_stop()
         signal.signal(number, before[number])
 
-    driver = load_driver(checkpoint, k, None, serving, devices=devices, link=link)
+    driver = load_driver(checkpoint, k, None, serving, link=link, **shared)
     with driver.slots.engine:
         for number in SIGNALS:
             signal.signal(number, ask)

@@ -6,7 +6,7 @@ from typing import Any
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.run_folder import unpacked
-from moe_edge.engine.devices import check_devices, mesh_for
+from moe_edge.engine.devices import check_devices, check_mesh
 from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.hosts.run import across_hosts, current_link
@@ -28,6 +28,8 @@ def run_serve(
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     devices: int | str | None = None,
+    split_attention: bool = False,
+    devices_trace: str | None = None,
     servers: int | None = None,
     slots: str | None = None,
     serving: ServingOptions,
@@ -52,6 +54,10 @@ def run_serve(
         offloaded ones have homes there, and `device_memory` is that of each. None: one,
         or all where one cannot hold the weights. Of several processes: of each; None:
         all.
+      split_attention: each of several devices computes its heads of attention and keeps
+        their part of the KV cache; a GPU's logits may then differ in their last bits.
+      devices_trace: route trace by whose counts experts are placed on several devices;
+        None: neighbours stand together.
       servers: processes that hold the experts together (Prism); the first one answers
         clients. None: one process.
       slots: with `servers`, experts that each may hold, separated by commas; None: 1.3
@@ -87,8 +93,9 @@ def run_serve(
     prepare_process(reader, offload)
     reader.config = at_k(reader.config, k)
     config = reader.config
-    if devices is not None and offload is None:
-        mesh_for(reader, devices, offload)
+    shared: dict[str, Any] = {"devices": devices, "devices_trace": devices_trace}
+    shared["split_attention"] = split_attention
+    check_mesh(reader, offload=offload, **shared)
     if not config.moe_layers:
         raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
     serving.check_model(config)
@@ -120,7 +127,7 @@ def run_serve(
     if link is not None and link.index:
         from moe_edge.serve.following import follow_server
 
-        return follow_server(link, checkpoint, k, serving, devices)
+        return follow_server(link, checkpoint, k, serving, **shared)
     from moe_edge.serve.service import listen
 
     with listen(server.host, server.port) as sock:
@@ -135,7 +142,7 @@ def run_serve(
         def load():
             fail = server.fail_step
             given = checkpoint, k, offload, serving
-            driver = load_driver(*given, devices=devices, fail_step=fail, link=link)
+            driver = load_driver(*given, **shared, fail_step=fail, link=link)
             model.grammars.prepare()
             if keep is not None:
                 from moe_edge.engine.prompt_files import PromptFiles

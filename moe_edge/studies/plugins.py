@@ -7,6 +7,7 @@ PLUGINS = (
     ("study", "benchmark_cluster", "speed.cluster:STUDY"),
     ("study", "benchmark_convert", "speed.convert:STUDY"),
     ("study", "benchmark_decode", "speed.decode:STUDIES"),
+    ("study", "benchmark_devices", "speed.devices:STUDY"),
     ("study", "benchmark_forms", "speed.forms:STUDY"),
     ("study", "benchmark_large", "speed.large:STUDY"),
     ("study", "benchmark_offload", "speed.offload:STUDY"),

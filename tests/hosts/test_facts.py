@@ -25,16 +25,18 @@ def test_equal_starts_do_not_differ_and_paths_do_not_matter(tmp_path, monkeypatc
     first = program_facts(GIVEN | {"prompts": str(tmp_path / "a")}, OWN)
     other = GIVEN | {"out_dir": "there", "prompts": str(tmp_path / "b")}
     assert difference(1, program_facts(other, OWN), first) is None
+    looked_up = GIVEN | {"prompts": "b", "data_dir": str(tmp_path)}
+    assert difference(1, program_facts(looked_up, OWN | {"data_dir"}), first) is None
     (tmp_path / "b").write_text("another")
     line = difference(1, program_facts(other, OWN), first)
-    assert line.startswith("process 1 has another flag --prompts than process 0: a fil")
+    assert line.startswith("process 1 differs from process 0 in flag --prompts: a fil")
     monkeypatch.setenv("XLA_FLAGS", "--one")
     line = difference(2, program_facts(GIVEN, OWN), program_facts(GIVEN, OWN))
     assert line is None
     monkeypatch.setenv("MOE_EDGE_PARTS", "3")
     line = difference(2, program_facts(GIVEN, OWN), first)
     assert line == (
-        "process 2 has another environment MOE_EDGE_PARTS than process 0: 3, there "
+        "process 2 differs from process 0 in environment MOE_EDGE_PARTS: 3, there "
         "not set; set it alike everywhere"
     )
 
@@ -42,22 +44,22 @@ def test_equal_starts_do_not_differ_and_paths_do_not_matter(tmp_path, monkeypatc
 def test_flag_that_differs_is_named():
     first = program_facts(GIVEN, OWN)
     assert difference(1, program_facts(GIVEN | {"k": 3}, OWN), first) == (
-        "process 1 has another flag --k than process 0: 3, there None; give all "
+        "process 1 differs from process 0 in flag --k: 3, there None; give all "
         "processes the same flags"
     )
     line = difference(1, program_facts(GIVEN | {"prompt": ["B"]}, OWN), first)
-    assert line.startswith("process 1 has another flag --prompt than process 0: ")
+    assert line.startswith("process 1 differs from process 0 in flag --prompt: ")
 
 
 def test_version_and_kernels_that_differ_are_named(monkeypatch):
     first = program_facts(GIVEN, OWN)
     monkeypatch.setattr(facts, "source_digest", lambda: "abc")
     line = difference(1, program_facts(GIVEN, OWN), first)
-    assert line.startswith("process 1 has another version of moe_edge than process 0: ")
+    assert line.startswith("process 1 differs from process 0 in version of moe_edge: ")
     monkeypatch.undo()
-    monkeypatch.setattr("moe_edge.kernels.native.identity", lambda: "XLA")
+    monkeypatch.setattr("moe_edge.kernels.native.identity", lambda: "other")
     line = difference(1, program_facts(GIVEN, OWN), first)
-    assert "another version of the kernels than process 0: XLA, there" in line
+    assert "in version of the kernels: other, there" in line
 
 
 def test_checkpoint_is_compared_by_what_it_holds(tmp_path):
@@ -91,7 +93,7 @@ def test_all_processes_refuse_by_the_same_line(monkeypatch):
         assert (
             found
             == [
-                "process 2 has another devices than process 0: 2 x B, there 4 x A; all "
+                "process 2 differs from process 0 in devices: 2 x B, there 4 x A; all "
                 "hosts of a run need the same devices"
             ]
             * 3

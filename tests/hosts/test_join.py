@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import MoeEdgeError
 from moe_edge.hosts import frames
 from moe_edge.hosts.join import meet
 from moe_edge.hosts.place import Place
@@ -25,8 +25,8 @@ def join(places, timeout_s: float = 5.0) -> list:
     def one(which):
         try:
             return meet(which, timeout_s, lambda: TOLD)
-        except ConfigError as error:
-            return str(error)
+        except MoeEdgeError as error:
+            return f"{error.exit_code}: {error}"
 
     with ThreadPoolExecutor(len(places)) as pool:
         return [*pool.map(one, places)]
@@ -67,22 +67,22 @@ def test_three_processes_meet_though_another_program_knocks(port):
 
 def test_processes_that_disagree_are_all_refused(port):
     line = (
-        "process 1 was started with --num_processes 3, process 0 with 2; give all the "
-        "same"
+        "2: process 1 was started with --num_processes 3, process 0 with 2; give all "
+        "the same"
     )
     assert join([place(port, 0), place(port, 1, 3)]) == [line] * 2
 
 
 def test_two_processes_of_one_number_are_refused(port):
     found = join([place(port, index, 3) for index in (0, 1, 1)])
-    line = "two processes have --process_id 1; give each its own, from 0 to 2"
+    line = "2: two processes have --process_id 1; give each its own, from 0 to 2"
     assert found == [line] * 3
 
 
 def test_a_process_that_does_not_come_is_named_to_all(port):
     found = join([place(port, 0, 3), place(port, 1, 3)], 0.3)
     line = (
-        "process 2 of 3 did not come within 0.3 s (--join_timeout_s); start it with "
+        "3: process 2 of 3 did not come within 0.3 s (--join_timeout_s); start it with "
         f"--coordinator 127.0.0.1:{port}"
     )
     assert found == [line, line]
@@ -91,7 +91,7 @@ def test_a_process_that_does_not_come_is_named_to_all(port):
 def test_a_coordinator_that_does_not_answer_is_named_with_its_timeout(port):
     (line,) = join([place(port, 1)], 0.2)
     assert line == (
-        f"--coordinator 127.0.0.1:{port} did not answer process 1 within 0.2 s "
+        f"3: --coordinator 127.0.0.1:{port} did not answer process 1 within 0.2 s "
         "(--join_timeout_s): Connection refused; is process 0 running there, and can "
         "this machine reach it?"
     )
@@ -108,12 +108,14 @@ def test_another_program_at_the_coordinators_port_is_named(port):
 
         threading.Thread(target=answer, daemon=True).start()
         (line,) = join([place(port, 1)])
-    assert line.startswith(f"--coordinator 127.0.0.1:{port} is another program (what")
+    assert line.startswith(
+        f"2: --coordinator 127.0.0.1:{port} is another program (what"
+    )
 
 
 def test_a_port_that_is_taken_and_an_unknown_host_are_named(port):
     with socket.create_server(("127.0.0.1", port)):
         (line,) = join([place(port, 0)])
-    assert line.startswith(f"--coordinator 127.0.0.1:{port} cannot be listened on: ")
+    assert line.startswith(f"2: --coordinator 127.0.0.1:{port} cannot be listened on: ")
     (line,) = join([Place("no.such.host.invalid", 7, 0, 2)])
-    assert line.startswith("--coordinator no.such.host.invalid:7: no such host")
+    assert line.startswith("2: --coordinator no.such.host.invalid:7: no such host")

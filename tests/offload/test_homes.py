@@ -74,6 +74,27 @@ def test_blocks_enter_slots_of_their_home_only_and_evict_there():
     assert not cache_of(Homes(TURNS.home_LE, (1, 2, 2))).surely_fits(0, 2)
 
 
+@pytest.mark.parametrize("policy", ["lru", "moe_infinity", "smoe_score"])
+def test_free_blocks_go_where_the_fewest_have_gone(policy):
+    """Also by policies with a `victim` of their own; the least worth leaves there."""
+    free = Homes(None, (2, 3, 4))
+    cache = SlotCache(CacheSpec(1, 20, 2, (-1,) * 9), get_eviction(policy), free)
+    rng = np.random.default_rng(0)
+    for step in range(20):
+        experts = rng.choice(20, rng.integers(1, 10), replace=False)[None]
+        scores_TE = rng.random((1, 20), np.float32)
+        found = cache.look_up(0, experts.astype(np.int32), scores_TE, step)
+        assert cache.fits(0, experts[0].tolist())
+        held_N = np.bincount(free.home_S[cache.slot_LE[0][found.hits]], minlength=3)
+        slots = [cache.admit(0, expert) for expert in found.misses]
+        assert None not in slots
+        entered_N = np.bincount(free.home_S[slots], minlength=3)
+        # No home gets a second one before all others got one, or were full.
+        is_full_N = held_N + entered_N == free.slots_N
+        assert entered_N.max() <= entered_N[~is_full_N].min(initial=99) + 1
+    assert not cache.fits(0, [*range(10)]) and cache.rooms(0) == [9]
+
+
 @pytest.mark.parametrize("policy", ["lru", "lfu", "moe_infinity"])
 def test_a_home_evicts_as_a_cache_of_its_own_would(policy):
     """One cache of three homes against three caches that each see their experts."""

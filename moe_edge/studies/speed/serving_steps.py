@@ -109,7 +109,7 @@ def sampling_rows(settings: ServingSettings, work_dir: Path, models: Models) -> 
     """Drawing the next tokens of rows that have different rules."""
     del work_dir
     engine = load_engine(models[0][1], with_tokenizer=False).engine
-    programs = SlotPrograms(engine.config, engine.programs.top)
+    programs = SlotPrograms(engine)
     rows, vocab = settings.max_batch, engine.config.vocab_size
     rng = np.random.default_rng(0)
     logits_BV = jax.device_put(rng.standard_normal((rows, vocab), np.float32))
