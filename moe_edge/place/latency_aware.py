@@ -18,7 +18,7 @@ from moe_edge.place.call_costs import Batch, CallCosts
 from moe_edge.place.greedy import cover_greedily, favourites
 from moe_edge.place.latency_model import LatencyModel
 from moe_edge.place.migrate import settle
-from moe_edge.place.optimal import best_cover
+from moe_edge.place.optimal import best_cover, too_many
 from moe_edge.place.placer import Placer, Problem
 from moe_edge.place.plan import Placement
 from moe_edge.place.prism import Prism
@@ -85,6 +85,9 @@ class LatencyAware(Placer):
             rate_N,
             dense_seconds(problem),
         )
+
+    def unfit(self, problem: Problem) -> str | None:
+        return super().unfit(problem) or too_many(self.name, len(problem.slots))
 
     def assign(self, problem: Problem) -> Placement:
         placement = super().assign(problem)
