@@ -21,6 +21,7 @@ from moe_edge.core.progress import say
 from moe_edge.engine.prompt_cache import Kept
 from moe_edge.engine.slots import RowSlots
 from moe_edge.kernels import native
+from moe_edge.model import cached_attention
 
 SUFFIX = ".kept.safetensors"
 VERSION = 1
@@ -38,7 +39,8 @@ class PromptFiles:
         self._folder = Path(folder)
         device = jax.local_devices()[0]
         where = [jax.__version__, device.platform, device.device_kind]
-        facts = {**model, "version": VERSION, "kernels": native.describe(), "on": where}
+        kernels = [native.describe(), cached_attention.describe()]
+        facts = {**model, "version": VERSION, "kernels": kernels, "on": where}
         self._model = hashlib.sha256(
             json.dumps(facts, sort_keys=True).encode()
         ).digest()

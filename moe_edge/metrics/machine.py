@@ -87,10 +87,11 @@ def machine_info() -> dict[str, Any]:
     import jaxlib
 
     from moe_edge.kernels import decode_attention, few, grouped, native
+    from moe_edge.model import cached_attention
 
     gpu, kernels = gpu_name(), native.describe()
     if jax.default_backend() == "gpu":
-        kinds = grouped, few, decode_attention
+        kinds = grouped, few, decode_attention, cached_attention
         kernels += f"; on the GPU {', '.join(each.describe() for each in kinds)}"
     query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {

@@ -125,7 +125,7 @@ def read(cache: jax.Array, start_B: jax.Array, count: int) -> jax.Array:
 
 
 def visible(
-    start_B, num_queries: int, num_keys: int, window, chunked: bool = False
+    start_B, num_queries: int, num_keys: int, window, chunked: bool = False, first=0
 ) -> jax.Array:
     """Which keys each query sees, bool `[B, S, M]`.
 
@@ -133,9 +133,10 @@ def visible(
       start_B: position of the first query of each row.
       window: int32 scalar, how many latest positions a query sees.
       chunked: it sees those of its own chunk instead: chunks are of `window` positions.
+      first: position of the first key.
     """
     queries = start_B[:, None, None] + jnp.arange(num_queries).reshape(1, -1, 1)
-    keys = jnp.arange(num_keys).reshape(1, 1, -1)
+    keys = first + jnp.arange(num_keys).reshape(1, 1, -1)
     if chunked:
         return (keys <= queries) & (keys >= queries // window * window)
     return (keys <= queries) & (keys > queries - window)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from moe_edge.core.float32 import to_float32
-from moe_edge.model import kv_cache
+from moe_edge.model import cached_attention, kv_cache
 from moe_edge.model.attention import masked_softmax
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import add_params, rms_norm
@@ -69,11 +69,16 @@ class LatentAttention(nnx.Module):
         # Whole rows of the cache in both products: a part of them would be copied.
         q = jnp.concatenate([q_latent, q_rope.transpose(0, 2, 1, 3)], -1)
         H, M = attention.num_heads, latents.shape[1]
-        scores = einsum("BQR,BMR->BQM", q.reshape(B, H * S, -1), latents)
-        mask = kv_cache.visible(first_query, S, M, window)[:, None]
-        scores = scores.reshape(B, H, S, M) * attention.scale
-        weights = masked_softmax(scores, mask).reshape(B, H * S, M)
-        context = einsum("BQM,BMR->BQR", weights, latents)
+        q = q.reshape(B, H * S, -1)
+        if cache is not None and cached_attention.suits(M):
+            given = q * attention.scale, written, written, start_B, window, S
+            context = cached_attention.attend(*given)
+        else:
+            scores = einsum("BQR,BMR->BQM", q, latents)
+            mask = kv_cache.visible(first_query, S, M, window)[:, None]
+            scores = scores.reshape(B, H, S, M) * attention.scale
+            weights = masked_softmax(scores, mask).reshape(B, H * S, M)
+            context = einsum("BQM,BMR->BQR", weights, latents)
         context = context.reshape(B, H, S, -1)[..., :rank]
         y = einsum("BHSR,HPR->BSHP", context, up_value).reshape(B, S, -1)
         return linear(y, self.o[...]), cache

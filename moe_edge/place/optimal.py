@@ -25,6 +25,7 @@ from moe_edge.place.placer import Placer, Problem
 
 SCALE = 2.0**50  # of the largest value; a path adds at most 2 N of them
 FAR = np.int64(2**61)
+MOST_SERVERS = 512  # costs of longer chains leave 64 bits
 
 
 @register
@@ -34,6 +35,9 @@ class Optimal(Placer):
 
     name: ClassVar[str] = "optimal"
     SOURCE: ClassVar[str] = "Prism, eq. 2, solved exactly as a transportation problem"
+
+    def unfit(self, problem: Problem) -> str | None:
+        return super().unfit(problem) or too_many(self.name, len(problem.slots))
 
     def choose(self, problem: Problem) -> np.ndarray:
         N = len(problem.frequency_NLE)
@@ -51,6 +55,16 @@ def objective(frequency_NLE: np.ndarray, on_NLE: np.ndarray) -> float:
     Source: Prism, eq. 2.
     """
     return float(np.where(on_NLE, 0.0, frequency_NLE).sum())
+
+
+def too_many(placer: str, servers: int) -> str | None:
+    """Why a placer that begins with the optimum refuses so many, or None."""
+    if servers <= MOST_SERVERS:
+        return None
+    return (
+        f"placer {placer} solves for at most {MOST_SERVERS} servers, got {servers}; "
+        "use prism"
+    )
 
 
 def best_cover(value_NM: np.ndarray, capacity_N: np.ndarray) -> np.ndarray:

@@ -169,13 +169,15 @@ def compare(
 ) -> dict[str, dict[str, Any]]:
     """A row a method."""
     frequency_NLE = problem.frequency_NLE
-    least = objective(frequency_NLE, get_placer("optimal").solve(problem).on_NLE)
+    optimum, least = get_placer("optimal"), None
+    if optimum.unfit(problem) is None:
+        least = objective(frequency_NLE, optimum.solve(problem).on_NLE)
     model = LatencyModel.of(problem)
     servers_layers = frequency_NLE.shape[0] * frequency_NLE.shape[1]
     rows = {}
     for name, (placement, seconds) in placed.items():
         value = objective(frequency_NLE, placement.on_NLE)
-        gap = None if least == 0 else 100 * (value - least) / least
+        gap = 100 * (value - least) / least if least else None
         rows[name] = {
             "objective": value,
             "gap_pct": 0.0 if value == least else gap,

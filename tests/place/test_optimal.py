@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.papers.prism.studies.speed import linear_program
 from moe_edge.place.greedy import Greedy, cover_greedily, favourites
 from moe_edge.place.optimal import Optimal, best_cover, objective
-from moe_edge.place.placer import PLACERS, get_placer
+from moe_edge.place.placer import PLACERS, Problem, get_placer
+from moe_edge.place.run_place import compare, place_all
 from tests.place.support import (
     all_choices,
     cost_model,
@@ -106,3 +108,17 @@ def test_cover_greedily_covers_tight_unequal_memory(seed):
     slots = unequal_slots(9, 60, 1.0, seed)
     placement = Greedy().place(frequency_NLE, slots)
     assert placement.coverage == 1.0
+
+
+@pytest.mark.parametrize("name", ["optimal", "latency"])
+def test_more_servers_than_whole_numbers_hold_chains_of_are_refused(name):
+    """Prism's placement, which is then advised, has no gap to compare with."""
+    servers = 513
+    model = cost_model(gpus=((1.0,),) * servers)
+    slots = [np.array([1])] * servers
+    problem = Problem(np.ones((servers, 1, 2)), slots, model)
+    with pytest.raises(ConfigError, match=f"{name} .*512 servers, got 513; use prism"):
+        get_placer(name).solve(problem)
+    row = compare(place_all(problem, {"prism": get_placer("prism")}), problem)["prism"]
+    assert row["gap_pct"] is None and row["coverage"] == 1.0
+    Optimal().place(np.ones((512, 1, 2)), slots[:512])

@@ -118,7 +118,7 @@ class Serving:
         self.begun_s = time.perf_counter()
         self._drill, self._passes_on = drill, passes_on
         self._coming = sorted(asked, key=lambda one: one.arrival_s)[::-1]
-        self._by_id = {one.id: one for one in asked}
+        self._open = {one.id: one for one in asked if not one.ended}
         self._generated = 0
         self._struck_s: float | None = None
         self._resuming: list[tuple[Failure, list[ClusterRequest]]] = []
@@ -141,7 +141,7 @@ class Serving:
     @property
     def is_over(self) -> bool:
         """Whether every request has ended."""
-        return all(one.ended for one in self.asked)
+        return not self._open
 
     def run(self) -> None:
         """To the last token of the last request, and until nothing is on its way."""
@@ -154,7 +154,7 @@ class Serving:
                 self._send_due()
                 self._take_one(min(self._until_next(), TICK_S))
                 self.holders.tick(busy=not self.is_over)
-                before, ended = ended, sum(one.ended for one in self.asked)
+                before, ended = ended, len(self.asked) - len(self._open)
                 count(ended - before)
         self.holders.settle()
         until_s = time.monotonic() + END_S
@@ -185,7 +185,7 @@ class Serving:
         """A request's own server, or the next one after it that lives."""
         alive_N = self.scheduler.alive_N
         if self._passes_on and alive_N[one.home]:
-            busy = {each.at for each in self.asked if not each.ended}
+            busy = {each.at for each in self._open.values()}
             idle_N = alive_N & ~np.isin(np.arange(len(alive_N)), list(busy - {None}))
             servers = [Seen(n, bool(idle)) for n, idle in enumerate(idle_N)]
             chosen = ToIdle().assign(one, servers, self.now_s)
@@ -204,14 +204,16 @@ class Serving:
         self.scheduler.tell(one.at, "request", fields, arrays)
 
     def _token(self, server: int, fields: dict, at_s: float) -> None:
-        one = self._by_id.get(fields["id"])
-        if one is None or one.at != server or one.ended:
+        one = self._open.get(fields["id"])
+        if one is None or one.at != server:
             return
         self._resume(one, at_s)
         one.tokens.append(fields["token"])
         one.times_s.append(at_s)
         one.made_by.append(server)
         one.done = fields["done"]
+        if one.done:
+            del self._open[one.id]
         self._generated += 1
         drill = self._drill
         if drill is not None and self._generated >= drill.tokens:
@@ -228,9 +230,10 @@ class Serving:
                 self._resuming.remove((failure, moved))
 
     def _failed(self, server: int, fields: dict, _: float) -> None:
-        one = self._by_id.get(fields["id"])
-        if one is not None and one.at == server and not one.ended:
+        one = self._open.get(fields["id"])
+        if one is not None and one.at == server:
             one.error = fields["error"]
+            del self._open[one.id]
 
     def _gone(self, server: int, fields: dict, _: float) -> None:
         """The scheduler has found a server dead or hung."""
@@ -265,7 +268,7 @@ class Serving:
         failure = Failure(who, "dead" if kind == "dead" else "hung", self.now_s)
         failure.struck_s = self._struck_s
         self.failures.append(failure)
-        moved = [one for one in self.asked if one.at == who and not one.ended]
+        moved = [one for one in self._open.values() if one.at == who]
         self._resuming.append((failure, moved))
         self.holders.lost(who)
         for one in moved:

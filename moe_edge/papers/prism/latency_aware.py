@@ -17,7 +17,7 @@ from moe_edge.papers.prism.prism import Prism
 from moe_edge.place.greedy import cover_greedily, favourites
 from moe_edge.place.latency_model import LatencyModel, costs_of
 from moe_edge.place.migrate import settle
-from moe_edge.place.optimal import best_cover
+from moe_edge.place.optimal import best_cover, too_many
 from moe_edge.place.placer import Placer, Problem
 from moe_edge.place.plan import Placement
 
@@ -64,6 +64,9 @@ class LatencyAware(Placer):
         check_count("steps", self.steps)
         check_from_zero("locality", self.locality)
         check_from_zero("horizon_requests", self.horizon_requests)
+
+    def unfit(self, problem: Problem) -> str | None:
+        return super().unfit(problem) or too_many(self.name, len(problem.slots))
 
     def assign(self, problem: Problem) -> Placement:
         placement = super().assign(problem)

@@ -98,11 +98,10 @@ def complete_tokens(trace: Trace) -> np.ndarray:
     np.add.at(rows_SL, (step_T, layer_T), 1)
     full_S = (rows_SL == rows_SL[:, :1]).all(axis=1)
     np.logical_and.at(full_S, step_T, (trace.ids_TK >= 0).all(axis=1))
-    parts = []
-    for step in np.flatnonzero(full_S):
-        rows = np.flatnonzero(step_T == step)
-        rows = rows[np.argsort(layer_T[rows], kind="stable")]
-        parts.append(trace.ids_TK[rows].reshape(len(layers), -1, trace.top_k))
-    if not parts:
-        return np.zeros((0, len(layers), trace.top_k), np.int32)
-    return np.concatenate([part.swapaxes(0, 1) for part in parts])
+    rows = np.flatnonzero(full_S[step_T])
+    rows = rows[np.lexsort((layer_T[rows], step_T[rows]))]
+    # How many rows of the same step and layer stand before each.
+    keys = step_T[rows] * len(layers) + layer_T[rows]
+    token = np.arange(len(rows)) - np.searchsorted(keys, keys)
+    rows = rows[np.lexsort((layer_T[rows], token, step_T[rows]))]
+    return trace.ids_TK[rows].reshape(-1, len(layers), trace.top_k)

@@ -336,3 +336,30 @@ def test_each_loss_of_a_server_has_the_time_of_its_own_return():
         scheduler.alive_N[1] = True
         run._returned(1, {}, run.begun_s + at_s)
     assert [f.returned_s for f in run.failures] == pytest.approx([10.0, 20.0])
+
+
+class Generating(Answering):
+    """Servers that make all tokens of a request as soon as they have it."""
+
+    def post(self, peer, name, fields=None, arrays=None):
+        if name == "request":
+            for left in reversed(range(fields["max_new_tokens"])):
+                told = {"id": fields["id"], "token": 1, "done": left == 0}
+                self.scheduler.happened(peer - 1, "token", **told)
+
+
+def test_a_run_looks_at_each_request_a_few_times(monkeypatch):
+    """However many there are: else a run's time is quadratic."""
+    looks, ended = [], ClusterRequest.ended.fget
+
+    def counted(one):
+        looks.append(one.id)
+        return ended(one)
+
+    monkeypatch.setattr(ClusterRequest, "ended", property(counted))
+    scheduler = Scheduler(Generating(), None, 3)
+    scheduler.transport.scheduler = scheduler
+    asked = [ClusterRequest(n, "a", n % 3, "words", 0.0, [1], 4) for n in range(60)]
+    Serving(scheduler, Holders(), asked, None, passes_on=True).run()
+    assert all(len(one.tokens) == 4 and one.done for one in asked)
+    assert len(looks) <= 2 * len(asked)

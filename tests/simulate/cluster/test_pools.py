@@ -9,6 +9,7 @@ from moe_edge.simulate.cluster.pools import RoutingPools, complete_tokens
 from moe_edge.workload.requests import Request
 from moe_edge.workload.routing_model import RoutingModel
 from moe_edge.workload.traces import Trace
+from tests.support.growth import times_longer
 from tests.support.tiny_cluster import tiny_costs
 
 IDS = np.array([[[0, 2], [1, 0]], [[1, 2], [2, 0]], [[2, 1], [0, 1]]])  # [T, L, K]
@@ -136,3 +137,14 @@ def test_tokens_planned_together_are_as_planned_one_by_one():
         assert many.seconds[part] == one.seconds
         for name in ("local_pairs", "remote_pairs", "remote_blocks"):
             assert getattr(many, name) == getattr(one, name)
+
+
+def test_time_of_complete_tokens_is_linear():
+    def trace(steps):
+        rows = np.arange(2 * steps, dtype=np.int32)
+        ids_TK = np.stack([rows % 8, rows % 7], axis=1).astype(np.int32)
+        numbers = np.zeros_like(rows), np.ones_like(rows), rows // 2, rows % 2
+        return Trace(8, 2, *numbers, ids_TK, np.ones(ids_TK.shape, np.float32))
+
+    # A look at all rows for each step: 100 times as long.
+    assert times_longer(complete_tokens, trace(4_000), trace(40_000)) < 35
