@@ -14,10 +14,12 @@ parent's; only `U` and the records tell of the split.
 
 `dtype` is of the experts' records. q8_0, q4_0 and mxfp4 are quantised
 (model/record.py); `hf_config` still says in which dtype the model was, and the dense
-weights are.
+weights are, unless `dense_dtype` names the kinds of blocks that matrices among them are
+in, such as "q4_0" or "q4_0+q8_0" (dense.py). Then `format_version` is 3.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ MANIFEST_NAME = "manifest.json"
 HF_FOLDER = "hf"
 TOKENIZER_NAME = "tokenizer.json"
 FORMAT_VERSION = 2
-_WITHOUT_CHECKSUMS = 1
+_WITHOUT_CHECKSUMS, _DENSE_BLOCKS = 1, 3
 _MAX_BYTES = 64 << 20
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "format_version": int,
@@ -51,7 +53,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "source": dict,
     "content_sha256": str,
 }
-_OPTIONAL = {"refactor": dict}
+_OPTIONAL = {"refactor": dict, "dense_dtype": str}
 _WORDS = {
     int: "a whole number",
     str: "a text",
@@ -80,6 +82,7 @@ def make_manifest(
     content_sha256: str = "",
     refactor: dict[str, Any] | None = None,
     checksums: Checksums | None = None,
+    dense_kinds: Iterable[str] = (),
 ) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are already written.
 
@@ -92,13 +95,15 @@ def make_manifest(
       content_sha256: see `convert/content_hash.py`.
       refactor: gate and provenance of a refactored model.
       checksums: of the files as written.
+      dense_kinds: of `quantised.KINDS`, those of dense matrices.
     """
-    layout = record_layout(config, subs)
+    layout, dense = record_layout(config, subs), "+".join(sorted(dense_kinds))
     return {
-        "format_version": FORMAT_VERSION,
+        "format_version": _DENSE_BLOCKS if dense else FORMAT_VERSION,
         "model_type": config.model_type,
         "hf_config": config.hf_config,
         "dtype": layout.kind or dtype.name,
+        **({"dense_dtype": dense} if dense else {}),
         "L": config.num_layers,
         "E": config.moe.num_experts,
         "U": subs,
@@ -130,10 +135,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     version = manifest.get("format_version")
-    if version not in (_WITHOUT_CHECKSUMS, FORMAT_VERSION) or version is True:
+    known = _WITHOUT_CHECKSUMS, FORMAT_VERSION, _DENSE_BLOCKS
+    if version not in known or version is True:
         raise CheckpointError(
             f"{path} has format_version {version!r}, this program reads "
-            f"{_WITHOUT_CHECKSUMS} and {FORMAT_VERSION}; convert the model again"
+            f"{', '.join(map(str, known))}; convert the model again"
         )
     types = _TYPES | ({} if version == _WITHOUT_CHECKSUMS else {KEY: dict})
     _check_keys(path, manifest, types)
@@ -141,6 +147,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: dtype {manifest['dtype']!r} and U {manifest['U']}, "
             f"expected one of {', '.join(RECORD_DTYPES)} and U >= 1"
+        )
+    dense = manifest.get("dense_dtype")
+    if (dense is not None) != (version == _DENSE_BLOCKS) or not (
+        dense is None or {*dense.split("+")} <= {*KINDS}
+    ):
+        raise CheckpointError(
+            f"{path}: dense_dtype {dense!r} in format_version {version}, expected some "
+            f"of {', '.join(KINDS)} joined by + in version {_DENSE_BLOCKS}, else none; "
+            "convert the model again"
         )
     return manifest
 

@@ -28,6 +28,7 @@ class Loaded:
     hf_source: str | None  # Hugging Face folder (or GGUF file) it came from
     name: str  # what the caller asked for
     dtype: str  # of the experts as stored
+    dense_kind: str | None = None  # of dense matrices in blocks, such as "q4_0"
 
 
 def load_engine(
@@ -78,7 +79,8 @@ def load_engine(
             engine = make_offloaded(reader, offload, **checked, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
     dtype = reader.layout.kind or str(reader.dtype)
-    return Loaded(engine, tokenizer, hf_source, str(checkpoint), dtype)
+    parts = engine, tokenizer, hf_source, str(checkpoint), dtype
+    return Loaded(*parts, dense_kind=reader.dense_kind)
 
 
 def _open(checkpoint: str | Path, k: int | None):

@@ -8,6 +8,9 @@ precision. Its weights stay at that size: kernels decode what they read.
   int8        codes -127..127 and a float32 scale a row
   nf4         4-bit codes of the NormalFloat table (QLoRA, arXiv 2305.14314), and for
               every 64 weights of a row their largest magnitude, in bfloat16
+
+Dense weights of a model itself may be in blocks of 32 (`quantised.py`): `Blocks`, which
+native kernels read as stored.
 """
 
 import dataclasses
@@ -20,6 +23,7 @@ from jax import lax
 
 from moe_edge.core.checks import check_known
 from moe_edge.core.float32 import to_float32
+from moe_edge.model import quantised
 from moe_edge.model.matvec import MAX_LANE_ROWS, MAX_TERMS, dot, lane_product, num_lanes
 
 HALVES = {"fp16": jnp.float16, "bf16": jnp.bfloat16}
@@ -74,6 +78,15 @@ class Packed:
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.codes.shape[:-1], self.width)
+
+    @property
+    def nbytes(self) -> int:
+        """As stored."""
+        return sum(array.nbytes for array in jax.tree.leaves(self))
+
+    @property
+    def ndim(self) -> int:
+        return self.codes.ndim
 
     @property
     def dtype(self):
@@ -252,6 +265,56 @@ def _level(codes: jax.Array) -> jax.Array:
         pairs = zip(level[0::2], level[1::2], strict=True)
         level = [jnp.where(is_set, odd, even) for even, odd in pairs]
     return level[0].astype(jnp.float32)
+
+
+class Blocks(Packed):
+    """A dense matrix in one of `quantised.KINDS`."""
+
+    kind: ClassVar[str]
+
+    @property
+    def in_blocks(self) -> jax.Array:
+        """The rows as stored, for native kernels."""
+        return self.codes
+
+    def decode(self, at=None):
+        return quantised.decode(self.kind, _matrix_of(self.codes, at))
+
+    def _lanes(self):
+        return None  # a column of a row in blocks has no place of its own
+
+    def product(self, x_TI):
+        if x_TI.shape[0] == 1 and jax.default_backend() != "cpu":
+            # Without float32 weights, which a dot writes to memory.
+            return jnp.sum(self.decode() * x_TI, axis=1)[None]
+        return super().product(x_TI)
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class Q8_0(Blocks):
+    """8.5 bits a weight."""
+
+    kind: ClassVar[str] = "q8_0"
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class Q4_0(Blocks):
+    """4.5 bits a weight."""
+
+    kind: ClassVar[str] = "q4_0"
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class Mxfp4(Blocks):
+    """4.25 bits a weight."""
+
+    kind: ClassVar[str] = "mxfp4"
+
+
+IN_BLOCKS = {each.kind: each for each in (Q8_0, Q4_0, Mxfp4)}
 
 
 FORMATS: dict[str, type[Packed]] = {

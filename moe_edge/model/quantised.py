@@ -11,6 +11,8 @@ NumPy and of JAX alike; `encode` rounds as GGUF's reference does (its Python pac
 `gguf`, quants.py), so that both make the same bytes of the same weights.
 """
 
+import dataclasses
+
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known
@@ -19,6 +21,7 @@ BLOCK = 32  # weights that share a scale
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "mxfp4": 17}
 SCALE_BYTES = {"q8_0": 2, "q4_0": 2, "mxfp4": 1}
 KINDS = tuple(BLOCK_BYTES)
+DENSE_KINDS = ("q8_0", "q4_0")  # that dense weights are converted to
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # float4 e2m1 by code
 _BETWEEN = (FP4[1:] + FP4[:-1]) / 2
 FP4 = np.concatenate([FP4, -FP4])
@@ -42,6 +45,55 @@ def row_bytes(kind: str, width: int) -> int:
 def bytes_per_weight(kind: str | None) -> float | None:
     """Mean bytes of a weight, its share of the scale included; None of None."""
     return None if kind is None else BLOCK_BYTES[kind] / BLOCK
+
+
+def kind_of(stored: tuple[int, ...], shape: tuple[int, ...]) -> str | None:
+    """The kind in which weights of a shape have the stored shape; None: there is none.
+
+    No two kinds have rows of as many bytes.
+    """
+    if len(shape) != 2 or shape[1] % BLOCK:
+        return None
+    of_kinds = {(shape[0], row_bytes(kind, shape[1])): kind for kind in KINDS}
+    return of_kinds.get(tuple(stored))
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A dense matrix `[O, I]` in blocks, of NumPy: as files hold it.
+
+    Attributes:
+      kind: one of KINDS.
+      rows: uint8 `[O, row_bytes(kind, I)]`.
+    """
+
+    kind: str
+    rows: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), self.rows.shape[1] // BLOCK_BYTES[self.kind] * BLOCK
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+    def decode(self) -> np.ndarray:
+        """float32 `[O, I]`."""
+        return decode(self.kind, self.rows)
+
+    def __getitem__(self, index) -> "Matrix":
+        """Some of its rows."""
+        return Matrix(self.kind, self.rows[index])
+
+
+def as_stored(weight) -> np.ndarray:
+    """A dense weight's array: of a `Matrix` its rows."""
+    return weight.rows if isinstance(weight, Matrix) else weight
 
 
 def decode(kind: str, rows):

@@ -151,6 +151,14 @@ class RecordLayout:
                 self.values(flat, shape) if len(shape) == 1 else scales(self.kind, flat)
             )
 
+    def decoded(self, record_R: np.ndarray) -> np.ndarray:
+        """The float32 record (`unquantised`) that a quantised one means."""
+        plain = self.unquantised
+        values_R = np.zeros(plain.size, np.float32)
+        for name in self.shapes:
+            plain.part(values_R, name)[:] = self.part(record_R, name)
+        return values_R
+
     def encode(self, values_R: np.ndarray) -> np.ndarray:
         """A quantised record, uint8 `[R]`, of one in numbers (`unquantised`).
 

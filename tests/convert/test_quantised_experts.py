@@ -180,7 +180,7 @@ def test_what_makes_no_sense_is_refused(converted, tmp_path):
     with pytest.raises(ConfigError, match="--expert_dtype q8_0 is of our format"):
         convert(hf, tmp_path / "x", expert_dtype="q8_0", to="hf")
     for options in ({"expert_dtype": "q8_0"}, {"dtype": "bfloat16"}, {}):
-        with pytest.raises(CheckpointError, match=f"q has {kind} experts and is"):
+        with pytest.raises(CheckpointError, match=f"q has {kind} weights and is"):
             convert(path, tmp_path / "x", **options)
     assert not (tmp_path / "x").exists()
 

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine.programs import jit_step
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import native
+from moe_edge.kernels import blocks, native
 from moe_edge.kernels.experts_at import ExpertsAt
 from moe_edge.model.experts import pair_rows, run_pairs, sum_pair_rows
 from moe_edge.model.layers import activate
-from moe_edge.model.quantised import KINDS
+from moe_edge.model.matvec import linear, linear_each
+from moe_edge.model.packed import IN_BLOCKS
+from moe_edge.model.quantised import KINDS, decode, encode
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
 from tests.support.host_kernels import needs_kernels
@@ -137,6 +140,57 @@ def test_records_anywhere_give_the_bits_of_one_array(kind):
     got_TD = run_at(x_TD, place_E[ids_TK], weights_TK)
     np.testing.assert_array_equal(got_TD, want_TD)
     assert got_TD.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dense_products_are_those_of_what_rows_mean(kind):
+    """Of few vectors and of many; company and threads change no bit of a row."""
+    rng = np.random.default_rng(5)
+    few = jax.jit(lambda x, *w: native.linear(x, *w))
+    many = jax.jit(blocks.product)
+    for outputs, width in ((1003, 96), (17, 32), (64, 224)):
+        w_OI = rng.normal(size=(outputs, width)).astype(np.float32)
+        rows, floats = encode(kind, w_OI), w_OI[:40]
+        x_TI = rng.normal(size=(40, width)).astype(np.float32)
+        want_TO = x_TI.astype(np.float64) @ decode(kind, rows).T.astype(np.float64)
+        limit = {"rtol": 0, "atol": 2e-6 * np.abs(want_TO).max()}
+        for name in native.INSTRUCTIONS:
+            if not native.use(name):
+                continue
+            whole_TO = np.asarray(many(x_TI, rows))
+            alone = [np.asarray(few(x_TI[t : t + 1], rows)[0])[0] for t in range(5)]
+            np.testing.assert_allclose(whole_TO, want_TO, **limit)
+            np.testing.assert_allclose(alone, want_TO[:5], **limit)
+            native.resize(3)
+            pair, beside = few(x_TI[:5], rows, floats)  # blocks and floats in one call
+            np.testing.assert_array_equal(pair, alone)
+            np.testing.assert_array_equal(beside, few(x_TI[:5], floats)[0])
+            np.testing.assert_array_equal(many(x_TI[7:12], rows), whole_TO[7:12])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_multiplies_blocks_alike_without_kernels(kind, monkeypatch):
+    rng = np.random.default_rng(6)
+    rows = encode(kind, rng.normal(size=(50, 64)).astype(np.float32))
+    matrix = IN_BLOCKS[kind](jax.numpy.array(rows), 64)
+    x_TI, found = rng.normal(size=(3, 64)).astype(np.float32), {}
+    for choice in ("native", "xla"):
+        monkeypatch.setattr(native, "choice", lambda name=choice: name)
+        run = jit_step(lambda x, w: [linear(x, w), *linear_each(x[:1], w, w)])
+        text = run.lower(x_TI, matrix).as_text()
+        calls = [text.count(f"moe_edge_{name}") for name in ("product", "linear")]
+        assert calls == ([1, 1] if choice == "native" else [0, 0])
+        found[choice] = run(x_TI, matrix)
+    for got, want in zip(*found.values(), strict=True):
+        atol = 2e-6 * np.abs(np.asarray(want)).max()
+        np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+def test_dense_rows_of_other_widths_are_refused():
+    x_TI, rows = np.zeros((1, 64), np.float32), np.zeros((5, 35), np.uint8)
+    for run in (native.linear, blocks.product):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="35 bytes are no .*64"):
+            jax.block_until_ready(jax.jit(run)(x_TI, rows))
 
 
 def test_records_of_another_kind_are_refused():

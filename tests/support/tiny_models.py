@@ -6,8 +6,10 @@ import ml_dtypes
 import numpy as np
 
 from moe_edge.checkpoint.schema import TOP_ITEMS, dense_items, item_shapes
+from moe_edge.convert.requantise import is_encoded
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
+from moe_edge.model.quantised import Matrix, encode
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.shapes import layer_shapes
 
@@ -112,7 +114,10 @@ ALL["mxfp4"] = _quantised(GPT_OSS, "mxfp4")
 
 
 class RandomReader:
-    """An open checkpoint with random weights; layers are drawn on demand."""
+    """An open checkpoint with random weights; layers are drawn on demand.
+
+    Dense weights of a model with quantised experts are in blocks, too.
+    """
 
     def __init__(self, config: ModelConfig, seed: int = 0, dtype=np.float32):
         self.config, self.seed, self._dense = config, seed, np.dtype(dtype)
@@ -130,8 +135,20 @@ class RandomReader:
                 # argmax are decided, not rounding.
                 scale = 1.0 / np.sqrt(shape[-1]) if len(shape) > 1 else 0.3
                 array = scale * rng.standard_normal(shape, np.float32)
-            arrays[name] = array.astype(self._dense)
+            if self._is_encoded(name, shape):
+                kind = self.layout.kind
+                arrays[name] = Matrix(kind, encode(kind, array))
+            else:
+                arrays[name] = array.astype(self._dense)
         return arrays
+
+    def _is_encoded(self, name: str, shape: tuple[int, ...]) -> bool:
+        in_blocks = self.layout.kind is not None and len(shape) == 2
+        return in_blocks and is_encoded(self.config, name, shape)
+
+    def dense_kinds(self, item) -> dict[str, str]:
+        shapes, kind = item_shapes(self.config, item), self.layout.kind
+        return {name: kind for name in shapes if self._is_encoded(name, shapes[name])}
 
     def top(self):
         items = [i for i in dense_items(self.config) if i in TOP_ITEMS]

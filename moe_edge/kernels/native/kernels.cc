@@ -176,6 +176,15 @@ bool KindOf(ffi::DataType type, Kind* kind) {
   }
 }
 
+// The kind whose rows of so many weights take so many bytes: no two have as many.
+bool BlocksOf(int64_t width, int64_t bytes, Kind* kind) {
+  for (const Kind each : {Kind::kQ8_0, Kind::kQ4_0, Kind::kMxfp4}) {
+    *kind = each;
+    if (width % kBlock == 0 && int64_t(RowBytes(each, width)) == bytes) return true;
+  }
+  return false;
+}
+
 ffi::Error Refuse(const std::string& text) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "moe_edge kernels: " + text);
 }
@@ -220,9 +229,17 @@ std::string LayoutOf(const ffi::AnyBuffer& records, int64_t D, int64_t F, bool h
 std::string LinearArgsOf(const ffi::Buffer<ffi::F32>& x, const ffi::AnyBuffer& w,
                          ffi::ResultBuffer<ffi::F32>& y, LinearArgs* a) {
   const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
-  if (!KindOf(w.element_type(), &a->kind)) return "unknown type of weights";
-  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] ||
-      xs[1] < 1 || ys[0] != xs[0] || ys[1] != ws[0]) {
+  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] < 1 ||
+      ys[0] != xs[0] || ys[1] != ws[0]) {
+    return "shapes do not fit, expected x [T, I], w [O, I], y [T, O]";
+  }
+  const bool is_bytes = w.element_type() == ffi::DataType::U8;
+  if (is_bytes && !BlocksOf(xs[1], ws[1], &a->kind)) {
+    return "rows of " + std::to_string(ws[1]) + " bytes are no blocks of " +
+           std::to_string(xs[1]) + " weights";
+  }
+  if (!is_bytes && !KindOf(w.element_type(), &a->kind)) return "unknown type of weights";
+  if (!is_bytes && xs[1] != ws[1]) {
     return "shapes do not fit, expected x [T, I], w [O, I], y [T, O]";
   }
   a->x = x.typed_data();

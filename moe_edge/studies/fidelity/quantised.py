@@ -1,4 +1,4 @@
-"""What quantising the experts changes: a fidelity card against another checkpoint.
+"""What quantising weights changes: a fidelity card against another checkpoint.
 
 The quantised model and the one it was made from score the same forced tokens of the
 same batches. Two controls stand beside it: half of the reference's experts, which puts
@@ -107,7 +107,7 @@ def _measure(
         for batch in settings.batch_sizes:
             runs[batch] = score_batches(loaded.engine, rows, batch)
             found = vars(compare(runs[batch], expected[batch], seed))
-            option = {"option": f"experts in {loaded.dtype}", "control": False}
+            option = {"option": _option(loaded), "control": False}
             cards.append({**option, "batch": batch, "bytes_share": share, **found})
         first = settings.batch_sizes[0]
         exact &= _offloads_exactly(checkpoint, budget, rows, runs[first], first)
@@ -115,6 +115,11 @@ def _measure(
         models[checkpoint] = describe_model(checkpoint, weights, loaded.dtype)
         loaded = weights = None
     return _findings(cards, models[settings.checkpoint], settings, reference, exact)
+
+
+def _option(loaded: Loaded) -> str:
+    dense = loaded.dense_kind
+    return f"experts in {loaded.dtype}" + (f", all else in {dense}" if dense else "")
 
 
 def _expert_bytes(loaded: Loaded) -> int:

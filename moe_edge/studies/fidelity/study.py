@@ -138,12 +138,13 @@ def reference_of(settings: FidelitySettings) -> str | None:
     if settings.reference is not None:
         return settings.reference
     reader = open_checkpoint(settings.checkpoint)
-    if reader.layout.kind is None:
+    kind = reader.layout.kind or reader.dense_kind
+    if kind is None:
         return None
     source = reader.hf_source if reader.config.moe.sub_experts == 1 else None
     if source is None or not Path(source).is_dir():
         raise ConfigError(
-            f"{settings.checkpoint} has {reader.layout.kind} experts, and what it was "
+            f"{settings.checkpoint} has {kind} weights, and what it was "
             f"made from is not there ({source}); name it with --reference"
         )
     return source

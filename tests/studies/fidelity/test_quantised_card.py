@@ -27,7 +27,7 @@ SMALL = {"rows": 2, "prompt_tokens": 6, "forced_tokens": 20, "batch_sizes": (1, 
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("card")
     hf = whole_blocks_folder(folder / "hf")
-    convert(hf, folder / "q", expert_dtype="q4_0")
+    convert(hf, folder / "q", expert_dtype="q4_0", dtype="q8_0")
     (folder / "t.txt").write_text(TEXT * 3)
     return hf, folder / "q", str(folder / "t.txt")
 
@@ -40,7 +40,7 @@ def test_card_is_against_the_source(folders, tmp_path):
     )
     assert reference_of(settings) == str(hf)
     summary = run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
-    names = ["1 of 3 experts"] * 2 + ["experts in q4_0"] * 2
+    names = ["1 of 3 experts"] * 2 + ["experts in q4_0, all else in q8_0"] * 2
     cards = summary["cards"]
     assert [card["option"] for card in cards] == names
     ours = cards[2]
@@ -60,7 +60,7 @@ def test_reference_is_named_where_the_source_is_gone(folders, tmp_path):
     manifest["source"]["hf_path"] = "/nowhere"
     (gone / "manifest.json").write_text(json.dumps(manifest))
     settings = FidelitySettings(checkpoint=str(gone), text=text, **SMALL)
-    with pytest.raises(ConfigError, match="q4_0 experts, .* there ./nowhere.; name"):
+    with pytest.raises(ConfigError, match="q4_0 weights, .* there ./nowhere.; name"):
         run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
     named = FidelitySettings(checkpoint=str(gone), reference=str(hf), **SMALL)
     assert reference_of(named) == str(hf)
