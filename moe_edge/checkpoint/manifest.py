@@ -12,10 +12,11 @@ parent's; only `U` and the records tell of the split.
 
 `checksums` (checksums.py) are new in format version 2; version 1 is still read.
 
-`dtype` is of the experts' records. q8_0, q4_0 and mxfp4 are quantised
-(model/record.py); `hf_config` still says in which dtype the model was, and the dense
-weights are, unless `dense_dtype` names the kinds of blocks that matrices among them are
-in, such as "q4_0" or "q4_0+q8_0" (dense.py). Then `format_version` is 3.
+`dtype` is of the experts' records. q8_0, q4_0 and mxfp4, with their rows in eights
+q8_0x8 and so on, are quantised (model/record.py, quantised.py); `hf_config` still says
+in which dtype the model was, and the dense weights are, unless `dense_dtype` names the
+kinds of blocks that matrices among them are in, such as "q4_0x8" or "q4_0+q8_0x8"
+(dense.py). Then `format_version` is 3.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ from moe_edge.checkpoint.dtypes import RECORD_DTYPES
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.json_reader import read_json
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.quantised import KINDS
+from moe_edge.model.quantised import STORED_KINDS
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sub_experts import split_config
 
@@ -150,12 +151,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     dense = manifest.get("dense_dtype")
     if (dense is not None) != (version == _DENSE_BLOCKS) or not (
-        dense is None or {*dense.split("+")} <= {*KINDS}
+        dense is None or {*dense.split("+")} <= {*STORED_KINDS}
     ):
         raise CheckpointError(
             f"{path}: dense_dtype {dense!r} in format_version {version}, expected some "
-            f"of {', '.join(KINDS)} joined by + in version {_DENSE_BLOCKS}, else none; "
-            "convert the model again"
+            f"of {', '.join(STORED_KINDS)} joined by + in {_DENSE_BLOCKS}, else "
+            "none; convert the model again"
         )
     return manifest
 
@@ -212,7 +213,7 @@ def check_manifest(
 
 def with_kind(config: ModelConfig, dtype_name: str) -> ModelConfig:
     """The config with the kind of records that a manifest's `dtype` names."""
-    kind = dtype_name if dtype_name in KINDS else None
+    kind = dtype_name if dtype_name in STORED_KINDS else None
     moe = dataclasses.replace(config.moe, expert_kind=kind)
     return dataclasses.replace(config, moe=moe)
 

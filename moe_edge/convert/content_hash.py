@@ -25,7 +25,7 @@ from moe_edge.checkpoint.schema import Item, Shapes, dense_items
 from moe_edge.convert import rules
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.progress import progress
-from moe_edge.model.quantised import Matrix
+from moe_edge.model.quantised import EIGHT, Matrix
 
 # Bytes of expert records that are in memory together. The page cache takes a few
 # large writes in a fifth of the time of writes of half a megabyte.
@@ -86,9 +86,9 @@ def _strips(array: np.ndarray | Matrix) -> Iterator[np.ndarray]:
         yield array
         return
     rows, width = array.shape
-    step = max(1, CHUNK_BYTES // (4 * width))
+    step = EIGHT * max(1, CHUNK_BYTES // (4 * EIGHT * width))
     for first in range(0, rows, step):
-        yield array[first : first + step].decode()
+        yield array.part(first, step).decode()
 
 
 def chunk_rows(reader, rows: int) -> int:

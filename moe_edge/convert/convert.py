@@ -24,7 +24,7 @@ from moe_edge.convert.gguf_reader import GgufReader
 from moe_edge.convert.hf_files import converted_config, read_generation
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.refactored_config import refactored_hf_config
-from moe_edge.convert.requantise import Dequantised, Quantised, not_whole
+from moe_edge.convert.requantise import Dequantised, Interleaved, Quantised, not_whole
 from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink
 from moe_edge.convert.tokenizer import load_tokenizer
@@ -33,7 +33,7 @@ from moe_edge.core.files import check_room
 from moe_edge.core.process import peak_rss_bytes
 from moe_edge.core.progress import say_once
 from moe_edge.core.run_folder import RunFolder
-from moe_edge.model.quantised import BLOCK, DENSE_KINDS, KINDS, row_bytes
+from moe_edge.model.quantised import BLOCK, DENSE_KINDS, KINDS, format_of, row_bytes
 from moe_edge.model.record import RecordLayout
 
 
@@ -103,6 +103,8 @@ def convert_checkpoint(
     shard_bytes = parse_size(shard_size)
     source = open_checkpoint(src, wanted)
     reader = _requantised(source, to, expert_dtype, dense, wanted)
+    if to == "ours" and (reader.layout.kind or reader.dense_kind):
+        reader = Interleaved(reader)
     raw, refactor = reader.config.hf_config, None
     generation = read_generation(reader.hf_files)
     if reader.config.moe.sub_experts > 1 and to == "ours":
@@ -121,7 +123,7 @@ def convert_checkpoint(
     cast = wanted is not None or reader.quantized is not None
     dequantised = isinstance(reader, Dequantised)
     held = reader if dequantised else source
-    was = reader.kind if dequantised else None
+    was = format_of(reader.kind) if dequantised else None
     if isinstance(source, GgufReader) and expert_dtype is None:
         was = was or source.decoded_experts
     stated = wanted or held.layout.value_dtype(held.dtype)
@@ -227,10 +229,11 @@ def _requantised(
                 f"such weights; leave out one of {flag} and --to hf"
             )
     is_ours = isinstance(reader, CheckpointReader)
-    if to == "ours" and is_ours and (kind or reader.dense_kind):
+    was = format_of(kind or reader.dense_kind)
+    if to == "ours" and is_ours and was is not None:
         raise CheckpointError(
-            f"{reader.path} has {kind or reader.dense_kind} weights and is in our "
-            "format already; convert the checkpoint it was made from"
+            f"{reader.path} has {was} weights and is in our format already; convert "
+            "the checkpoint it was made from"
         )
     if isinstance(reader, GgufReader):
         _say_rounded(reader, expert_dtype, dense)

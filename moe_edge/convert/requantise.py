@@ -13,7 +13,7 @@ from moe_edge.checkpoint.reader import DenseReader
 from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.quantised import BLOCK, Matrix, encode
+from moe_edge.model.quantised import BLOCK, EIGHT, IN_EIGHTS, Matrix, encode
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.shapes import may_be_blocks
 
@@ -97,8 +97,10 @@ class Quantised(_Instead):
             return array
         strips = []
         for first in range(0, array.shape[0], _ROWS):
-            rows = array[first : first + _ROWS]
-            rows = rows.decode() if isinstance(rows, Matrix) else rows
+            if isinstance(array, Matrix):
+                rows = array.part(first, _ROWS).decode()
+            else:
+                rows = array[first : first + _ROWS]
             where = f"layer {item}: {name}" if isinstance(item, int) else name
             _check_finite(rows, where, self._dense, "--dtype")
             strips.append(encode(self._dense, rows.astype(np.float32)))
@@ -118,6 +120,43 @@ def _check_finite(array: np.ndarray, where: str, kind: str, flag: str) -> None:
             f"{where} has NaN or infinite weights, which {kind} cannot hold; leave "
             f"{flag} out to keep them"
         )
+
+
+class Interleaved(_Instead):
+    """A checkpoint with blocks, whose rows are read in eights (`quantised.py`).
+
+    Args:
+      reader: of which no blocks are.
+    """
+
+    def __init__(self, reader):
+        kind = reader.layout.kind and IN_EIGHTS[reader.layout.kind]
+        super().__init__(reader, kind, reader.dtype)
+
+    @property
+    def dense_kind(self) -> str | None:
+        items = map(self.dense_kinds, dense_items(self.config))
+        kinds = {kind for found in items for kind in found.values()}
+        return "+".join(sorted(kinds)) or None
+
+    def dense_kinds(self, item: Item) -> dict[str, str]:
+        shapes = item_shapes(self.config, item)
+        return {
+            name: kind if shapes[name][0] % EIGHT else IN_EIGHTS[kind]
+            for name, kind in self._inner.dense_kinds(item).items()
+        }
+
+    def dense_dtypes(self, item: Item) -> dict[str, np.dtype]:
+        return self._inner.dense_dtypes(item)
+
+    def dense(self, item: Item) -> dict[str, np.ndarray | Matrix]:
+        return {
+            name: array.interleaved() if isinstance(array, Matrix) else array
+            for name, array in self._inner.dense(item).items()
+        }
+
+    def _change(self, record_R, out_R, where):
+        out_R[:] = self._inner.layout.interleaved(record_R)
 
 
 def is_encoded(config: ModelConfig, name: str, shape: tuple[int, ...]) -> bool:

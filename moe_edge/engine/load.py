@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.model.quantised import format_of, is_interleaved
 from moe_edge.model.sub_experts import at_k
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ def load_engine(
     with_tokenizer: bool = True,
     offload: OffloadOptions | str | float | None = None,
     k: int | None = None,
+    activations: str = "float32",
     **options,
 ) -> Loaded:
     """Opens a checkpoint (as `open_checkpoint` does) and loads it.
@@ -50,16 +53,19 @@ def load_engine(
       offload: keeps experts off the device as it says; a budget alone ("25%", 0.25)
         takes the default policies; None: all are resident.
       k: experts a token computes, in a refactored model sub-experts; None: its own.
+      activations: what few tokens are when they meet interleaved blocks of a quantised
+        checkpoint: exact (float32), or rounded in blocks of 32 to 8 bits (int8): faster
+        on a CPU, and lossy.
       **options: of `ResidentEngine`, or of `make_offloaded`.
     Raises:
       CheckpointError: the checkpoint or its tokenizer is missing or damaged.
       CapacityError: a budget that is too small or too large.
-      ConfigError: k out of range.
+      ConfigError: k out of range; rounded activations where nothing would be rounded.
     """
     keep_heap()
     if offload is not None and not isinstance(offload, OffloadOptions):
         offload = OffloadOptions(device_memory=offload)
-    reader = _open(checkpoint, k)
+    reader = _open(checkpoint, k, activations)
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None
 
@@ -78,15 +84,38 @@ def load_engine(
             checked = {"check_finite": check_finite}
             engine = make_offloaded(reader, offload, **checked, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
-    dtype = reader.layout.kind or str(reader.dtype)
+    dtype = format_of(reader.layout.kind) or str(reader.dtype)
     parts = engine, tokenizer, hf_source, str(checkpoint), dtype
-    return Loaded(*parts, dense_kind=reader.dense_kind)
+    return Loaded(*parts, dense_kind=format_of(reader.dense_kind))
 
 
-def _open(checkpoint: str | Path, k: int | None):
+def _open(checkpoint: str | Path, k: int | None, activations: str):
     reader = open_checkpoint(checkpoint)
-    reader.config = at_k(reader.config, k)  # the same weights, another operating point
+    config = at_k(reader.config, k)  # the same weights, another operating point
+    reader.config = dataclasses.replace(config, activations=activations)
+    if activations != "float32":
+        _check_rounded(reader, checkpoint)
     return reader
+
+
+def _check_rounded(reader, checkpoint: str | Path) -> None:
+    """Refuses rounded activations where nothing would round them."""
+    kinds = f"{reader.layout.kind}+{reader.dense_kind}".split("+")
+    if not any(map(is_interleaved, kinds)):
+        raise ConfigError(
+            f"activations {reader.config.activations} meet weights in interleaved "
+            f"blocks, {checkpoint} has none; convert it with --dtype q4_0 or q8_0"
+        )
+    import jax
+
+    from moe_edge.kernels import native
+
+    if jax.default_backend() != "cpu" or native.choice() != "native":
+        raise ConfigError(
+            f"activations {reader.config.activations} are of the host kernels, and "
+            f"{native.describe()} multiplies on {jax.default_backend()}; leave "
+            "--activations out"
+        )
 
 
 def prepare_process(reader, offload: OffloadOptions | None) -> None:
@@ -118,6 +147,7 @@ def check_checkpoint(
     with_tokenizer: bool = True,
     offload: OffloadOptions | None = None,
     k: int | None = None,
+    activations: str = "float32",
     **room,
 ) -> None:
     """What `load_engine` would refuse, without reading weights (for --dry_run).
@@ -125,7 +155,7 @@ def check_checkpoint(
     Args:
       **room: `batch` and `capacity` as `load_engine` will get them.
     """
-    reader = _open(checkpoint, k)
+    reader = _open(checkpoint, k, activations)
     if with_tokenizer:
         load_tokenizer(reader)
     if offload is not None:

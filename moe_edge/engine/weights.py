@@ -22,8 +22,8 @@ from moe_edge.checkpoint.schema import (
 from moe_edge.core.checks import CheckpointError, check_shape
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.packed import IN_BLOCKS, Packed
-from moe_edge.model.quantised import Matrix, row_bytes, scales
+from moe_edge.model.packed import IN_BLOCKS, Blocks, Packed
+from moe_edge.model.quantised import Matrix, scales, stored_shape
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Block
 from moe_edge.offload.store import device_dtype
@@ -81,8 +81,7 @@ def weight_shapes(reader) -> Weights:
 
         def shaped(name, shape):
             if (kind := kinds.get(name)) is not None:
-                rows = shape[0], row_bytes(kind, shape[1])
-                codes = jax.ShapeDtypeStruct(rows, np.uint8)
+                codes = jax.ShapeDtypeStruct(stored_shape(kind, shape), np.uint8)
                 return IN_BLOCKS[kind](codes, shape[1])
             return jax.ShapeDtypeStruct(shape, _kept_dtype(len(shape), dtypes[name]))
 
@@ -132,7 +131,10 @@ def load_weights(
                 f"{where}: {name} has NaN or infinite values; to run it all the same, "
                 "convert it with --allow_nonfinite"
             )
-        return put(array)
+        placed = put(array)
+        if isinstance(placed, Blocks):
+            return dataclasses.replace(placed, int8=layout.int8)
+        return placed
 
     def read_dense(layer: int, where: str) -> Flat:
         arrays = reader.dense_layer(layer)

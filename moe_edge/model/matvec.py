@@ -97,10 +97,10 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
     x_TI = x.reshape(-1, width)
     lanes = num_lanes(width)
     stored = _as_stored(weight_OI)
-    if blocks.suits_product(x_TI.shape[0], stored) and not _is_trained(weight_OI):
+    if _is_native(x_TI.shape[0], weight_OI):
+        y_TO = native.linear(x_TI, stored, int8=_rounds(weight_OI))[0]
+    elif blocks.suits_product(x_TI.shape[0], stored) and not _is_trained(weight_OI):
         y_TO = blocks.product(x_TI, stored)
-    elif _is_native(x_TI.shape[0], weight_OI):
-        y_TO = native.linear(x_TI, stored)[0]
     elif not isinstance(weight_OI, jax.Array):
         y_TO = weight_OI.product(x_TI)
     elif gradients.suits(width, dtype=weight_OI.dtype):
@@ -147,15 +147,21 @@ def linear_each(x: jax.Array, *weights) -> list[jax.Array]:
     width, rows = x.shape[-1], math.prod(x.shape[:-1])
     if not all(_is_native(rows, each) for each in weights):
         return [linear(x, each) for each in weights]
-    products = native.linear(x.reshape(rows, width), *map(_as_stored, weights))
+    stored, int8 = map(_as_stored, weights), any(map(_rounds, weights))
+    products = native.linear(x.reshape(rows, width), *stored, int8=int8)
     return [y_TO.reshape(*x.shape[:-1], y_TO.shape[1]) for y_TO in products]
 
 
 def _is_native(rows: int, weight_OI) -> bool:
     """Whether `linear` multiplies so many rows by `native.linear`."""
     stored = _as_stored(weight_OI)
-    is_few = native.suits(rows, stored) and not blocks.suits_product(rows, stored)
-    return is_few and not _is_trained(weight_OI)
+    is_few = _rounds(weight_OI) or not blocks.suits_product(rows, stored)
+    return is_few and native.suits(rows, stored) and not _is_trained(weight_OI)
+
+
+def _rounds(weight_OI) -> bool:
+    """Whether it meets few vectors rounded to 8 bits."""
+    return getattr(weight_OI, "int8", False)
 
 
 def _as_stored(weight_OI):

@@ -55,11 +55,11 @@ class LayerPrograms:
         Raises:
           CheckpointError: one that is not finite.
         """
-        rows_NWD = self._reader.top()["embed"][tokens_NW]
-        if isinstance(rows_NWD, Matrix):
-            x_NWD = rows_NWD.decode()
+        embed = self._reader.top()["embed"]
+        if isinstance(embed, Matrix):
+            x_NWD = embed.take(tokens_NW)
         else:
-            x_NWD = np.asarray(rows_NWD).astype(np.float32)
+            x_NWD = np.asarray(embed)[tokens_NW].astype(np.float32)
         if not np.isfinite(x_NWD).all():
             raise _not_finite("embeddings")
         scale = self.config.embed_scale

@@ -10,8 +10,9 @@ from moe_edge.checkpoint.checksums import item_crc32
 from moe_edge.convert.convert import verify_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
-from moe_edge.engine.load import load_engine
+from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.weights import num_bytes, weight_shapes
+from moe_edge.kernels import native
 from moe_edge.model.quantised import decode, encode
 from tests.support.conversion import convert, load_all
 from tests.support.tiny_checkpoints import (
@@ -41,17 +42,19 @@ def converted(tmp_path_factory):
 def test_matrices_hold_the_encoded_weights_and_all_else_is_as_it_was(converted):
     hf, path, said = converted
     ours, theirs, total = open_checkpoint(path), open_checkpoint(hf), 0
-    assert ours.layout.kind == "q8_0" and ours.dense_kind == "q4_0"
+    assert ours.layout.kind == "q8_0x8" and ours.dense_kind == "q4_0+q4_0x8"
     for item in ("top", "head", 0, 1, 2):
         found, kinds = ours.dense(item), ours.dense_kinds(item)
         for name, array in theirs.dense(item).items():
             blocks, kind = found[name], kinds.get(name)
-            assert (kind == "q4_0") == (name in PRODUCTS), name
+            assert (kind is not None) == (name in PRODUCTS), name
+            in_eights = array.shape[0] % 8 == 0
             total += blocks.nbytes
             if kind is None:
                 assert blocks.dtype == ml_dtypes.bfloat16
                 assert blocks.tobytes() == array.tobytes()
                 continue
+            assert kind == ("q4_0x8" if in_eights else "q4_0")
             want = encode(kind, array.astype(np.float32))
             np.testing.assert_array_equal(blocks.rows, want)
             assert blocks.shape == array.shape and blocks.kind == kind
@@ -62,7 +65,7 @@ def test_matrices_hold_the_encoded_weights_and_all_else_is_as_it_was(converted):
     assert said["bytes"] == total + 2 * 6 * ours.layout.size
     assert said["dense_dtype"] == "q4_0" and said["expert_dtype"] == "q8_0"
     manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest["dense_dtype"] == "q4_0" and manifest["format_version"] == 3
+    assert manifest["dense_dtype"] == "q4_0+q4_0x8" and manifest["format_version"] == 3
     weights = load_engine(path, with_tokenizer=False).engine.weights
     shapes = weight_shapes(ours)
     assert shapes.num_bytes == num_bytes((weights.top, weights.layers))
@@ -98,16 +101,18 @@ def test_one_flag_quantises_the_experts_too(converted, tmp_path, capsys):
     convert(hf, tmp_path / "ours")
     said = convert(tmp_path / "ours", tmp_path / "q", dtype="q8_0")
     reader = open_checkpoint(tmp_path / "q")
-    assert reader.layout.kind == reader.dense_kind == said["expert_dtype"] == "q8_0"
+    assert reader.layout.kind == "q8_0x8" and reader.dense_kind == "q8_0+q8_0x8"
+    assert said["expert_dtype"] == "q8_0"
     lines = capsys.readouterr().err
     assert "mlp.down, shared.down stay as they are: their rows are no" in lines
 
 
 def test_a_tied_embedding_is_the_head(tmp_path):
-    hf = hf_folder(tmp_path / "hf", "qwen2_moe", **SIZES)
+    hf = hf_folder(tmp_path / "hf", "qwen2_moe", vocab_size=104, **SIZES)
     convert(hf, tmp_path / "q", dtype="q8_0")
     reader = open_checkpoint(tmp_path / "q")
-    assert reader.config.tie_embeddings and reader.dense_kinds("top")["embed"] == "q8_0"
+    assert reader.config.tie_embeddings
+    assert reader.dense_kinds("top")["embed"] == "q8_0x8"
     engine = load_engine(tmp_path / "q", with_tokenizer=False).engine
     found = np.asarray(engine.programs.top.embed(*first_tokens(engine))[0])
     want = reader.top()["embed"].decode()[[3, 5]]
@@ -137,6 +142,18 @@ def test_what_makes_no_sense_is_refused(converted, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_rounded_activations_are_refused_where_nothing_rounds(converted, monkeypatch):
+    hf, path, _ = converted
+    match = "activations int8 meet weights in interleaved blocks, .*hf has none; con"
+    with pytest.raises(ConfigError, match=match):
+        load_engine(hf, with_tokenizer=False, activations="int8")
+    with pytest.raises(ConfigError, match="activations 'int4'.*known: float32, int8"):
+        load_engine(path, with_tokenizer=False, activations="int4")
+    monkeypatch.setattr(native, "choice", lambda: "xla")
+    with pytest.raises(ConfigError, match="int8 are of the host kernels, and XLA"):
+        check_checkpoint(path, with_tokenizer=False, activations="int8")
+
+
 def test_weights_that_blocks_cannot_hold_are_refused(tmp_path):
     raw = raw_config("qwen2_moe", **SIZES)
     for value, match in (
@@ -156,7 +173,10 @@ def test_a_manifest_that_does_not_fit_is_refused(converted, tmp_path):
     manifest = json.loads((path / "manifest.json").read_text())
     for changed, match in (
         ({"dense_dtype": "q4_0+q5_0"}, r"dense_dtype 'q4_0\+q5_0' in format_vers"),
-        ({"format_version": 2}, "dense_dtype 'q4_0' in format_version 2, expected"),
+        (
+            {"format_version": 2},
+            "dense_dtype 'q4_0.q4_0x8' in format_version 2, expected",
+        ),
         ({"format_version": 4}, "format_version 4, this program reads 1, 2, 3"),
     ):
         (tmp_path / "manifest.json").write_text(json.dumps(manifest | changed))

@@ -9,7 +9,7 @@ from moe_edge.checkpoint.schema import TOP_ITEMS, dense_items, item_shapes
 from moe_edge.convert.requantise import is_encoded
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
-from moe_edge.model.quantised import Matrix, encode
+from moe_edge.model.quantised import EIGHT, Matrix, encode, format_of, is_interleaved
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.shapes import layer_shapes
 
@@ -109,8 +109,10 @@ def _quantised(config: ModelConfig, kind: str) -> ModelConfig:
 
 
 # Whole blocks of 32; of one block a row and of two.
-ALL |= {"q8_0": _quantised(GQA, "q8_0"), "q4_0": _quantised(GPT_OSS, "q4_0")}
+# Rows of two kinds stand in eights, as converted ones do; those of mxfp4 are apart.
+ALL |= {"q8_0": _quantised(GQA, "q8_0x8"), "q4_0": _quantised(GPT_OSS, "q4_0x8")}
 ALL["mxfp4"] = _quantised(GPT_OSS, "mxfp4")
+ALL["int8"] = dataclasses.replace(ALL["q4_0"], activations="int8")
 
 
 class RandomReader:
@@ -136,8 +138,10 @@ class RandomReader:
                 scale = 1.0 / np.sqrt(shape[-1]) if len(shape) > 1 else 0.3
                 array = scale * rng.standard_normal(shape, np.float32)
             if self._is_encoded(name, shape):
-                kind = self.layout.kind
-                arrays[name] = Matrix(kind, encode(kind, array))
+                kind = format_of(self.layout.kind)
+                matrix = Matrix(kind, encode(kind, array))
+                in_eights = is_interleaved(self.layout.kind)
+                arrays[name] = matrix.interleaved() if in_eights else matrix
             else:
                 arrays[name] = array.astype(self._dense)
         return arrays
@@ -147,8 +151,12 @@ class RandomReader:
         return in_blocks and is_encoded(self.config, name, shape)
 
     def dense_kinds(self, item) -> dict[str, str]:
-        shapes, kind = item_shapes(self.config, item), self.layout.kind
-        return {name: kind for name in shapes if self._is_encoded(name, shapes[name])}
+        found = {}
+        for name, shape in item_shapes(self.config, item).items():
+            if self._is_encoded(name, shape):
+                kind, apart = self.layout.kind, shape[0] % EIGHT
+                found[name] = format_of(kind) if apart else kind
+        return found
 
     def top(self):
         items = [i for i in dense_items(self.config) if i in TOP_ITEMS]

@@ -1,5 +1,6 @@
 """A fidelity card of a quantised checkpoint against what it was made from."""
 
+import dataclasses
 import json
 import shutil
 
@@ -46,7 +47,12 @@ def test_card_is_against_the_source(folders, tmp_path):
     ours = cards[2]
     assert 0.14 < ours["bytes_share"] < 0.15  # 4.5 of 32 bits
     assert 0.5 < ours["agreement"] <= 1 and ours["perplexity_ratio"] != 1
-    assert ours["moved_nats"] < cards[0]["moved_nats"]
+    rounded = dataclasses.replace(
+        settings, activations="int8", reference=str(quantised), batch_sizes=(1,)
+    )
+    card = run_study(FIDELITY, rounded, out_dir=str(tmp_path / "int8"))["cards"][1]
+    assert card["option"] == f"{names[2]}, activations in int8"
+    assert 0.9 < card["agreement"] <= 1 and card["perplexity_ratio"] != 1
     result = validate_entry(tmp_path / "o")
     assert list(result["checks"].values()) == [True]
     stored = json.loads((tmp_path / "o" / "cards.json").read_text())
@@ -66,6 +72,9 @@ def test_reference_is_named_where_the_source_is_gone(folders, tmp_path):
     assert reference_of(named) == str(hf)
     plain = FidelitySettings(checkpoint=str(hf), text=text, **SMALL)
     assert reference_of(plain) is None
+    rounded = dataclasses.replace(plain, activations="int8")
+    with pytest.raises(ConfigError, match="int8 are measured against another run; na"):
+        run_study(FIDELITY, rounded, out_dir=str(tmp_path / "o"))
 
 
 @pytest.mark.slow
