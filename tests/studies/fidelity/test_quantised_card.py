@@ -52,7 +52,7 @@ def test_card_is_against_the_source(folders, tmp_path):
     )
     card = run_study(FIDELITY, rounded, out_dir=str(tmp_path / "int8"))["cards"][1]
     assert card["option"] == f"{names[2]}, activations in int8"
-    assert 0.9 < card["agreement"] <= 1 and card["perplexity_ratio"] != 1
+    assert 0.5 < card["agreement"] <= 1 and card["perplexity_ratio"] != 1
     result = validate_entry(tmp_path / "o")
     assert list(result["checks"].values()) == [True]
     stored = json.loads((tmp_path / "o" / "cards.json").read_text())
