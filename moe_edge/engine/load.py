@@ -73,6 +73,9 @@ def load_engine(
     from moe_edge.engine.resident import ResidentEngine
     from moe_edge.engine.weights import load_weights
 
+    if offload is not None:
+        prepare_process(reader, offload)
+    _check_backend(reader)
     # Conversion has checked our own format already.
     check_finite = not isinstance(reader, CheckpointReader)
     with counter("loading the model"):
@@ -80,7 +83,6 @@ def load_engine(
             weights = load_weights(reader, check_finite=check_finite)
             engine = ResidentEngine(weights, **options)
         else:
-            prepare_process(reader, offload)
             checked = {"check_finite": check_finite}
             engine = make_offloaded(reader, offload, **checked, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
@@ -93,19 +95,19 @@ def _open(checkpoint: str | Path, k: int | None, activations: str):
     reader = open_checkpoint(checkpoint)
     config = at_k(reader.config, k)  # the same weights, another operating point
     reader.config = dataclasses.replace(config, activations=activations)
-    if activations != "float32":
-        _check_rounded(reader, checkpoint)
+    kinds = f"{reader.layout.kind}+{reader.dense_kind}".split("+")
+    if activations != "float32" and not any(map(is_interleaved, kinds)):
+        raise ConfigError(
+            f"activations {activations} meet weights in interleaved blocks, "
+            f"{checkpoint} has none; convert it with --dtype q4_0 or q8_0"
+        )
     return reader
 
 
-def _check_rounded(reader, checkpoint: str | Path) -> None:
-    """Refuses rounded activations where nothing would round them."""
-    kinds = f"{reader.layout.kind}+{reader.dense_kind}".split("+")
-    if not any(map(is_interleaved, kinds)):
-        raise ConfigError(
-            f"activations {reader.config.activations} meet weights in interleaved "
-            f"blocks, {checkpoint} has none; convert it with --dtype q4_0 or q8_0"
-        )
+def _check_backend(reader) -> None:
+    """Refuses rounded activations where nothing rounds them; may start JAX."""
+    if reader.config.activations == "float32":
+        return
     import jax
 
     from moe_edge.kernels import native
@@ -163,3 +165,4 @@ def check_checkpoint(
 
         allow_pinned(reader, offload)  # `check_offload` starts JAX
         check_offload(reader, offload, **room)
+    _check_backend(reader)

@@ -27,9 +27,9 @@ def load_driver(
 
     Raises: as `load_engine` and `make_driver`.
     """
-    room = {}
+    room = {"activations": serving.activations}
     if offload is not None:
-        room = cache_room(serving, at_k(open_checkpoint(checkpoint).config, k))
+        room |= cache_room(serving, at_k(open_checkpoint(checkpoint).config, k))
     loaded = load_engine(checkpoint, with_tokenizer=False, offload=offload, k=k, **room)
     try:
         driver = make_driver(loaded.engine, serving, clock, fail_step)

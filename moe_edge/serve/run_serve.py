@@ -55,6 +55,11 @@ def run_serve(
     offload = resolve_offload(device_memory, offload)
     if servers is None and slots is not None:
         raise ConfigError(f"--slots {slots} are of servers; give --servers with them")
+    if servers is not None and serving.activations != "float32":
+        raise ConfigError(
+            f"--servers compute with exact activations, got {serving.activations}; "
+            "leave --activations out"
+        )
     if servers is not None and offload is not None:
         raise ConfigError(
             "--servers share the experts by --slots; give no --device_memory and no "
@@ -72,12 +77,15 @@ def run_serve(
         from moe_edge.serve.loading import check_room  # loads JAX
 
         check_room(checkpoint, k, offload, serving, config)
+    if serving.activations != "float32":
+        check_checkpoint(checkpoint, k=k, activations=serving.activations)
     model = make_served_model(
         str(checkpoint),
         reader,
         max_context=serving.context(config.max_positions),
         default_floor=serving.default_min_k,
-        lossless=offload is None or offload.lossless,
+        lossless=(offload is None or offload.lossless)
+        and serving.activations == "float32",
         can_guide=servers is None,
     )
     make_loop(serving, model.own_k, NO_LIMITS, serving.step_costs())
@@ -132,4 +140,6 @@ def _kept_model(reader, serving: ServingOptions, offload) -> dict[str, Any]:
         "chunk": serving.prefill_chunk,
         "lossless": offload is None or offload.lossless,
         "deterministic": serving.deterministic,
+        "blocks": [reader.layout.kind, reader.dense_kind],
+        "activations": serving.activations,
     }
