@@ -98,13 +98,17 @@ class BenchmarkModel(NamedTuple):
     Attributes:
       name: of the model; folder: what we run.
       hf_folder: its weights before they were quantised: what peers run.
-      kind: what its weights are quantised to; None: nothing is.
+      kind: what its experts are quantised to; None: nothing is.
+      dense: what all other matrices are, by `convert --dtype`; None: as in `hf_folder`.
+      activations: what single tokens are when they meet quantised weights.
     """
 
     name: str
     folder: Path
     hf_folder: Path
     kind: str | None = None
+    dense: str | None = None
+    activations: str = "float32"
 
 
 def benchmark_models(work_dir: Path) -> list[BenchmarkModel]:
@@ -116,10 +120,13 @@ def benchmark_models(work_dir: Path) -> list[BenchmarkModel]:
         models.append(BenchmarkModel(f"olmoe_450m_{dtype}", folder, folder))
     for kind in KINDS:  # of the last of these
         # Of mxfp4 the experts alone, as files of gpt-oss have it.
-        dense = {"dtype": kind} if kind in DENSE_KINDS else {}
+        dense = kind if kind in DENSE_KINDS else None
         quantised = work_dir / f"olmoe_8_layers_{kind}{'_dense' if dense else ''}"
         if not quantised.exists():
-            options = {"expert_dtype": kind, "progress": False} | dense
+            options = {"expert_dtype": kind, "dtype": dense, "progress": False}
             convert_checkpoint(folder, quantised, **options)
-        models.append(BenchmarkModel(f"olmoe_450m_{kind}", quantised, folder, kind))
+        name, given = f"olmoe_450m_{kind}", (quantised, folder, kind, dense)
+        models.append(BenchmarkModel(name, *given))
+        if dense is not None:
+            models.append(BenchmarkModel(f"{name}_int8", *given, "int8"))
     return models
