@@ -77,7 +77,9 @@ def fit(name: str, **moe) -> Fit:
 
     layout = RecordLayout.of(config)
     records = jax.ShapeDtypeStruct((config.moe.num_experts, layout.size), BFLOAT16)
-    reader = SimpleNamespace(config=config, dense_dtypes=dense_dtypes)
+    reader = SimpleNamespace(
+        config=config, dense_dtypes=dense_dtypes, dense_kinds=lambda item: {}
+    )
     needs = device_needs(OffloadOptions(), weight_shapes(reader), records)
     size = layout.num_bytes(BFLOAT16)
     staging = (DonatedSlots.max_staged + 1) * size  # on a GPU; here we are on a CPU

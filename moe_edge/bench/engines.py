@@ -7,6 +7,7 @@ equal shapes, programs; slots, cache, queue and predictor are each engine's own.
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.weights import Weights
+from moe_edge.engine.weights import Weights, num_bytes
 from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.store import HostStore
@@ -40,18 +41,18 @@ LAYER_RUNS = 20
 def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, Any]:
     """`model` of a results entry.
 
-    Parameters come from the bytes on the device, where vectors are widened: they are a
-    few too many.
+    Parameters of experts come from their bytes: padding counts.
     """
-    kind, params = weights.config.moe.expert_kind, 0
-    if kind is not None:
-        experts, dtype = jax.tree.leaves(weights.experts), weights.top["embed"].dtype
-        weights = dataclasses.replace(weights, experts=())
-        params = int(sum(array.nbytes for array in experts) / bytes_per_weight(kind))
-    narrow = dtype in ("bfloat16", "uint16")
+    kind, narrow = weights.config.moe.expert_kind, dtype in ("bfloat16", "uint16")
+    each = bytes_per_weight(kind) or (2 if narrow else 4)
+    dense = [
+        *weights.top.values(),
+        *(w for flat in weights.layers for w in flat.values()),
+    ]
     return {
         "name": checkpoint,
-        "params": params + weights.num_bytes // (2 if narrow else 4),
+        "params": sum(math.prod(weight.shape) for weight in dense)
+        + int(num_bytes(weights.experts) / each),
         "weights": weights_of(checkpoint),
     }
 

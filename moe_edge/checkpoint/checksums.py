@@ -23,6 +23,7 @@ import numpy as np
 from moe_edge.checkpoint.schema import Item, dense_items, name_some
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.quantised import as_stored
 
 KEY = "checksums"
 _TRAILER = struct.Struct("<8sI16s36x")  # 64 bytes, as records are multiples of 64
@@ -35,10 +36,11 @@ def crc32(array: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
-def item_crc32(arrays: Mapping[str, np.ndarray]) -> int:
+def item_crc32(arrays: Mapping) -> int:
     """Of a dense item: of its tensors' names, dtypes, shapes and bytes."""
     found = 0
-    for name, array in sorted(arrays.items()):
+    for name, weight in sorted(arrays.items()):
+        array = as_stored(weight)
         head = f"{name} {array.dtype.name} {array.shape} {crc32(array):08x}\n"
         found = zlib.crc32(head.encode(), found)
     return found

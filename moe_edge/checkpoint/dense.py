@@ -1,7 +1,8 @@
 """dense/: every weight that is not a routed expert, in Orbax's format.
 
 One Orbax item per layer and two for the top (schema.py), each a flat dict of arrays,
-so that a checkpoint is written and read piece by piece.
+so that a checkpoint is written and read piece by piece. A matrix in blocks
+(`quantised.Matrix`) is stored as its rows of bytes, whose shape tells its kind.
 
 Orbax writes the items, TensorStore reads them. A restore by Orbax starts JAX's backend
 and waits for all processes of `jax.distributed`; each process of a cluster reads its
@@ -17,6 +18,7 @@ import numpy as np
 from moe_edge.checkpoint.schema import Item, Shapes, check_tensors
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.files import check_room
+from moe_edge.model.quantised import Matrix, as_stored, kind_of
 
 DENSE_FOLDER = "dense"
 
@@ -77,7 +79,7 @@ class DenseWriter:
         self.folder = folder.resolve()
         self._orbax = _checkpointer()
 
-    def save(self, item: Item, arrays: dict[str, np.ndarray]) -> None:
+    def save(self, item: Item, arrays: dict[str, np.ndarray | Matrix]) -> None:
         """Writes one item.
 
         Raises:
@@ -87,31 +89,38 @@ class DenseWriter:
 
         chunked = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in arrays}
         # A plain ndarray: Orbax does not know its subclass memmap.
-        plain = {name: np.asarray(array) for name, array in arrays.items()}
+        plain = {name: np.asarray(as_stored(array)) for name, array in arrays.items()}
         path = item_path(self.folder, item)
         with orbax_writes(self.folder, sum(array.nbytes for array in plain.values())):
             self._orbax.save(path, args=ocp.args.PyTreeSave(plain, save_args=chunked))
 
 
-def stored_dtypes(folder: Path, item: Item, expected: Shapes) -> dict[str, np.dtype]:
-    """Name -> dtype of one item, after checking names and shapes.
+def stored_dtypes(
+    folder: Path, item: Item, expected: Shapes
+) -> dict[str, np.dtype | str]:
+    """Name -> dtype of one item, or its kind of blocks; names and shapes are checked.
 
     Raises:
       CheckpointError: missing or damaged, or tensors missing, extra or misshapen.
     """
-    opened = _open_item(folder, item, expected)
-    return {name: array.dtype.numpy_dtype for name, array in opened.items()}
+    opened, kinds = _open_item(folder, item, expected)
+    dtypes = {name: array.dtype.numpy_dtype for name, array in opened.items()}
+    return dtypes | kinds
 
 
-def read_item(folder: Path, item: Item, expected: Shapes) -> dict[str, np.ndarray]:
+def read_item(
+    folder: Path, item: Item, expected: Shapes
+) -> dict[str, np.ndarray | Matrix]:
     """Reads one item as numpy arrays, checked as by `stored_dtypes`."""
-    opened = _open_item(folder, item, expected)
+    opened, kinds = _open_item(folder, item, expected)
     reads = {name: array.read() for name, array in opened.items()}
-    return _results(item_path(folder, item), reads)
+    arrays = _results(item_path(folder, item), reads)
+    return arrays | {name: Matrix(kind, arrays[name]) for name, kind in kinds.items()}
 
 
-def _open_item(folder: Path, item: Item, expected: Shapes) -> dict:
-    """Name -> `tensorstore.TensorStore`, of the names and shapes expected."""
+def _open_item(folder: Path, item: Item, expected: Shapes) -> tuple[dict, dict]:
+    """Name -> `tensorstore.TensorStore`, of the names and shapes expected; name -> kind
+    of those in blocks."""
     import tensorstore
 
     path = item_path(folder, item)
@@ -138,8 +147,15 @@ def _open_item(folder: Path, item: Item, expected: Shapes) -> dict:
     }
     opened = _results(path, opening)
     found = {name: tuple(array.shape) for name, array in opened.items()}
+    kinds = {
+        name: kind
+        for name, array in opened.items()
+        if array.dtype.numpy_dtype == np.uint8
+        and (kind := kind_of(found[name], expected.get(name, ())))
+    }
+    found |= {name: expected[name] for name in kinds}
     check_tensors(str(path), found, expected)
-    return opened
+    return opened, kinds
 
 
 def _results(path: Path, futures: dict) -> dict:

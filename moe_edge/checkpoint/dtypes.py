@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from moe_edge.core.checks import check_known
-from moe_edge.model.quantised import KINDS
+from moe_edge.model.quantised import STORED_KINDS
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 WEIGHT_DTYPES = {
@@ -13,7 +13,7 @@ WEIGHT_DTYPES = {
     "float16": np.dtype(np.float16),
 }
 # What a manifest may call the experts' records: quantised ones are rows of bytes.
-RECORD_DTYPES = WEIGHT_DTYPES | dict.fromkeys(KINDS, np.dtype(np.uint8))
+RECORD_DTYPES = WEIGHT_DTYPES | dict.fromkeys(STORED_KINDS, np.dtype(np.uint8))
 # Stays float32 where it is stored so, whatever the rest is cast to: transformers
 # keeps it (DeepSeek-V3's _keep_in_fp32_modules_strict).
 KEEP_FLOAT32 = ("router.correction_bias",)

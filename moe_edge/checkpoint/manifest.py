@@ -12,12 +12,15 @@ parent's; only `U` and the records tell of the split.
 
 `checksums` (checksums.py) are new in format version 2; version 1 is still read.
 
-`dtype` is of the experts' records. q8_0, q4_0 and mxfp4 are quantised
-(model/record.py); `hf_config` still says in which dtype the model was, and the dense
-weights are.
+`dtype` is of the experts' records. q8_0, q4_0 and mxfp4, with their rows in eights
+q8_0x8 and so on, are quantised (model/record.py, quantised.py); `hf_config` still says
+in which dtype the model was, and the dense weights are, unless `dense_dtype` names the
+kinds of blocks that matrices among them are in, such as "q4_0x8" or "q4_0+q8_0x8"
+(dense.py). Then `format_version` is 3.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from moe_edge.checkpoint.dtypes import RECORD_DTYPES
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.json_reader import read_json
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.quantised import KINDS
+from moe_edge.model.quantised import STORED_KINDS
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sub_experts import split_config
 
@@ -37,7 +40,7 @@ REPORT_NAME = "report.json"  # of a refactored checkpoint: perplexity by K, and 
 HF_FOLDER = "hf"
 TOKENIZER_NAME = "tokenizer.json"
 FORMAT_VERSION = 2
-_WITHOUT_CHECKSUMS = 1
+_WITHOUT_CHECKSUMS, _DENSE_BLOCKS = 1, 3
 _MAX_BYTES = 64 << 20
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "format_version": int,
@@ -52,7 +55,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "source": dict,
     "content_sha256": str,
 }
-_OPTIONAL = {"refactor": dict}
+_OPTIONAL = {"refactor": dict, "dense_dtype": str}
 _WORDS = {
     int: "a whole number",
     str: "a text",
@@ -81,6 +84,7 @@ def make_manifest(
     content_sha256: str = "",
     refactor: dict[str, Any] | None = None,
     checksums: Checksums | None = None,
+    dense_kinds: Iterable[str] = (),
 ) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are already written.
 
@@ -93,13 +97,15 @@ def make_manifest(
       content_sha256: see `convert/content_hash.py`.
       refactor: gate and provenance of a refactored model.
       checksums: of the files as written.
+      dense_kinds: of `quantised.KINDS`, those of dense matrices.
     """
-    layout = record_layout(config, subs)
+    layout, dense = record_layout(config, subs), "+".join(sorted(dense_kinds))
     return {
-        "format_version": FORMAT_VERSION,
+        "format_version": _DENSE_BLOCKS if dense else FORMAT_VERSION,
         "model_type": config.model_type,
         "hf_config": config.hf_config,
         "dtype": layout.kind or dtype.name,
+        **({"dense_dtype": dense} if dense else {}),
         "L": config.num_layers,
         "E": config.moe.num_experts,
         "U": subs,
@@ -131,10 +137,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     version = manifest.get("format_version")
-    if version not in (_WITHOUT_CHECKSUMS, FORMAT_VERSION) or version is True:
+    known = _WITHOUT_CHECKSUMS, FORMAT_VERSION, _DENSE_BLOCKS
+    if version not in known or version is True:
         raise CheckpointError(
             f"{path} has format_version {version!r}, this program reads "
-            f"{_WITHOUT_CHECKSUMS} and {FORMAT_VERSION}; convert the model again"
+            f"{', '.join(map(str, known))}; convert the model again"
         )
     types = _TYPES | ({} if version == _WITHOUT_CHECKSUMS else {KEY: dict})
     _check_keys(path, manifest, types)
@@ -142,6 +149,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: dtype {manifest['dtype']!r} and U {manifest['U']}, "
             f"expected one of {', '.join(RECORD_DTYPES)} and U >= 1"
+        )
+    dense = manifest.get("dense_dtype")
+    if (dense is not None) != (version == _DENSE_BLOCKS) or not (
+        dense is None or {*dense.split("+")} <= {*STORED_KINDS}
+    ):
+        raise CheckpointError(
+            f"{path}: dense_dtype {dense!r} in format_version {version}, expected some "
+            f"of {', '.join(STORED_KINDS)} joined by + in {_DENSE_BLOCKS}, else "
+            "none; convert the model again"
         )
     return manifest
 
@@ -198,7 +214,7 @@ def check_manifest(
 
 def with_kind(config: ModelConfig, dtype_name: str) -> ModelConfig:
     """The config with the kind of records that a manifest's `dtype` names."""
-    kind = dtype_name if dtype_name in KINDS else None
+    kind = dtype_name if dtype_name in STORED_KINDS else None
     moe = dataclasses.replace(config.moe, expert_kind=kind)
     return dataclasses.replace(config, moe=moe)
 

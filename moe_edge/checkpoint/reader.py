@@ -26,18 +26,31 @@ from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.progress import say_once
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.quantised import Matrix
 from moe_edge.model.shapes import layer_shapes
 
 
 class DenseReader:
-    """What readers of both formats derive from their `config` and `dense(item)`."""
+    """What readers of both formats derive from their `config` and `dense(item)`.
 
-    def top(self) -> dict[str, np.ndarray]:
+    Attributes:
+      dense_kind: the kinds of blocks that dense matrices are read in, such as "q4_0" or
+        "q4_0+q8_0"; None: all are numbers.
+    """
+
+    dense_kind: str | None = None
+
+    def dense_kinds(self, item: Item) -> dict[str, str]:
+        """Canonical name -> kind of those that `dense` returns as a `Matrix`."""
+        del item
+        return {}
+
+    def top(self) -> dict[str, np.ndarray | Matrix]:
         """Canonical name -> array, outside the layers."""
         items = [item for item in dense_items(self.config) if isinstance(item, str)]
         return {name: a for item in items for name, a in self.dense(item).items()}
 
-    def dense_layer(self, layer: int) -> dict[str, np.ndarray]:
+    def dense_layer(self, layer: int) -> dict[str, np.ndarray | Matrix]:
         """Canonical name -> array of the dense tensors that a layer computes with."""
         computed = layer_shapes(self.config, layer)
         return {name: a for name, a in self.dense(layer).items() if name in computed}
@@ -69,6 +82,7 @@ class CheckpointReader(DenseReader):
         self.manifest = manifest
         self.parent_config = config = with_kind(config, manifest["dtype"])
         self._stored = RECORD_DTYPES[manifest["dtype"]]
+        self.dense_kind = manifest.get("dense_dtype")
         self._cast = dtype
         as_stored = dtype is None or config.moe.expert_kind is not None
         self.dtype = self._stored if as_stored else np.dtype(dtype)
@@ -115,20 +129,36 @@ class CheckpointReader(DenseReader):
         """Folder with the small files of the HF folder."""
         return self.path / HF_FOLDER
 
-    def dense(self, item: Item) -> dict[str, np.ndarray]:
-        """Canonical name -> array of one item."""
+    def dense(self, item: Item) -> dict[str, np.ndarray | Matrix]:
+        """Canonical name -> array of one item; what is in blocks is not cast."""
         arrays = read_item(self.path, item, item_shapes(self.config, item))
         if self.checksums is not None:
             self.checksums.check_dense(item_path(self.path, item), item, arrays)
         return {
-            name: cast_dense(name, array, self._cast) for name, array in arrays.items()
+            name: array
+            if isinstance(array, Matrix)
+            else cast_dense(name, array, self._cast)
+            for name, array in arrays.items()
         }
 
+    def _stored_dtypes(self, item: Item) -> dict[str, np.dtype | str]:
+        return stored_dtypes(self.path, item, item_shapes(self.config, item))
+
+    def dense_kinds(self, item: Item) -> dict[str, str]:
+        if self.dense_kind is None:
+            return {}
+        stored = self._stored_dtypes(item)
+        return {name: kind for name, kind in stored.items() if isinstance(kind, str)}
+
     def dense_dtypes(self, item: Item) -> dict[str, np.dtype]:
-        """Canonical name -> dtype of what `dense` returns."""
-        stored = stored_dtypes(self.path, item, item_shapes(self.config, item))
-        empty = {name: np.empty(0, dtype) for name, dtype in stored.items()}
-        return {n: cast_dense(n, array, self._cast).dtype for n, array in empty.items()}
+        """Canonical name -> dtype of what `dense` returns; float32 of blocks."""
+        found = {}
+        for name, dtype in self._stored_dtypes(item).items():
+            if isinstance(dtype, str):
+                found[name] = np.dtype(np.float32)
+            else:
+                found[name] = cast_dense(name, np.empty(0, dtype), self._cast).dtype
+        return found
 
     def experts(self, layer: int) -> np.ndarray:
         """Records [E, R] of a MoE layer, checked; memory-mapped unless cast."""

@@ -28,6 +28,7 @@ from moe_edge.convert.gguf_reader import GgufReader
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.json_reader import read_json
 from moe_edge.core.progress import counter, say
+from moe_edge.model.quantised import as_stored
 
 CACHE = "MOE_EDGE_CACHE"  # environment: another folder
 GGUF = "GGUF file"  # the same under any name
@@ -155,7 +156,8 @@ def _of_manifest(manifest: dict) -> Iterator[bytes]:
 
 def _of_dense(reader: CheckpointReader, item) -> Iterator[bytes | memoryview]:
     """Names, dtypes, shapes and values of a dense item."""
-    for name, array in sorted(reader.dense(item).items()):
+    for name, weight in sorted(reader.dense(item).items()):
+        array = as_stored(weight)
         yield f"{name} {array.dtype.name} {array.shape}\n".encode()
         yield memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 

@@ -29,12 +29,13 @@ from moe_edge.convert.hf_files import CONFIG_NAME, read_generation
 from moe_edge.convert.hf_reader import expert_dtype
 from moe_edge.convert.open import find_checkpoint, open_checkpoint
 from moe_edge.convert.quantize import quantization
+from moe_edge.convert.requantise import is_encoded
 from moe_edge.convert.safetensors_reader import INDEX_NAME, open_folder
 from moe_edge.convert.tensor_source import TensorSource
 from moe_edge.core.checks import CheckpointError, ConfigError, MoeEdgeError
 from moe_edge.core.json_reader import read_json
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.quantised import KINDS
+from moe_edge.model.quantised import DENSE_KINDS, KINDS, row_bytes
 from moe_edge.model.record import RecordLayout
 
 _DENSE = ("bfloat16", "float32")
@@ -166,7 +167,8 @@ def sizes(config: ModelConfig) -> dict[str, dict[str, int | None]]:
 
     Returns:
       expert: format -> of one expert; None: its blocks do not fill the sizes;
-      experts: of all; dense: of everything else.
+      experts: of all; dense: of everything else, where q8_0 and q4_0 are of matrices
+        and the rest is counted as bfloat16.
     """
     one: dict[str, int | None] = {}
     for kind in (*_DENSE, *KINDS):
@@ -176,12 +178,17 @@ def sizes(config: ModelConfig) -> dict[str, dict[str, int | None]]:
         except ConfigError:
             one[kind] = None
     count = len(config.moe_layers) * config.moe.num_experts
-    dense = dict.fromkeys(_DENSE, 0)
+    dense: dict[str, int | None] = dict.fromkeys((*_DENSE, *DENSE_KINDS), 0)
     for item in dense_items(config):
         for name, shape in item_shapes(config, item).items():
-            for kind in _DENSE:
-                stays = "float32" if name in KEEP_FLOAT32 else kind
+            for kind in dense:
+                if kind in DENSE_KINDS and is_encoded(config, name, shape):
+                    dense[kind] += shape[0] * row_bytes(kind, shape[1])
+                    continue
+                stays = kind if kind in _DENSE else "bfloat16"
+                stays = "float32" if name in KEEP_FLOAT32 else stays
                 dense[kind] += math.prod(shape) * RECORD_DTYPES[stays].itemsize
+    dense |= {kind: None for kind in DENSE_KINDS if one[kind] is None}
     total = {kind: None if size is None else count * size for kind, size in one.items()}
     return {"expert": one, "experts": total, "dense": dense}
 

@@ -6,7 +6,7 @@ content_sha256 = SHA-256 of the lines, sorted by tensor name,
 
 over all tensors that the model uses, as an unquantised HF folder of the same dtype
 stores them (little-endian, row-major; dtype names as numpy's: bfloat16, float32, ..).
-Of quantised experts that is the float32 they mean, as export writes them.
+Of quantised weights that is the float32 they mean, as export writes them.
 Hashing per tensor first makes the result independent of the order of reading, so
 both formats are hashed in one pass, layer by layer.
 """
@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -25,6 +25,7 @@ from moe_edge.checkpoint.schema import Item, Shapes, dense_items
 from moe_edge.convert import rules
 from moe_edge.core.checks import CheckpointError
 from moe_edge.core.progress import progress
+from moe_edge.model.quantised import EIGHT, Matrix
 
 # Bytes of expert records that are in memory together. The page cache takes a few
 # large writes in a fifth of the time of writes of half a megabyte.
@@ -69,14 +70,25 @@ class ContentHash:
         return total.hexdigest()
 
 
-def dense_pieces(config, item: Item, arrays: dict) -> list[rules.Piece]:
+def dense_pieces(config, item: Item, arrays: dict) -> Iterator[rules.Piece]:
     """An item's dense arrays as HF tensors, or parts of one in their order."""
-    names, pieces, seen = rules.dense_names(config, item), [], {}
+    names, seen = rules.dense_names(config, item), {}
     for name, array in arrays.items():
-        begin = seen.get(names[name], 0)
-        pieces.append(rules.Piece(names[name], begin, np.ascontiguousarray(array)))
-        seen[names[name]] = begin + array.size
-    return pieces
+        for strip in _strips(array):
+            begin = seen.get(names[name], 0)
+            yield rules.Piece(names[name], begin, np.ascontiguousarray(strip))
+            seen[names[name]] = begin + strip.size
+
+
+def _strips(array: np.ndarray | Matrix) -> Iterator[np.ndarray]:
+    """An array; of one in blocks its rows decoded, some at a time."""
+    if not isinstance(array, Matrix):
+        yield array
+        return
+    rows, width = array.shape
+    step = EIGHT * max(1, CHUNK_BYTES // (4 * EIGHT * width))
+    for first in range(0, rows, step):
+        yield array.part(first, step).decode()
 
 
 def chunk_rows(reader, rows: int) -> int:

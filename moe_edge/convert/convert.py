@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.checkpoint.dtypes import weight_dtype
+from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
 from moe_edge.checkpoint.manifest import with_kind
 from moe_edge.checkpoint.reader import CheckpointReader
-from moe_edge.checkpoint.schema import dense_items
+from moe_edge.checkpoint.schema import dense_items, item_shapes, name_some
 from moe_edge.convert import check as checks
 from moe_edge.convert import rules
 from moe_edge.convert.content_hash import content_sha256, stream
@@ -24,7 +24,7 @@ from moe_edge.convert.gguf_reader import GgufReader
 from moe_edge.convert.hf_files import converted_config, read_generation
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.refactored_config import refactored_hf_config
-from moe_edge.convert.requantise import Dequantised, Quantised
+from moe_edge.convert.requantise import Dequantised, Interleaved, Quantised, not_whole
 from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink
 from moe_edge.convert.tokenizer import load_tokenizer
@@ -33,7 +33,7 @@ from moe_edge.core.files import check_room
 from moe_edge.core.process import peak_rss_bytes
 from moe_edge.core.progress import say_once
 from moe_edge.core.run_folder import RunFolder
-from moe_edge.model.quantised import KINDS
+from moe_edge.model.quantised import BLOCK, DENSE_KINDS, KINDS, format_of, row_bytes
 from moe_edge.model.record import RecordLayout
 
 
@@ -59,9 +59,11 @@ def convert_checkpoint(
       src: an HF folder, a GGUF file, a folder of ours, or "default".
       dst: the new folder.
       to: "ours" or "hf".
-      dtype: cast weights to float32, bfloat16 or float16 (None: as stored).
-      expert_dtype: quantise the routed experts, q8_0, q4_0 or mxfp4 (None: as others);
-        lossy: moe-edge fidelity --checkpoint DST --reference SRC says how much.
+      dtype: cast weights to float32, bfloat16 or float16 (None: as stored), or
+        quantise matrices to q8_0 or q4_0, all but routers and an embedding that is not
+        the head; lossy: moe-edge fidelity --checkpoint DST --reference SRC says how
+        much.
+      expert_dtype: quantise the routed experts, q8_0, q4_0 or mxfp4 (None: as others).
       overwrite: replace a non-empty `dst`.
       allow_nonfinite: accept NaN and infinity in weights.
       shard_size: most bytes of a safetensors shard (to="hf").
@@ -74,8 +76,8 @@ def convert_checkpoint(
       config_text: gives the settings to store as `dst`/config.gin.
     Returns:
       bytes (of weights written), seconds, peak_rss_bytes, content_sha256, tensors,
-      dropped (names the model does not use); expert_dtype, or dequantised (what the
-      experts were) where they changed; with `verify` content_sha256 and seconds;
+      dropped (names the model does not use); expert_dtype, dense_dtype, or dequantised
+      (what they were) where they changed; with `verify` content_sha256 and seconds;
       with `check` see `check.summary`.
     Raises:
       CheckpointError, ConfigError: bad source; OutputError: bad destination.
@@ -86,8 +88,10 @@ def convert_checkpoint(
             raise ConfigError(f"--{flag} writes nothing, got --dst {dst}; leave it out")
     if verify and check:
         raise ConfigError("--verify reads all weights, --check none; leave out one")
+    dense = dtype if dtype in DENSE_KINDS else None
+    wanted, expert_dtype = _weight_dtype(dtype), expert_dtype or dense
     if check:
-        return _checked(src, weight_dtype(dtype), expert_dtype, start)
+        return _checked(src, wanted, expert_dtype, start)
     if verify:
         digest = verify_checkpoint(src)
         seconds = round(time.monotonic() - start, 3)
@@ -96,9 +100,11 @@ def convert_checkpoint(
         if not value:
             raise ConfigError(f"no {name} given; name a folder with --{name}")
     check_known("target", to, ("ours", "hf"))
-    wanted, shard_bytes = weight_dtype(dtype), parse_size(shard_size)
+    shard_bytes = parse_size(shard_size)
     source = open_checkpoint(src, wanted)
-    reader = _with_experts(source, to, expert_dtype, wanted)
+    reader = _requantised(source, to, expert_dtype, dense, wanted)
+    if to == "ours" and (reader.layout.kind or reader.dense_kind):
+        reader = Interleaved(reader)
     raw, refactor = reader.config.hf_config, None
     generation = read_generation(reader.hf_files)
     if reader.config.moe.sub_experts > 1 and to == "ours":
@@ -117,7 +123,7 @@ def convert_checkpoint(
     cast = wanted is not None or reader.quantized is not None
     dequantised = isinstance(reader, Dequantised)
     held = reader if dequantised else source
-    was = reader.kind if dequantised else None
+    was = format_of(reader.kind) if dequantised else None
     if isinstance(source, GgufReader) and expert_dtype is None:
         was = was or source.decoded_experts
     stated = wanted or held.layout.value_dtype(held.dtype)
@@ -133,8 +139,7 @@ def convert_checkpoint(
         }
     try:
         with run.writing() as folder:
-            dtypes = hf_dtypes(reader)
-            num_bytes = _num_bytes(reader, dtypes)
+            dtypes, num_bytes = hf_dtypes(reader), _num_bytes(reader)
             check_room(folder, num_bytes)
             if to == "ours":
                 subs = reader.config.moe.sub_experts
@@ -161,8 +166,16 @@ def convert_checkpoint(
         "tensors": len(dtypes),
         "dropped": reader.dropped,
         **({"expert_dtype": expert_dtype} if expert_dtype else {}),
+        **({"dense_dtype": dense} if dense else {}),
         **({"dequantised": was} if was else {}),
     }
+
+
+def _weight_dtype(name: str | None) -> np.dtype | None:
+    """What weights are cast to; None: nothing, or they are quantised."""
+    if name:
+        check_known("dtype", name, (*WEIGHT_DTYPES, *DENSE_KINDS))
+    return WEIGHT_DTYPES.get(name)
 
 
 def _checked(
@@ -193,49 +206,74 @@ def _checked(
     return summary
 
 
-def _with_experts(reader, to: str, expert_dtype: str | None, wanted: np.dtype | None):
-    """The reader, or one that quantises its experts, or one that undoes it.
+def _requantised(
+    reader,
+    to: str,
+    expert_dtype: str | None,
+    dense: str | None,
+    wanted: np.dtype | None,
+):
+    """The reader, or one that quantises its weights, or one that undoes it.
 
     Raises:
       ConfigError: an unknown kind, one for a HF folder, or sizes that it cannot hold.
-      CheckpointError: experts that are quantised already.
+      CheckpointError: weights that are quantised already.
     """
     kind = reader.layout.kind
     if expert_dtype is not None:
         check_known("expert dtype", expert_dtype, KINDS)
         if to == "hf":
+            flag = "--dtype" if dense == expert_dtype else "--expert_dtype"
             raise ConfigError(
-                f"--expert_dtype {expert_dtype} is of our format, Hugging Face folders "
-                "have no such experts; leave out one of --expert_dtype and --to hf"
+                f"{flag} {expert_dtype} is of our format, Hugging Face folders have no "
+                f"such weights; leave out one of {flag} and --to hf"
             )
-    if kind is not None and to == "ours" and isinstance(reader, CheckpointReader):
+    is_ours = isinstance(reader, CheckpointReader)
+    was = format_of(kind or reader.dense_kind)
+    if to == "ours" and is_ours and was is not None:
         raise CheckpointError(
-            f"{reader.path} has {kind} experts and is in our format already; convert "
+            f"{reader.path} has {was} weights and is in our format already; convert "
             "the checkpoint it was made from"
         )
-    was = reader.decoded_experts if isinstance(reader, GgufReader) else None
-    if expert_dtype is not None and (was or kind or expert_dtype) != expert_dtype:
+    if isinstance(reader, GgufReader):
+        _say_rounded(reader, expert_dtype, dense)
+    if dense is not None and (floats := not_whole(reader.config)):
         say_once(
-            f"{reader.path}: {was or kind} experts are quantised again as "
-            f"{expert_dtype}, which rounds them a second time"
+            f"{reader.path}: {name_some(sorted(floats))} stay as they are: their rows "
+            f"are no whole blocks of {BLOCK} weights"
         )
-    if kind is not None and (to == "hf" or expert_dtype not in (None, kind)):
-        reader = Dequantised(reader, wanted)
-    elif kind is not None:
-        return reader  # blocks of a GGUF file, taken over
-    return reader if expert_dtype is None else Quantised(reader, expert_dtype)
+    if to == "hf":
+        return Dequantised(reader, wanted) if kind or reader.dense_kind else reader
+    if expert_dtype is None and dense is None:
+        return reader  # blocks of a GGUF file among its weights are taken over
+    return Quantised(reader, expert_dtype, dense)
 
 
-def _num_bytes(reader, dtypes: dict[str, np.dtype]) -> int:
+def _say_rounded(reader: GgufReader, expert_dtype: str | None, dense: str | None):
+    for what, was, new in (
+        ("experts", reader.decoded_experts or reader.layout.kind, expert_dtype),
+        ("dense weights", reader.quantised_dense, dense),
+    ):
+        if new is not None and was is not None and was != new:
+            say_once(
+                f"{reader.path}: {was} {what} are quantised again as {new}, which "
+                "rounds them a second time"
+            )
+
+
+def _num_bytes(reader) -> int:
     """Of all weights as they will be written."""
-    config, shapes = reader.config, rules.hf_shapes(reader.config)
-    total, experts = 0, set()
-    if reader.layout.kind is not None:
-        experts = {n for i in config.moe_layers for n in rules.expert_shapes(config, i)}
-        records = len(config.moe_layers) * config.moe.num_experts
-        total = records * reader.layout.num_bytes(reader.dtype)
-    dense = (name for name in shapes if name not in experts)
-    return total + sum(math.prod(shapes[n]) * dtypes[n].itemsize for n in dense)
+    config, layout, total = reader.config, reader.layout, 0
+    for item in dense_items(config):
+        dtypes, kinds = reader.dense_dtypes(item), reader.dense_kinds(item)
+        for name, shape in item_shapes(config, item).items():
+            if name in kinds:
+                total += shape[0] * row_bytes(kinds[name], shape[1])
+            else:
+                total += math.prod(shape) * dtypes[name].itemsize
+    size = layout.num_values if layout.kind is None else layout.size
+    records = len(config.moe_layers) * config.moe.num_experts
+    return total + records * size * reader.dtype.itemsize
 
 
 def verify_checkpoint(src: str | Path | None) -> str:

@@ -1,8 +1,9 @@
 """A GGUF file as a checkpoint: config, dense tensors, expert records, tokenizer.
 
 Float types stay as they are. Where the matrices of all experts are of one quantised
-type, their blocks become quantised records, byte for byte. Other quantised weights are
-decoded exactly: MXFP4 to bfloat16, all others to float32.
+type, their blocks become quantised records, byte for byte; so do dense matrices of
+these types, each by itself. Other quantised weights are decoded exactly: MXFP4 to
+bfloat16, all others to float32.
 """
 
 import atexit
@@ -17,7 +18,7 @@ import numpy as np
 from moe_edge.checkpoint.dtypes import KEEP_FLOAT32, cast
 from moe_edge.checkpoint.manifest import TOKENIZER_NAME, with_kind
 from moe_edge.checkpoint.reader import DenseReader
-from moe_edge.checkpoint.schema import Item, check_tensors
+from moe_edge.checkpoint.schema import Item, check_tensors, dense_items
 from moe_edge.convert import gguf_names
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.gguf_blocks import KINDS, decode, is_quantised
@@ -29,8 +30,10 @@ from moe_edge.convert.gguf_tokenizer import check_tokenizer, tokenizer_files
 from moe_edge.convert.hf_files import dump_json
 from moe_edge.convert.hf_tensors import check_frequencies
 from moe_edge.core.checks import CheckpointError, ConfigError
+from moe_edge.model.quantised import BLOCK, Matrix
 from moe_edge.model.quantised import KINDS as KINDS_OF_RECORDS
 from moe_edge.model.record import RecordLayout
+from moe_edge.model.shapes import may_be_blocks
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -132,6 +135,22 @@ class GgufReader(DenseReader):
         return dtype
 
     @property
+    def quantised_dense(self) -> str | None:
+        """The quantised types of dense weights in the file; None: none are."""
+        experts = [n for i in self.config.moe_layers for n in self._experts(i).values()]
+        names = {*self._file.tensors} - {stacked.name for stacked in experts}
+        return self._quantised_of(names - {*self.dropped})
+
+    @functools.cached_property
+    def dense_kind(self) -> str | None:
+        kinds = {
+            kind
+            for item in dense_items(self.config)
+            for kind in self.dense_kinds(item).values()
+        }
+        return "+".join(sorted(kinds)) or None
+
+    @property
     def quantized(self) -> str | None:
         """The quantised types in the file, such as "q4_k+q6_k"; None: none."""
         return self._quantised_of(self._file.tensors)
@@ -182,18 +201,44 @@ class GgufReader(DenseReader):
             return self._file.read(source.name).reshape(source.shape)
         return self._file.read(source.name, source.first, source.shape[0])
 
-    def dense(self, item: Item) -> dict[str, np.ndarray]:
+    def dense_kinds(self, item: Item) -> dict[str, str]:
+        if self._cast is not None:
+            return {}
+        found = gguf_names.dense_sources(
+            self.config, self._entry, item, self._file.tensors
+        )
+        return {
+            name: kind
+            for name, (source, *others) in found.items()
+            if (kind := self._file.tensors[source.name].kind.lower())
+            in KINDS_OF_RECORDS
+            and not others
+            and len(source.shape) == 2
+            and may_be_blocks(name, source.shape, BLOCK)
+        }
+
+    def _read_blocks(self, name: str, source: gguf_names.Source, kind: str) -> Matrix:
+        """A dense matrix as the file has it: rows are whole blocks."""
+        raw = self._file.read_raw(source.name, source.first, source.shape[0])
+        rows = raw.reshape(source.shape[0], -1)
+        return Matrix(kind, gguf_names.restore(self.config, self._entry, name, [rows]))
+
+    def dense(self, item: Item) -> dict[str, np.ndarray | Matrix]:
         """Canonical name -> array of one item."""
-        arrays = {}
+        arrays, kinds = {}, self.dense_kinds(item)
         for name, sources, dtype in self._dense(item):
+            if name in kinds:
+                arrays[name] = self._read_blocks(name, sources[0], kinds[name])
+                continue
             parts = [cast(self._read(source), dtype) for source in sources]
             restored = gguf_names.restore(self.config, self._entry, name, parts)
             arrays[name] = np.ascontiguousarray(restored)
         return arrays
 
     def dense_dtypes(self, item: Item) -> dict[str, np.dtype]:
-        """Canonical name -> dtype of what `dense` returns."""
-        return {name: dtype for name, _, dtype in self._dense(item)}
+        """Canonical name -> dtype of what `dense` returns; float32 of blocks."""
+        in_blocks = dict.fromkeys(self.dense_kinds(item), _FLOAT32)
+        return {name: dtype for name, _, dtype in self._dense(item)} | in_blocks
 
     def experts(self, layer: int) -> np.ndarray:
         """The records [E, R] of a MoE layer, assembled in memory."""

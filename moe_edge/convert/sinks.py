@@ -31,6 +31,7 @@ from moe_edge.convert.content_hash import dense_pieces
 from moe_edge.convert.hf_files import copy_small_files, dump_json
 from moe_edge.convert.safetensors_writer import SafetensorsWriter
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.quantised import Matrix
 
 _LARGE_BYTES = 64 << 20
 
@@ -67,11 +68,13 @@ class OursSink:
         self._dense = self._saver.submit(DenseWriter, folder)
         self._saving: Future | None = None
         self._file, self._layer = None, None
-        self._checksums = Checksums()
+        self._checksums, self._kinds = Checksums(), set()
 
     def dense(self, item, arrays):
         self._wait()
         self._checksums.dense[item] = item_crc32(arrays)
+        blocks = (array for array in arrays.values() if isinstance(array, Matrix))
+        self._kinds |= {matrix.kind for matrix in blocks}
         dense = self._dense
         self._saving = self._saver.submit(lambda: dense.result().save(item, arrays))
         if sum(array.nbytes for array in arrays.values()) > _LARGE_BYTES:
@@ -123,6 +126,7 @@ class OursSink:
             content_sha256=content_sha256,
             refactor=self._refactor,
             checksums=self._checksums,
+            dense_kinds=self._kinds,
         )
         # Last, so that a folder with a manifest is complete.
         dump_json(self._folder / MANIFEST_NAME, manifest)

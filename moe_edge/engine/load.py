@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
 from moe_edge.engine.devices import check_mesh, check_several, homes_for, mesh_for
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.model.quantised import format_of, is_interleaved
 from moe_edge.model.sub_experts import at_k
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class Loaded:
     hf_source: str | None  # Hugging Face folder (or GGUF file) it came from
     name: str  # what the caller asked for
     dtype: str  # of the experts as stored
+    dense_kind: str | None = None  # of dense matrices in blocks, such as "q4_0"
 
 
 def load_engine(
@@ -40,6 +43,7 @@ def load_engine(
     devices: int | str | None = None,
     split_attention: bool = False,
     devices_trace: str | None = None,
+    activations: str = "float32",
     **options,
 ) -> Loaded:
     """Opens a checkpoint (as `open_checkpoint` does) and loads it.
@@ -58,16 +62,20 @@ def load_engine(
       split_attention: each of several devices computes its heads and keeps their cache.
       devices_trace: route trace (of generate's `--trace`) by whose counts experts are
         placed on several devices; None: neighbours stand together.
+      activations: what few tokens are when they meet interleaved blocks of a quantised
+        checkpoint: exact (float32), or rounded in blocks of 32 to 8 bits (int8): faster
+        on a CPU, and lossy.
       **options: of `ResidentEngine`, or of `make_offloaded`.
     Raises:
       CheckpointError: the checkpoint or its tokenizer is missing or damaged.
       CapacityError: a budget that is too small or too large.
-      ConfigError: k out of range, or more devices than there are (`mesh_for`).
+      ConfigError: k out of range, more devices than there are (`mesh_for`), or rounded
+        activations where nothing would be rounded.
     """
     keep_heap()
     if offload is not None and not isinstance(offload, OffloadOptions):
         offload = OffloadOptions(device_memory=offload)
-    reader = _open(checkpoint, k)
+    reader = _open(checkpoint, k, activations)
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None
 
@@ -75,10 +83,11 @@ def load_engine(
     from moe_edge.engine.resident import ResidentEngine
     from moe_edge.engine.weights import load_weights
 
-    # Conversion has checked our own format already.
-    check_finite = not isinstance(reader, CheckpointReader)
     if offload is not None:
         prepare_process(reader, offload)
+    _check_backend(reader)
+    # Conversion has checked our own format already.
+    check_finite = not isinstance(reader, CheckpointReader)
     mesh = mesh_for(reader, devices, offload)
     check_several(mesh, split_attention, devices_trace)
     with counter("loading the model"):
@@ -98,14 +107,38 @@ def load_engine(
             }
             engine = make_offloaded(reader, offload, **given, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
-    dtype = reader.layout.kind or str(reader.dtype)
-    return Loaded(engine, tokenizer, hf_source, str(checkpoint), dtype)
+    dtype = format_of(reader.layout.kind) or str(reader.dtype)
+    parts = engine, tokenizer, hf_source, str(checkpoint), dtype
+    return Loaded(*parts, dense_kind=format_of(reader.dense_kind))
 
 
-def _open(checkpoint: str | Path, k: int | None):
+def _open(checkpoint: str | Path, k: int | None, activations: str):
     reader = open_checkpoint(checkpoint)
-    reader.config = at_k(reader.config, k)  # the same weights, another operating point
+    config = at_k(reader.config, k)  # the same weights, another operating point
+    reader.config = dataclasses.replace(config, activations=activations)
+    kinds = f"{reader.layout.kind}+{reader.dense_kind}".split("+")
+    if activations != "float32" and not any(map(is_interleaved, kinds)):
+        raise ConfigError(
+            f"activations {activations} meet weights in interleaved blocks, "
+            f"{checkpoint} has none; convert it with --dtype q4_0 or q8_0"
+        )
     return reader
+
+
+def _check_backend(reader) -> None:
+    """Refuses rounded activations where nothing rounds them; may start JAX."""
+    if reader.config.activations == "float32":
+        return
+    import jax
+
+    from moe_edge.kernels import native
+
+    if jax.default_backend() != "cpu" or native.choice() != "native":
+        raise ConfigError(
+            f"activations {reader.config.activations} are of the host kernels, and "
+            f"{native.describe()} multiplies on {jax.default_backend()}; leave "
+            "--activations out"
+        )
 
 
 def prepare_process(reader, offload: OffloadOptions | None) -> None:
@@ -140,6 +173,7 @@ def check_checkpoint(
     devices: int | str | None = None,
     split_attention: bool = False,
     devices_trace: str | None = None,
+    activations: str = "float32",
     **room,
 ) -> None:
     """What `load_engine` would refuse, without reading weights (for --dry_run).
@@ -148,7 +182,7 @@ def check_checkpoint(
       devices, split_attention, devices_trace: as of `load_engine`.
       **room: `batch` and `capacity` as `load_engine` will get them.
     """
-    reader = _open(checkpoint, k)
+    reader = _open(checkpoint, k, activations)
     if with_tokenizer:
         load_tokenizer(reader)
     if offload is not None:
@@ -157,3 +191,4 @@ def check_checkpoint(
         allow_pinned(reader, offload)  # `check_offload` starts JAX
         check_offload(reader, offload, devices=homes_for(reader, devices), **room)
     check_mesh(reader, devices, offload, split_attention, devices_trace)
+    _check_backend(reader)

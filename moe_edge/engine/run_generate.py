@@ -88,6 +88,7 @@ def run_generate(
     batch_size: int = 8,
     max_context: int | None = None,
     k: int | None = None,
+    activations: str = "float32",
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     devices: int | str | None = None,
@@ -118,6 +119,8 @@ def run_generate(
         long each; None: 1024, or what the longest of these prompts needs.
       k: experts that a token computes (sub-experts in a refactored model); None: as
         many as the model was made for.
+      activations: what few tokens are when they meet interleaved blocks of a quantised
+        checkpoint: float32, exact; or int8, rounded: faster on a CPU, and lossy.
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
         holds the dense weights, the KV cache and staging; None: as the gin file's
         `offload` says, or all experts on the device.
@@ -166,7 +169,8 @@ def run_generate(
         row = checkpoint, texts, max_new_tokens, max_context
         room["capacity"] = row_tokens(*row)
     if run.dry_run:
-        check_checkpoint(checkpoint, offload=offload, k=k, **shared, **room)
+        given = {"offload": offload, "k": k, "activations": activations}
+        check_checkpoint(checkpoint, **given, **shared, **room)
         return {"prompts": len(texts)}
     recorder = Recorder(enabled=bool(events or timeline))
     options: dict[str, Any] = dict(shared)
@@ -177,6 +181,7 @@ def run_generate(
             "trace_scores": trace_scores,
             **room,
         }
+    options["activations"] = activations
     loaded = load_engine(checkpoint, offload=offload, k=k, **options)
     from moe_edge.engine.generate import generate_rows  # loads JAX, as the engine did
 

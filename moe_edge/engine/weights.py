@@ -24,11 +24,13 @@ from moe_edge.checkpoint.schema import (
 from moe_edge.core.checks import CheckpointError, check_shape
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.packed import IN_BLOCKS, Blocks, Packed
+from moe_edge.model.quantised import Matrix, scales, stored_shape
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Block
 from moe_edge.offload.store import device_dtype
 
-Flat = dict[str, jax.Array]
+Flat = dict[str, jax.Array | Packed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +66,17 @@ def kept(array: np.ndarray) -> np.ndarray:
     return array.view(dtype) if same_bits else array.astype(dtype)
 
 
-def to_device(array: np.ndarray) -> jax.Array:
+def host_copy(array: np.ndarray | Matrix) -> Any:
+    """One stored array as `to_device` would place it, still on the host."""
+    if isinstance(array, Matrix):
+        return IN_BLOCKS[array.kind](np.array(array.rows), array.shape[1])
+    return np.array(kept(array))
+
+
+def to_device(array: np.ndarray | Matrix) -> jax.Array | Packed:
     """One stored array on the device; always a copy, never a view of a file."""
+    if isinstance(array, Matrix):
+        return IN_BLOCKS[array.kind](jnp.array(array.rows), array.shape[1])
     return jnp.array(kept(array))
 
 
@@ -78,13 +89,17 @@ def weight_shapes(reader) -> Weights:
 
     config = reader.config
 
-    def shapes(item) -> dict[str, jax.ShapeDtypeStruct]:
-        dtypes = reader.dense_dtypes(item)
+    def shapes(item) -> dict[str, jax.ShapeDtypeStruct | Packed]:
+        dtypes, kinds = reader.dense_dtypes(item), reader.dense_kinds(item)
         named = item_shapes if isinstance(item, str) else layer_shapes
-        return {
-            name: jax.ShapeDtypeStruct(shape, _kept_dtype(len(shape), dtypes[name]))
-            for name, shape in named(config, item).items()
-        }
+
+        def shaped(name, shape):
+            if (kind := kinds.get(name)) is not None:
+                codes = jax.ShapeDtypeStruct(stored_shape(kind, shape), np.uint8)
+                return IN_BLOCKS[kind](codes, shape[1])
+            return jax.ShapeDtypeStruct(shape, _kept_dtype(len(shape), dtypes[name]))
+
+        return {name: shaped(name, s) for name, s in named(config, item).items()}
 
     items = [item for item in dense_items(config) if isinstance(item, str)]
     top = {name: each for item in items for name, each in shapes(item).items()}
@@ -105,7 +120,7 @@ def bind_block(graph, flat: Mapping[str, jax.Array]) -> Block:
 
 def load_weights(
     reader,
-    put: Callable[[np.ndarray], jax.Array] = to_device,
+    put: Callable[[np.ndarray | Matrix], jax.Array | Packed] = to_device,
     check_finite: bool = False,
     with_experts: bool = True,
     dense: Weights | None = None,
@@ -126,13 +141,18 @@ def load_weights(
     """
     config, layout = reader.config, RecordLayout.of(reader.config)
 
-    def place(where: str, name: str, array: np.ndarray, numbers=None, put=put):
+    def place(where: str, name: str, array, numbers=None, put=put):
+        if isinstance(array, Matrix):
+            numbers = [np.ascontiguousarray(scales(array.kind, array.rows))]
         if check_finite and not all(map(all_finite, numbers or [array])):
             raise CheckpointError(
                 f"{where}: {name} has NaN or infinite values; to run it all the same, "
                 "convert it with --allow_nonfinite"
             )
-        return put(array)
+        placed = put(array)
+        if isinstance(placed, Blocks):
+            return dataclasses.replace(placed, int8=layout.int8)
+        return placed
 
     def read_dense(layer: int, where: str) -> Flat:
         arrays = reader.dense_layer(layer)

@@ -69,12 +69,19 @@ class SwitchEngine:
       offload: its route is only the first one.
       batch: rows decoded together, for an absolute budget.
       capacity: their tokens.
+      activations: as of `load_engine`.
     Raises:
       ConfigError: a mode other than layered.
     """
 
     def __init__(
-        self, checkpoint: str, offload: OffloadOptions, *, batch: int, capacity: int
+        self,
+        checkpoint: str,
+        offload: OffloadOptions,
+        *,
+        batch: int,
+        capacity: int,
+        activations: str = "float32",
     ):
         if offload.mode == "fused":
             raise ConfigError(
@@ -82,9 +89,8 @@ class SwitchEngine:
                 "compute the same"
             )
         offload = dataclasses.replace(offload, mode="layered")
-        loaded = load_engine(
-            checkpoint, offload=offload, batch=batch, capacity=capacity
-        )
+        room = {"batch": batch, "capacity": capacity, "activations": activations}
+        loaded = load_engine(checkpoint, offload=offload, **room)
         self.route = CountedRoute(get_route(offload.route, **offload.route_options))
         self.engine = LayeredEngine(
             loaded.engine.weights,

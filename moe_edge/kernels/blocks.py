@@ -27,7 +27,8 @@ def suits_product(rows: int, weights: jax.Array) -> bool:
 
 def product(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:
     """`x @ weight.T`, float32 `[T, O]`."""
-    shape = jax.ShapeDtypeStruct((x_TI.shape[0], weight_OI.shape[0]), jnp.float32)
+    outputs = native.num_outputs(weight_OI, x_TI.shape[1])
+    shape = jax.ShapeDtypeStruct((x_TI.shape[0], outputs), jnp.float32)
     return jax.ffi.ffi_call("moe_edge_product", shape)(x_TI, weight_OI)
 
 

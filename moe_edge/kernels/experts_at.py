@@ -51,6 +51,7 @@ class ExpertsAt:
             native.ACTIVATIONS.index(activation),
             limit or 0.0,
             native.BLOCK_KINDS[layout.kind] or native.KINDS[dtype],
+            layout.int8,
         )
 
     def __call__(

@@ -31,6 +31,7 @@ TARGETS = (
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
 KINDS = {"float32": 0, "bfloat16": 1, "uint16": 1}  # as in types.h
 BLOCK_KINDS = {None: 0, "q8_0": 2, "q4_0": 3, "mxfp4": 4}  # of records of bytes
+BLOCK_KINDS |= {"q8_0x8": 5, "q4_0x8": 6, "mxfp4x8": 7}  # eight rows interleaved
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.uint16, jnp.uint8)
 _wanted = contextvars.ContextVar("moe_edge_kernels", default=False)
 
@@ -68,7 +69,7 @@ def library() -> ctypes.CDLL | None:
         *[ctypes.c_void_p] * 5,
         *[ctypes.c_int] * 7,
         ctypes.c_float,
-        ctypes.c_int,
+        *[ctypes.c_int] * 2,
     )
     lib.moe_edge_copy.restype = None
     lib.moe_edge_copy.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
@@ -225,16 +226,26 @@ def warn_if_missing() -> None:
         )
 
 
-def linear(x_TI: jax.Array, *weights: jax.Array) -> list[jax.Array]:
+def num_outputs(weights: jax.Array, width: int) -> int:
+    """O of stored rows of so many weights: of interleaved ones eight are one."""
+    in_eights = weights.dtype == jnp.uint8 and weights.shape[1] >= 4 * width
+    return weights.shape[0] * (8 if in_eights else 1)
+
+
+def linear(x_TI: jax.Array, *weights: jax.Array, int8: bool = False) -> list[jax.Array]:
     """`x @ weight.T` of each `[O, I]`, float32 `[T, O]`, in one call of the team.
 
     The bits of a row depend on neither T nor the other weights.
+
+    Args:
+      int8: round x in blocks of 32 to 8 bits where it meets interleaved rows.
     """
+    T, width = x_TI.shape
     shapes = [
-        jax.ShapeDtypeStruct((x_TI.shape[0], each.shape[0]), jnp.float32)
+        jax.ShapeDtypeStruct((T, num_outputs(each, width)), jnp.float32)
         for each in weights
     ]
-    return jax.ffi.ffi_call("moe_edge_linear", shapes)(x_TI, *weights)
+    return jax.ffi.ffi_call("moe_edge_linear", shapes)(x_TI, *weights, int8=int8)
 
 
 def norm(x_TD: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
@@ -297,4 +308,5 @@ def experts(x_TD, ids_TK, weights_TK, records_ER, layout, act, start_TD, rows=Fa
         limit=np.float32(act.keywords["limit"] or 0.0),
         rows=rows,
         kind=np.int64(BLOCK_KINDS[layout.kind]),
+        int8=layout.int8,
     )

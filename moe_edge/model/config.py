@@ -19,6 +19,7 @@ from moe_edge.model.attention_config import (
 
 SCORINGS = ("softmax", "sigmoid", "softmax_topk", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
+ROUNDINGS = ("float32", "int8")  # of what few vectors are
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
 NORMS = ("rms", "layer")
 # How sub-experts are chosen: a router row each, or their parents' router and then
@@ -139,6 +140,9 @@ class ModelConfig:
     indexer: IndexerConfig | None = None
     logit_cap: float | None = None  # c tanh(logits / c)
     layer_scale: bool = False  # a factor of the residual stream behind each layer
+    # What few vectors are when they meet interleaved blocks (`quantised.py`): exact, or
+    # int8, rounded in blocks of 32. Of a run, not of a checkpoint.
+    activations: str = "float32"
     hf_config: dict[str, Any] = dataclasses.field(
         default_factory=dict, compare=False, hash=False, repr=False
     )
@@ -150,6 +154,7 @@ class ModelConfig:
             ("group score", moe.group_score, GROUP_SCORES),
             ("expert activation", moe.activation, ACTIVATIONS),
             ("activation", self.activation, ACTIVATIONS),
+            ("activations", self.activations, ROUNDINGS),
             ("gate", moe.gate, GATES),
             ("norm", self.norm, NORMS),
         ):

@@ -89,21 +89,22 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
     Args:
       x: float32 (..., in).
       weight_OI: (out, in); float32, bfloat16, uint16 with bfloat16 bits, or
-        `packed.Packed`.
+        `packed.Packed`, of which `Blocks` are for native kernels, too.
     Returns:
       float32 (..., out).
     """
     num_out, width = weight_OI.shape
     x_TI = x.reshape(-1, width)
     lanes = num_lanes(width)
-    if not isinstance(weight_OI, jax.Array):
+    stored = _as_stored(weight_OI)
+    if _is_native(x_TI.shape[0], weight_OI):
+        y_TO = native.linear(x_TI, stored, int8=_rounds(weight_OI))[0]
+    elif blocks.suits_product(x_TI.shape[0], stored) and not _is_trained(weight_OI):
+        y_TO = blocks.product(x_TI, stored)
+    elif not isinstance(weight_OI, jax.Array):
         y_TO = weight_OI.product(x_TI)
     elif gradients.suits(width, dtype=weight_OI.dtype):
         y_TO = gradients.product(x_TI, weight_OI)
-    elif blocks.suits_product(x_TI.shape[0], weight_OI):
-        y_TO = blocks.product(x_TI, weight_OI)
-    elif _is_native(x_TI.shape[0], weight_OI):
-        y_TO = native.linear(x_TI, weight_OI)[0]
     elif (
         weight_OI.dtype == jnp.uint16
         and x_TI.shape[0] <= MAX_LANE_ROWS
@@ -146,13 +147,27 @@ def linear_each(x: jax.Array, *weights) -> list[jax.Array]:
     width, rows = x.shape[-1], math.prod(x.shape[:-1])
     if not all(_is_native(rows, each) for each in weights):
         return [linear(x, each) for each in weights]
-    products = native.linear(x.reshape(rows, width), *weights)
+    stored, int8 = map(_as_stored, weights), any(map(_rounds, weights))
+    products = native.linear(x.reshape(rows, width), *stored, int8=int8)
     return [y_TO.reshape(*x.shape[:-1], y_TO.shape[1]) for y_TO in products]
 
 
 def _is_native(rows: int, weight_OI) -> bool:
     """Whether `linear` multiplies so many rows by `native.linear`."""
-    if not native.suits(rows, weight_OI):
-        return False
-    is_trained = gradients.suits(weight_OI.shape[1], dtype=weight_OI.dtype)
-    return not is_trained and not blocks.suits_product(rows, weight_OI)
+    stored = _as_stored(weight_OI)
+    is_few = _rounds(weight_OI) or not blocks.suits_product(rows, stored)
+    return is_few and native.suits(rows, stored) and not _is_trained(weight_OI)
+
+
+def _rounds(weight_OI) -> bool:
+    """Whether it meets few vectors rounded to 8 bits."""
+    return getattr(weight_OI, "int8", False)
+
+
+def _as_stored(weight_OI):
+    """What native kernels take of a weight: rows of blocks are an array of bytes."""
+    return getattr(weight_OI, "in_blocks", weight_OI)
+
+
+def _is_trained(weight_OI) -> bool:
+    return gradients.suits(weight_OI.shape[1], dtype=weight_OI.dtype)

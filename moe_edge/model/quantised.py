@@ -6,10 +6,17 @@
   mxfp4  a byte e, 16 bytes as of q4_0: 2 ** (e - 127) * FP4[q]            17 bytes
          what gpt-oss was trained in (OCP Microscaling Formats, version 1.0)
 
-A row of weights is a row of blocks. Bytes are little-endian. `decode` takes arrays of
-NumPy and of JAX alike; `encode` rounds as GGUF's reference does (its Python package
-`gguf`, quants.py), so that both make the same bytes of the same weights.
+A row of weights is a row of blocks. In checkpoints of ours eight rows stand interleaved
+(kinds `q8_0x8` and the like), so that one instruction meets weights of several: of each
+block the scales of the eight, then of each row in turn four bytes of codes, as often as
+it takes. Stored arrays `[..., O, bytes]` are then `[..., O / 8, 8 * bytes]`.
+
+Bytes are little-endian. `decode` takes arrays of NumPy and of JAX alike; `encode`
+rounds as GGUF's reference does (its Python package `gguf`, quants.py), so that both
+make the same bytes of the same weights.
 """
+
+import dataclasses
 
 import numpy as np
 
@@ -19,9 +26,30 @@ BLOCK = 32  # weights that share a scale
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "mxfp4": 17}
 SCALE_BYTES = {"q8_0": 2, "q4_0": 2, "mxfp4": 1}
 KINDS = tuple(BLOCK_BYTES)
+EIGHT = 8  # rows that stand interleaved
+IN_EIGHTS = {kind: f"{kind}x8" for kind in KINDS}
+for _kind, _eight in IN_EIGHTS.items():
+    BLOCK_BYTES[_eight], SCALE_BYTES[_eight] = BLOCK_BYTES[_kind], SCALE_BYTES[_kind]
+STORED_KINDS = tuple(BLOCK_BYTES)
+DENSE_KINDS = ("q8_0", "q4_0")  # that dense weights are converted to
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # float4 e2m1 by code
 _BETWEEN = (FP4[1:] + FP4[:-1]) / 2
 FP4 = np.concatenate([FP4, -FP4])
+
+
+def format_of(kind: str | None) -> str | None:
+    """The format of a stored kind, or of several joined by "+"; None of None."""
+    return kind and "+".join(sorted({*kind.replace("x8", "").split("+")}))
+
+
+def is_interleaved(kind: str | None) -> bool:
+    return kind in IN_EIGHTS.values()
+
+
+def stored_shape(kind: str, shape: tuple[int, int]) -> tuple[int, int]:
+    """Of the bytes of weights `[O, I]`."""
+    rows, size = shape[0], row_bytes(kind, shape[1])
+    return (rows // EIGHT, EIGHT * size) if is_interleaved(kind) else (rows, size)
 
 
 def row_bytes(kind: str, width: int) -> int:
@@ -30,7 +58,7 @@ def row_bytes(kind: str, width: int) -> int:
     Raises:
       ConfigError: an unknown kind, or a width that no blocks fill.
     """
-    check_known("quantised format", kind, KINDS)
+    check_known("quantised format", kind, STORED_KINDS)
     if width % BLOCK:
         raise ConfigError(
             f"{kind} holds weights in blocks of {BLOCK}, which do not fill a width of "
@@ -44,13 +72,125 @@ def bytes_per_weight(kind: str | None) -> float | None:
     return None if kind is None else BLOCK_BYTES[kind] / BLOCK
 
 
-def decode(kind: str, rows):
-    """float32 `[..., I]` of stored rows.
+def kind_of(stored: tuple[int, ...], shape: tuple[int, ...]) -> str | None:
+    """The kind in which weights of a shape have the stored shape; None: there is none.
+
+    No two kinds have rows of as many bytes.
+    """
+    if len(shape) != 2 or shape[1] % BLOCK:
+        return None
+    of_kinds = {
+        stored_shape(kind, shape): kind
+        for kind in STORED_KINDS
+        if not (is_interleaved(kind) and shape[0] % EIGHT)
+    }
+    return of_kinds.get(tuple(stored))
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A dense matrix `[O, I]` in blocks, of NumPy: as files hold it.
+
+    Attributes:
+      kind: one of STORED_KINDS.
+      rows: uint8 of `stored_shape(kind, (O, I))`.
+    """
+
+    kind: str
+    rows: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows = EIGHT if is_interleaved(self.kind) else 1
+        width = self.rows.shape[1] // (rows * BLOCK_BYTES[self.kind]) * BLOCK
+        return rows * len(self.rows), width
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes
+
+    def decode(self) -> np.ndarray:
+        """float32 `[O, I]`."""
+        return decode(self.kind, self.rows)
+
+    def part(self, first: int, count: int) -> "Matrix":
+        """Rows from `first` on, at most `count`; both in whole eights."""
+        each = EIGHT if is_interleaved(self.kind) else 1
+        return Matrix(self.kind, self.rows[first // each : (first + count) // each])
+
+    def take(self, ids: np.ndarray) -> np.ndarray:
+        """float32 `[..., I]`: rows by their numbers."""
+        if not is_interleaved(self.kind):
+            return decode(self.kind, self.rows[ids])
+        return one_of_eight(
+            decode(self.kind, self.rows[ids // EIGHT][..., None, :]), ids
+        )
+
+    def interleaved(self) -> "Matrix":
+        """The same in eights; itself where its rows are none."""
+        if is_interleaved(self.kind) or len(self.rows) % EIGHT:
+            return self
+        return Matrix(IN_EIGHTS[self.kind], interleave(self.kind, self.rows))
+
+
+def as_stored(weight) -> np.ndarray:
+    """A dense weight's array: of a `Matrix` its rows."""
+    return weight.rows if isinstance(weight, Matrix) else weight
+
+
+def interleave(kind: str, rows):
+    """uint8 `[..., O / 8, 8 * bytes]` of `[..., O, bytes]`, of NumPy or JAX.
 
     Args:
-      kind: one of KINDS.
-      rows: uint8 `[..., row_bytes(kind, I)]`, of NumPy or JAX.
+      kind: of the rows, one of KINDS.
     """
+    xp, size = rows.__array_namespace__(), SCALE_BYTES[kind]
+    *lead, count, width = rows.shape
+    blocks = rows.reshape(*lead, count // EIGHT, EIGHT, -1, BLOCK_BYTES[kind])
+    blocks = xp.moveaxis(blocks, -3, -2)  # of each block the eight rows
+    scales = blocks[..., :size].reshape(*blocks.shape[:-2], -1)
+    codes = blocks[..., size:].reshape(*blocks.shape[:-1], -1, 4)
+    codes = xp.moveaxis(codes, -3, -2).reshape(*blocks.shape[:-2], -1)
+    whole = xp.concatenate([scales, codes], axis=-1)
+    return whole.reshape(*lead, count // EIGHT, EIGHT * width)
+
+
+def _apart(kind: str, eights):
+    """The rows that `interleave` of them made these of."""
+    xp, size, block = (
+        eights.__array_namespace__(),
+        EIGHT * SCALE_BYTES[kind],
+        EIGHT * BLOCK_BYTES[kind],
+    )
+    *lead, G, width = eights.shape
+    blocks = eights.reshape(*lead, G, -1, block)
+    scales = blocks[..., :size].reshape(*blocks.shape[:-1], EIGHT, -1)
+    codes = blocks[..., size:].reshape(*blocks.shape[:-1], -1, EIGHT, 4)
+    codes = xp.moveaxis(codes, -2, -3).reshape(*blocks.shape[:-1], EIGHT, -1)
+    whole = xp.moveaxis(xp.concatenate([scales, codes], axis=-1), -2, -3)
+    return whole.reshape(*lead, G * EIGHT, width // EIGHT)
+
+
+def one_of_eight(values, ids):
+    """`[..., I]` of `[..., 8, I]`: of each eight the row that one of `ids [...]` is."""
+    xp = values.__array_namespace__()
+    place = (ids % EIGHT)[..., None, None]
+    return xp.take_along_axis(values, place, axis=-2)[..., 0, :]
+
+
+def decode(kind: str, rows):
+    """float32 `[..., O, I]` of stored rows; `[..., I]` of one that is not interleaved.
+
+    Args:
+      kind: one of STORED_KINDS.
+      rows: uint8 of `stored_shape`, of NumPy or JAX.
+    """
+    if is_interleaved(kind):
+        kind, rows = format_of(kind), _apart(format_of(kind), rows)
     blocks, xp = _blocks(kind, rows), rows.__array_namespace__()
     codes = blocks[..., SCALE_BYTES[kind] :]
     if kind == "q8_0":
@@ -66,7 +206,15 @@ def decode(kind: str, rows):
 
 
 def scales(kind: str, rows):
-    """float32 `[..., blocks, 1]`: weights are finite where these are."""
+    """float32 `[..., blocks, 1]`: weights are finite where these are.
+
+    Args: as of `decode`; rows may also be flat.
+    """
+    if is_interleaved(kind):
+        kind, size = format_of(kind), SCALE_BYTES[kind]
+        blocks = rows.reshape(*rows.shape[:-1], -1, EIGHT * BLOCK_BYTES[kind])
+        found = blocks[..., : EIGHT * size].reshape(*rows.shape[:-1], -1, size)
+        return _scales(kind, found)
     return _scales(kind, _blocks(kind, rows))
 
 
@@ -92,11 +240,13 @@ def _scales(kind: str, blocks):
 
 
 def encode(kind: str, weights: np.ndarray) -> np.ndarray:
-    """uint8 `[..., row_bytes(kind, I)]` of float32 `[..., I]`; of NumPy only.
+    """uint8 of `stored_shape` of float32 `[..., O, I]`, or `[..., I]`; of NumPy only.
 
     A scale that float16 cannot hold becomes infinity. Of mxfp4 a weight of -0 stays
     one, which the reference makes 0.
     """
+    if is_interleaved(kind):
+        return interleave(format_of(kind), encode(format_of(kind), weights))
     width = row_bytes(kind, weights.shape[-1])
     blocks = np.asarray(weights, np.float32).reshape(-1, BLOCK)
     with np.errstate(all="ignore"):  # a block of zeros, or of NaN

@@ -19,7 +19,15 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.quantised import BLOCK, decode, encode, row_bytes, scales
+from moe_edge.model.quantised import (
+    BLOCK,
+    decode,
+    encode,
+    interleave,
+    row_bytes,
+    scales,
+    stored_shape,
+)
 
 ALIGN_ELEMENTS = 32
 ALIGN_BYTES = 64
@@ -33,7 +41,9 @@ class RecordLayout:
       d_model: D.
       expert_dim: F.
       has_bias: whether gate, up `[F]` and down `[D]` biases follow the matrices.
-      kind: of a quantised record, one of `quantised.KINDS`; None: numbers of one dtype.
+      kind: of a quantised record, one of `quantised.STORED_KINDS`; None: numbers of one
+        dtype.
+      int8: whether kernels of few vectors round what they multiply by 8 bits.
     Raises:
       ConfigError: sizes that the blocks of a kind do not fill.
     """
@@ -42,6 +52,7 @@ class RecordLayout:
     expert_dim: int
     has_bias: bool = False
     kind: str | None = None
+    int8: bool = False
 
     def __post_init__(self):
         for name, size in (("width", self.d_model), ("neurons", self.expert_dim)):
@@ -55,7 +66,8 @@ class RecordLayout:
     @classmethod
     def of(cls, config: ModelConfig) -> "RecordLayout":
         moe = config.moe
-        return cls(config.d_model, moe.expert_dim, moe.expert_bias, moe.expert_kind)
+        sizes = config.d_model, moe.expert_dim, moe.expert_bias, moe.expert_kind
+        return cls(*sizes, int8=config.activations == "int8")
 
     @property
     def unquantised(self) -> "RecordLayout":
@@ -134,9 +146,7 @@ class RecordLayout:
             return flat.reshape(*lead, *shape)
         if len(shape) == 1:
             return flat.view(np.float32)
-        rows, width = shape
-        stored = flat.reshape(*lead, rows, row_bytes(self.kind, width))
-        return decode(self.kind, stored)
+        return decode(self.kind, flat.reshape(*lead, *stored_shape(self.kind, shape)))
 
     def numbers(self, records_ER: np.ndarray):
         """Arrays that are finite where the weights of records are: the records, or of
@@ -150,6 +160,24 @@ class RecordLayout:
             yield (
                 self.values(flat, shape) if len(shape) == 1 else scales(self.kind, flat)
             )
+
+    def interleaved(self, record_R: np.ndarray) -> np.ndarray:
+        """The record with rows in eights of one whose rows are apart."""
+        found_R = record_R.copy()
+        for name, shape in self.shapes.items():
+            if len(shape) == 2:
+                part = slice(start := self.offsets[name], start + self.count(shape))
+                rows = record_R[part].reshape(stored_shape(self.kind, shape))
+                found_R[part] = interleave(self.kind, rows).reshape(-1)
+        return found_R
+
+    def decoded(self, record_R: np.ndarray) -> np.ndarray:
+        """The float32 record (`unquantised`) that a quantised one means."""
+        plain = self.unquantised
+        values_R = np.zeros(plain.size, np.float32)
+        for name in self.shapes:
+            plain.part(values_R, name)[:] = self.part(record_R, name)
+        return values_R
 
     def encode(self, values_R: np.ndarray) -> np.ndarray:
         """A quantised record, uint8 `[R]`, of one in numbers (`unquantised`).

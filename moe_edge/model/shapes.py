@@ -7,6 +7,21 @@ from moe_edge.model.attention_config import AttentionConfig
 from moe_edge.model.config import ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
+# Matrices that vectors are multiplied by, and that may be in blocks (`quantised.py`).
+_PRODUCTS = (
+    *("attn.q", "attn.k", "attn.v", "attn.o", "attn.q_a", "attn.q_b", "attn.kv_a"),
+    *("mlp.gate", "mlp.up", "mlp.down", "shared.gate", "shared.up", "shared.down"),
+    "head",
+)
+
+
+def may_be_blocks(name: str, shape: tuple[int, ...], width: int) -> bool:
+    """Whether a dense weight may be held in blocks of `width` weights.
+
+    Not routers, nor MLA's `kv_b`, which is no factor of a product but part of it.
+    """
+    known = name in _PRODUCTS or name == "embed"
+    return known and len(shape) == 2 and shape[1] % width == 0
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> Shapes:

@@ -35,9 +35,9 @@ def load_driver(
       **shared: devices, split_attention, devices_trace, as of `load_engine`.
     Raises: as `load_engine` and `make_driver`.
     """
-    room = {}
+    room = {"activations": serving.activations}
     if offload is not None:
-        room = cache_room(serving, at_k(open_checkpoint(checkpoint).config, k))
+        room |= cache_room(serving, at_k(open_checkpoint(checkpoint).config, k))
     given = {"with_tokenizer": False, "offload": offload, "k": k}
     loaded = load_engine(checkpoint, **given, **shared, **room)
     try:

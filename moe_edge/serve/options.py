@@ -11,10 +11,11 @@ from moe_edge.core.checks import (
     ConfigError,
     check_count,
     check_from_zero,
+    check_known,
 )
 from moe_edge.engine.sizes import check_context
 from moe_edge.hardware.step_costs import StepCosts, read_step_costs
-from moe_edge.model.config import ModelConfig
+from moe_edge.model.config import ROUNDINGS, ModelConfig
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.schedule.loop import Limits, RequestLoop
 from moe_edge.schedule.policy import SCHEDULERS, Scheduler, get_scheduler
@@ -53,6 +54,7 @@ class ServingOptions:
         model's own K.
       deterministic: the same bits for a request whichever requests run with it, at the
         K at which it runs (a policy of one K for a batch sets that K).
+      activations: as of `moe-edge generate`: float32, exact, or int8, rounded.
       costs: machine.json with `step_costs` (moe-edge profile_machine --checkpoint),
         which `qos` and `elastic` need.
     """
@@ -69,10 +71,12 @@ class ServingOptions:
     prompt_rows: int = 8
     default_min_k: int | None = None
     deterministic: bool = False
+    activations: str = "float32"
     costs: str | None = None
 
     def __post_init__(self):
         """Raises ConfigError for what no model could be served with."""
+        check_known("activations", self.activations, ROUNDINGS)
         SCHEDULERS.check(self.policy, self.policy_options or {}, SERVED)
         for name in ("max_batch", "max_waiting", "prefill_chunk", "prompt_rows"):
             check_count(name, getattr(self, name))

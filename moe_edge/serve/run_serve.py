@@ -83,6 +83,11 @@ def run_serve(
             f"{wrong} with --num_processes {link.count}: processes that serve one "
             "model together have neither; leave it out"
         )
+    if servers is not None and serving.activations != "float32":
+        raise ConfigError(
+            f"--servers compute with exact activations, got {serving.activations}; "
+            "leave --activations out"
+        )
     if servers is not None and offload is not None:
         raise ConfigError(
             "--servers share the experts by --slots; give no --device_memory and no "
@@ -103,12 +108,15 @@ def run_serve(
         from moe_edge.serve.loading import check_room  # loads JAX
 
         check_room(checkpoint, k, offload, serving, config, devices)
+    if serving.activations != "float32":
+        check_checkpoint(checkpoint, k=k, activations=serving.activations)
     model = make_served_model(
         str(checkpoint),
         reader,
         max_context=serving.context(config.max_positions),
         default_floor=serving.default_min_k,
-        lossless=offload is None or offload.lossless,
+        lossless=(offload is None or offload.lossless)
+        and serving.activations == "float32",
     )
     make_loop(serving, model.own_k, NO_LIMITS, serving.step_costs())
     if servers is not None and server.prompt_cache_dir is not None:
@@ -169,4 +177,6 @@ def _kept_model(reader, serving: ServingOptions, offload) -> dict[str, Any]:
         "chunk": serving.prefill_chunk,
         "lossless": offload is None or offload.lossless,
         "deterministic": serving.deterministic,
+        "blocks": [reader.layout.kind, reader.dense_kind],
+        "activations": serving.activations,
     }

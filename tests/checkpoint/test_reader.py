@@ -90,8 +90,8 @@ def test_sub_experts_are_rows_of_their_own(ours):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 3}, "format_version 3, this program reads 1 and 2"),
-        ({"format_version": True}, "format_version True, this program reads 1 and 2"),
+        ({"format_version": 4}, "format_version 4, this program reads 1, 2, 3"),
+        ({"format_version": True}, "format_version True, this program reads 1, 2, 3"),
         ({"format_version": "gone"}, "format_version None"),
         ({"L": "three"}, "L is 'three'"),
         ({"content_sha256": "gone"}, "manifest.json lacks content_sha256; convert"),

@@ -77,6 +77,9 @@ def test_sizes_are_those_of_the_files_that_convert_writes(tmp_path, no_weights):
         name = kind or "bfloat16"
         expected = said["experts_bytes"][name] + said["dense_bytes"]["bfloat16"]
         assert done["bytes"] == expected
+    done = convert(hf, tmp_path / "all", dtype="q8_0")
+    expected = said["experts_bytes"]["q8_0"] + said["dense_bytes"]["q8_0"]
+    assert done["bytes"] == expected
     reread = summary(check_checkpoint(path))
     assert reread["loads"] and reread["experts_bytes"] == said["experts_bytes"]
 

@@ -16,6 +16,7 @@ from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import CheckpointError, ConfigError, MoeEdgeError
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
+from moe_edge.model.quantised import Matrix
 from tests.support.conversion import assert_same_tensors, convert, load_all
 from tests.support.gguf_files import from_hf, tokenizer_metadata, write_gguf
 from tests.support.slow_cases import slow, slow_but
@@ -126,11 +127,16 @@ def comparable(config):
     return dataclasses.replace(config, bos_id=None, eos_ids=(), dense_dim=width)
 
 
+def numbers(weight) -> np.ndarray:
+    return weight.decode() if isinstance(weight, Matrix) else weight
+
+
 def assert_same_weights(got, expected, exact_dtypes=True):
     for item in dense_items(expected.config):
         ours, theirs = got.dense(item), expected.dense(item)
         assert sorted(ours) == sorted(theirs)
         dtypes = got.dense_dtypes(item)
+        ours, theirs = ({n: numbers(a) for n, a in f.items()} for f in (ours, theirs))
         for name, array in theirs.items():
             assert ours[name].dtype == dtypes[name], name
             np.testing.assert_array_equal(ours[name], array, name, strict=exact_dtypes)

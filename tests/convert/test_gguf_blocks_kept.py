@@ -9,6 +9,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.weights import load_weights
+from moe_edge.model.quantised import IN_EIGHTS, Matrix
 from tests.convert.test_gguf import WIDE, gguf, model
 from tests.support.conversion import convert, load_all
 from tests.support.slow_cases import slow
@@ -33,11 +34,28 @@ def test_blocks_are_taken_over(family, kind, tmp_path):
         stored = got._file.read_raw(got._experts(layer)["up"].name, 2, 1)
         start = got.layout.offsets["up"]
         np.testing.assert_array_equal(records[2, start : start + stored.size], stored)
+    names = {"attn.q", "attn.k", "attn.v"}
+    assert got.dense_kinds(1) == dict.fromkeys(names, kind.lower())
+    assert got.dense_kind == kind.lower() and plain.dense_kind is None
+    for name, array in plain.dense_layer(1).items():  # of mixtral q and k are permuted
+        blocks = got.dense_layer(1)[name]
+        assert isinstance(blocks, Matrix) == (name in names)
+        found = blocks.decode() if name in names else blocks
+        np.testing.assert_array_equal(found, array)
     done = convert(file, tmp_path / "ours")
     ours = open_checkpoint(tmp_path / "ours")
-    assert ours.layout.kind == kind.lower()
+    eights = IN_EIGHTS[kind.lower()]
+    assert ours.layout.kind == eights
     assert ours.config.hf_config["dtype"] == "float32"
-    np.testing.assert_array_equal(ours.experts(1), got.experts(1))
+    record = got.layout.interleaved(got.experts(1)[2])
+    np.testing.assert_array_equal(ours.experts(1)[2], record)
+    for name in names:
+        matrix = got.dense_layer(1)[name].interleaved()
+        found = ours.dense_layer(1)[name]
+        assert found.kind == matrix.kind
+        np.testing.assert_array_equal(found.rows, matrix.rows)
+    assert ours.manifest["dense_dtype"] == ours.dense_kind
+    assert {*ours.dense_kind.split("+")} <= {kind.lower(), eights}
     assert convert(tmp_path / "ours", None, verify=True)["verified"]
     wide = convert(file, tmp_path / "wide", dtype="float32")
     if kind != "MXFP4":  # whose dense weights are bfloat16
@@ -51,15 +69,15 @@ def test_blocks_are_taken_over(family, kind, tmp_path):
     prompts = random_prompts(got.config, (30,))
     paths = (file, tmp_path / "ours")
     engines = [load_engine(path, with_tokenizer=False).engine for path in paths]
-    first, second = (score_all(engine, prompts)[0] for engine in engines)
-    np.testing.assert_array_equal(first, second)
+    found = [score_all(engine, prompts)[0] for engine in engines]
     (floats,) = score_all(
         load_engine(tmp_path / "wide", with_tokenizer=False).engine, prompts
     )
-    assert np.abs(first - floats).max() <= 1e-4 * floats.std()
+    for blocks in found:
+        assert np.abs(blocks - floats).max() <= 1e-4 * floats.std()
 
 
-@pytest.mark.parametrize("where", ["norm", "scale", "bias"])
+@pytest.mark.parametrize("where", ["norm", "head", "scale", "bias"])
 def test_what_is_not_finite_is_refused_where_a_file_is_run(
     where, tmp_path, monkeypatch
 ):
@@ -79,9 +97,14 @@ def test_what_is_not_finite_is_refused_where_a_file_is_run(
         return records
 
     def spoiled_top(self):
-        return {name: array * np.nan for name, array in top(self).items()}
+        found = top(self)
+        if where == "norm":
+            return found | {"final_norm": found["final_norm"] * np.nan}
+        head = found["head"]
+        head.rows[3, 34:36] = np.array([np.inf], np.float16).view(np.uint8)
+        return found
 
-    if where == "norm":
+    if where in ("norm", "head"):
         monkeypatch.setattr(GgufReader, "top", spoiled_top)
     else:
         monkeypatch.setattr(GgufReader, "experts", spoiled)

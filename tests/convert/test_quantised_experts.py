@@ -12,7 +12,7 @@ from moe_edge.checkpoint.manifest import with_kind
 from moe_edge.convert.convert import verify_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
-from moe_edge.model.quantised import BLOCK_BYTES, KINDS, decode, encode
+from moe_edge.model.quantised import BLOCK_BYTES, IN_EIGHTS, KINDS, decode, encode
 from tests.convert.test_quantize import mxfp4_folder
 from tests.support.block_formats import whole_blocks_folder
 from tests.support.conversion import convert, load_all
@@ -44,8 +44,8 @@ def is_expert(name: str) -> bool:
 def test_records_hold_the_encoded_weights(converted):
     kind, hf, path, said = converted
     reader, tensors = open_checkpoint(path), load_all(hf)
-    assert reader.layout.kind == kind and reader.dtype == np.uint8
-    assert reader.config == with_kind(open_checkpoint(hf).config, kind)
+    assert reader.layout.kind == IN_EIGHTS[kind] and reader.dtype == np.uint8
+    assert reader.config == with_kind(open_checkpoint(hf).config, IN_EIGHTS[kind])
     records = reader.experts(2)
     for name in ("gate", "up", "down"):
         stored = tensors[EXPERT.format(2, 4, name)].astype(np.float32)
@@ -55,7 +55,7 @@ def test_records_hold_the_encoded_weights(converted):
     reader.read_experts(2, 3, some)
     np.testing.assert_array_equal(some, records[3:5])
     manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest["dtype"] == kind
+    assert manifest["dtype"] == IN_EIGHTS[kind]
     per_expert = -(-3 * 96 * 32 // 32 * BLOCK_BYTES[kind] // 64) * 64
     assert manifest["record"]["bytes"] == per_expert == reader.layout.size
     assert (path / "experts/layer_002.bin").stat().st_size == 6 * per_expert + 64
@@ -132,7 +132,7 @@ def test_mxfp4_of_a_checkpoint_in_it_loses_nothing(tmp_path):
     convert(hf, tmp_path / "wide")
     convert(hf, tmp_path / "q", expert_dtype="mxfp4")
     wide, narrow = (open_checkpoint(tmp_path / name) for name in ("wide", "q"))
-    assert narrow.layout.kind == "mxfp4" and wide.dtype == ml_dtypes.bfloat16
+    assert narrow.layout.kind == "mxfp4x8" and wide.dtype == ml_dtypes.bfloat16
     for layer in wide.config.moe_layers:
         floats, blocks = wide.experts(layer), narrow.experts(layer)
         assert blocks.nbytes < 0.31 * floats.nbytes
@@ -157,7 +157,7 @@ def test_sub_experts_are_quantised_where_they_are_whole_blocks(tmp_path):
     parent = write_random(hf, tmp_path / "two", subs=2)
     convert(parent, tmp_path / "q", expert_dtype="q8_0")
     plain, reader = open_checkpoint(parent), open_checkpoint(tmp_path / "q")
-    assert reader.config == with_kind(plain.config, "q8_0")
+    assert reader.config == with_kind(plain.config, "q8_0x8")
     assert reader.config.moe.sub_experts == 2 and reader.layout.expert_dim == 32
     assert reader.manifest["refactor"] == plain.manifest["refactor"]
     want = plain.layout.part(plain.experts(2)[11], "up")
@@ -180,7 +180,7 @@ def test_what_makes_no_sense_is_refused(converted, tmp_path):
     with pytest.raises(ConfigError, match="--expert_dtype q8_0 is of our format"):
         convert(hf, tmp_path / "x", expert_dtype="q8_0", to="hf")
     for options in ({"expert_dtype": "q8_0"}, {"dtype": "bfloat16"}, {}):
-        with pytest.raises(CheckpointError, match=f"q has {kind} experts and is"):
+        with pytest.raises(CheckpointError, match=f"q has {kind} weights and is"):
             convert(path, tmp_path / "x", **options)
     assert not (tmp_path / "x").exists()
 

@@ -32,7 +32,7 @@ KINDS = ("q8_0", "q4_0", "mxfp4")
 F32, STEPS = np.float32, 16
 
 
-@pytest.mark.parametrize("name", [*slow("q8_0", "q4_0"), "mxfp4"])
+@pytest.mark.parametrize("name", [*slow("q8_0", "q4_0", "mxfp4"), "int8"])
 @pytest.mark.parametrize("lengths, slots", [(NINE, 9), *slow((THREE, 6)), (NINE, 2)])
 def test_layered_gives_the_resident_bits(name, lengths, slots):
     """A prompt of 9 tokens runs as pairs, one of 99 in blocks; 2 slots in waves."""
@@ -41,7 +41,7 @@ def test_layered_gives_the_resident_bits(name, lengths, slots):
     assert engine.manager.counters[True].misses > STEPS // 3
 
 
-@pytest.mark.parametrize("name", ["q8_0", *slow("q4_0", "mxfp4")])
+@pytest.mark.parametrize("name", ["q8_0", *slow("q4_0", "mxfp4", "int8")])
 @pytest.mark.parametrize("lengths, slots", [(NINE, 5), *slow((THREE, 3))])
 def test_fused_gives_the_resident_bits(name, lengths, slots):
     weights, config = resident_of(name, F32).weights, ALL[name]
@@ -58,7 +58,7 @@ def test_fused_gives_the_resident_bits(name, lengths, slots):
     assert misses > STEPS // 3 and moved == misses * RecordLayout.of(config).size
 
 
-@pytest.mark.parametrize("name", [*slow("q8_0"), "q4_0", *slow("mxfp4")])
+@pytest.mark.parametrize("name", [*slow("q8_0"), "q4_0", *slow("mxfp4", "int8")])
 def test_assisted_equals_resident_by_gate_b(name):
     engine = layered(name, F32, 6, assist="two_pointer", link_bytes_per_s=5e5)
     prompts = random_prompts(ALL[name], NINE)

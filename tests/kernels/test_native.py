@@ -324,8 +324,9 @@ def test_what_does_not_fit_is_refused_by_name(change, message):
 
 @needs_kernels
 def test_linear_of_other_shapes_is_refused():
-    call = jax.ffi.ffi_call(
-        "moe_edge_linear", jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    call = functools.partial(
+        jax.ffi.ffi_call("moe_edge_linear", jax.ShapeDtypeStruct((2, 3), jnp.float32)),
+        int8=False,
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match="shapes do not fit"):
         jax.block_until_ready(jax.jit(call)(jnp.ones((2, 4)), jnp.ones((3, 5))))
@@ -334,7 +335,7 @@ def test_linear_of_other_shapes_is_refused():
 @needs_kernels
 def test_weights_without_a_result_are_refused():
     shapes = [jax.ShapeDtypeStruct((2, 3), jnp.float32)] * 2
-    call = jax.ffi.ffi_call("moe_edge_linear", shapes)
+    call = functools.partial(jax.ffi.ffi_call("moe_edge_linear", shapes), int8=False)
     with pytest.raises(jax.errors.JaxRuntimeError, match="as many results as weights"):
         jax.block_until_ready(jax.jit(call)(jnp.ones((2, 4)), jnp.ones((3, 4))))
 

@@ -5,14 +5,23 @@ import functools
 import jax
 import numpy as np
 import pytest
+from moe_edge.model.packed import IN_BLOCKS
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine.programs import jit_step
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import native
+from moe_edge.kernels import blocks, native
 from moe_edge.kernels.experts_at import ExpertsAt
 from moe_edge.model.experts import pair_rows, run_pairs, sum_pair_rows
 from moe_edge.model.layers import activate
-from moe_edge.model.quantised import KINDS
+from moe_edge.model.matvec import linear, linear_each
+from moe_edge.model.quantised import (
+    IN_EIGHTS,
+    STORED_KINDS,
+    decode,
+    encode,
+    is_interleaved,
+)
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
 from tests.support.host_kernels import needs_kernels
@@ -42,7 +51,7 @@ def case(layout, tokens, chosen=4, seed=0):
     return x_TD, ids_TK.astype(np.int32), weights_TK, records_ER
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORED_KINDS)
 @pytest.mark.parametrize("size", SIZES)
 def test_experts_are_their_sum_whatever_the_company(size, kind):
     layout = RecordLayout(*size[:2], len(size) > 2, kind)
@@ -65,7 +74,7 @@ def test_experts_are_their_sum_whatever_the_company(size, kind):
     np.testing.assert_allclose(alone_TD, want_TD, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORED_KINDS)
 def test_company_changes_no_bit_with_any_instructions(kind):
     """A compiler that joins products and sums must do so alike for 1 and 4 vectors."""
     layout = RecordLayout(96, 64, True, kind)
@@ -80,7 +89,7 @@ def test_company_changes_no_bit_with_any_instructions(kind):
             np.testing.assert_array_equal(run(*given, zeros_TD), np.concatenate(alone))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORED_KINDS)
 def test_weights_are_decoded_exactly_by_all_instructions(kind):
     """Hidden values of 1 at one neuron read single weights of down: no sum rounds."""
     layout = RecordLayout(32, 64, True, kind)
@@ -109,7 +118,7 @@ def test_weights_are_decoded_exactly_by_all_instructions(kind):
             np.testing.assert_allclose(y_TD, want_TD * factor, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORED_KINDS)
 def test_rows_of_pairs_sum_to_the_bits_of_the_whole(kind):
     layout = RecordLayout(64, 32, False, kind)
     x_TD, ids_TK, weights_TK, records_ER = case(layout, 6)
@@ -122,7 +131,7 @@ def test_rows_of_pairs_sum_to_the_bits_of_the_whole(kind):
     np.testing.assert_array_equal(jax.jit(sum_pair_rows)(rows_PD, kept_TK), whole_TD)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORED_KINDS)
 def test_records_anywhere_give_the_bits_of_one_array(kind):
     layout = RecordLayout(96, 64, True, kind)
     x_TD, ids_TK, weights_TK, records_ER = case(layout, 5)
@@ -137,6 +146,127 @@ def test_records_anywhere_give_the_bits_of_one_array(kind):
     got_TD = run_at(x_TD, place_E[ids_TK], weights_TK)
     np.testing.assert_array_equal(got_TD, want_TD)
     assert got_TD.any()
+
+
+@pytest.mark.parametrize("kind", STORED_KINDS)
+def test_dense_products_are_those_of_what_rows_mean(kind):
+    """Of few vectors and of many; company and threads change no bit of a row."""
+    rng = np.random.default_rng(5)
+    few = jax.jit(lambda x, *w: native.linear(x, *w))
+    many = jax.jit(blocks.product)
+    sizes = ((1003, 96), (17, 32), (64, 224))
+    if is_interleaved(kind):
+        sizes = ((1000, 96), (24, 32), (64, 224))
+    for outputs, width in sizes:
+        w_OI = rng.normal(size=(outputs, width)).astype(np.float32)
+        rows, floats = encode(kind, w_OI), w_OI[:40]
+        x_TI = rng.normal(size=(40, width)).astype(np.float32)
+        want_TO = x_TI.astype(np.float64) @ decode(kind, rows).T.astype(np.float64)
+        limit = {"rtol": 0, "atol": 2e-6 * np.abs(want_TO).max()}
+        for name in native.INSTRUCTIONS:
+            if not native.use(name):
+                continue
+            whole_TO = np.asarray(many(x_TI, rows))
+            alone = [np.asarray(few(x_TI[t : t + 1], rows)[0])[0] for t in range(5)]
+            np.testing.assert_allclose(whole_TO, want_TO, **limit)
+            np.testing.assert_allclose(alone, want_TO[:5], **limit)
+            native.resize(3)
+            pair, beside = few(x_TI[:5], rows, floats)  # blocks and floats in one call
+            np.testing.assert_array_equal(pair, alone)
+            np.testing.assert_array_equal(beside, few(x_TI[:5], floats)[0])
+            np.testing.assert_array_equal(many(x_TI[7:12], rows), whole_TO[7:12])
+
+
+@pytest.mark.parametrize("kind", STORED_KINDS)
+def test_a_program_multiplies_blocks_alike_without_kernels(kind, monkeypatch):
+    rng = np.random.default_rng(6)
+    rows = encode(kind, rng.normal(size=(56, 64)).astype(np.float32))
+    matrix = IN_BLOCKS[kind](jax.numpy.array(rows), 64)
+    x_TI, found = rng.normal(size=(3, 64)).astype(np.float32), {}
+    for choice in ("native", "xla"):
+        monkeypatch.setattr(native, "choice", lambda name=choice: name)
+        run = jit_step(lambda x, w: [linear(x, w), *linear_each(x[:1], w, w)])
+        text = run.lower(x_TI, matrix).as_text()
+        calls = [text.count(f"moe_edge_{name}") for name in ("product", "linear")]
+        assert calls == ([1, 1] if choice == "native" else [0, 0])
+        found[choice] = run(x_TI, matrix)
+    for got, want in zip(*found.values(), strict=True):
+        atol = 2e-6 * np.abs(np.asarray(want)).max()
+        np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+def rounded(x_TI):
+    """Whole numbers of 8 bits of vectors and the scales of their blocks, float64."""
+    blocks = x_TI.reshape(len(x_TI), -1, 32)
+    most = np.abs(blocks).max(axis=-1, keepdims=True)
+    inverse = np.float32(127) / np.where(most > 0, most, np.float32(1))
+    codes = np.round(blocks * inverse)
+    return codes.astype(np.float64), (most / np.float32(127)).astype(np.float64)
+
+
+@pytest.mark.parametrize("kind", IN_EIGHTS.values())
+def test_rounded_vectors_meet_rows_in_whole_numbers(kind):
+    rng = np.random.default_rng(8)
+    exact = jax.jit(lambda x, *w: native.linear(x, *w))
+    run = jax.jit(lambda x, *w: native.linear(x, *w, int8=True))
+    for outputs, width in ((1000, 96), (24, 32), (64, 224)):
+        w_OI = rng.normal(size=(outputs, width)).astype(np.float32)
+        w_OI[3, :32], w_OI[5] = 0, np.abs(w_OI[5])
+        rows, floats = encode(kind, w_OI), w_OI[:40]
+        if kind == "q8_0x8":  # codes that no encoder makes
+            rows.view(np.int8)[0, 16:272:32] = -128
+        x_TI = rng.normal(size=(6, width)).astype(np.float32)
+        x_TI[1, :32], x_TI[2] = 0, np.round(x_TI[2])
+        codes, scales = rounded(x_TI)
+        want_TO = (codes * scales).reshape(6, -1) @ decode(kind, rows).T.astype(float)
+        for name in native.INSTRUCTIONS:
+            if not native.use(name):
+                continue
+            whole_TO, beside = map(np.asarray, run(x_TI, rows, floats))
+            atol = 2e-6 * np.abs(want_TO).max()
+            np.testing.assert_allclose(whole_TO, want_TO, rtol=0, atol=atol)
+            alone = [np.asarray(run(x_TI[t : t + 1], rows)[0])[0] for t in range(6)]
+            np.testing.assert_array_equal(alone, whole_TO)
+            np.testing.assert_array_equal(beside, exact(x_TI, floats)[0])
+            spoiled = np.where(np.arange(width) == 7, np.nan, x_TI)
+            assert np.isnan(run(spoiled.astype(np.float32), rows)[0]).all()
+
+
+@pytest.mark.parametrize("kind", IN_EIGHTS.values())
+def test_experts_round_what_they_take_and_what_is_hidden(kind):
+    exact, layout = (RecordLayout(96, 64, True, kind, int8=i) for i in (False, True))
+    x_TD, ids_TK, weights_TK, records_ER = case(exact, 7)
+    zeros_TD = np.zeros_like(x_TD)
+    for name in native.INSTRUCTIONS:
+        if not native.use(name):
+            continue
+        given = x_TD, ids_TK, weights_TK, records_ER
+        want_TD = np.asarray(compiled(exact)(*given, zeros_TD))
+        got_TD = np.asarray(compiled(layout)(*given, zeros_TD))
+        difference = np.abs(got_TD - want_TD).max() / want_TD.std()
+        assert 1e-4 < difference < 5e-2
+        alone = [
+            compiled(layout)(
+                *(a[t : t + 1] for a in given[:3]), records_ER, zeros_TD[:1]
+            )
+            for t in range(7)
+        ]
+        np.testing.assert_array_equal(np.concatenate(alone), got_TD)
+        rows = native.within(lambda *a: pair_rows(*a, layout, SILU))
+        rows_PD = jax.jit(rows)(x_TD, ids_TK, records_ER)
+        kept_TK = np.where(ids_TK < E, weights_TK, 0).astype(np.float32)
+        summed_TD = jax.jit(sum_pair_rows)(rows_PD, kept_TK)
+        atol = 1e-6 * np.abs(got_TD).max()
+        np.testing.assert_allclose(summed_TD, got_TD, rtol=0, atol=atol)
+        run_at = ExpertsAt(list(records_ER), layout, "silu", None)
+        np.testing.assert_array_equal(run_at(x_TD, ids_TK, weights_TK), got_TD)
+
+
+def test_dense_rows_of_other_widths_are_refused():
+    x_TI, rows = np.zeros((1, 64), np.float32), np.zeros((5, 35), np.uint8)
+    for run in (native.linear, blocks.product):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="35 bytes are no .*64"):
+            jax.block_until_ready(jax.jit(run)(x_TI, rows))
 
 
 def test_records_of_another_kind_are_refused():
@@ -155,6 +285,7 @@ def test_records_of_another_kind_are_refused():
             "limit": np.float32(0),
             "rows": False,
             "kind": np.int64(kind),
+            "int8": False,
         }
         given = x_TD, ids_TK, weights_TK, records, np.zeros_like(x_TD)
         return jax.block_until_ready(jax.jit(lambda *a: run(*a, **options))(*given))

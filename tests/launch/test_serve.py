@@ -132,6 +132,9 @@ def test_port_in_use_is_told_before_the_model_is_loaded(run_script, tiny):
         (("--policy", "qos"), "qos"),
         (("--chat_template", "no.jinja"), "--chat_template no.jinja does not exist"),
         (("--k", 9), "9"),
+        (("--activations", "int4"), "unknown activations 'int4'"),
+        (("--activations", "int8"), "int8 meet weights in interleaved blocks"),
+        (("--activations", "int8", "--servers", 2), "compute with exact activations"),
         (("--idle_client_s", 0), "idle_client_s must be positive, got 0"),
     ],
 )

@@ -3,15 +3,22 @@
 import jax
 import numpy as np
 import pytest
+from moe_edge.model.packed import IN_BLOCKS
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.quantised import (
     BLOCK_BYTES,
+    IN_EIGHTS,
     KINDS,
+    SCALE_BYTES,
+    Matrix,
     bytes_per_weight,
     decode,
     encode,
+    interleave,
+    kind_of,
     row_bytes,
+    scales,
 )
 from moe_edge.model.record import RecordLayout
 from tests.support.block_formats import decode_slowly, encode_slowly, many_weights
@@ -87,6 +94,39 @@ def test_sizes_that_no_blocks_fill_are_refused():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_eight_rows_stand_interleaved(kind):
+    """Scales of a block, then four bytes of codes of each row in turn."""
+    rng, size = np.random.default_rng(4), SCALE_BYTES[kind]
+    rows = rng.integers(0, 256, (16, 3 * BLOCK_BYTES[kind]), np.uint8)
+    rows.reshape(16, 3, -1)[..., size - 1] &= 0x3F  # finite
+    eights, want = interleave(kind, rows), []
+    for first in (0, 8):
+        for block in range(3):
+            start = block * BLOCK_BYTES[kind]
+            eight = [row[start : start + BLOCK_BYTES[kind]] for row in rows[first:][:8]]
+            want += [each[:size] for each in eight]
+            for code in range(size, BLOCK_BYTES[kind], 4):
+                want += [each[code : code + 4] for each in eight]
+    np.testing.assert_array_equal(eights, np.concatenate(want).reshape(2, -1))
+    matrix = Matrix(kind, rows).interleaved()
+    assert matrix.kind == IN_EIGHTS[kind] and matrix.shape == (16, 96)
+    values = decode(kind, rows)
+    np.testing.assert_array_equal(matrix.decode(), values)
+    np.testing.assert_array_equal(matrix.part(8, 8).decode(), values[8:])
+    ids = np.array([[3, 15], [8, 0]])
+    np.testing.assert_array_equal(matrix.take(ids), values[ids])
+    device = IN_BLOCKS[matrix.kind](jax.numpy.array(eights), 96)
+    np.testing.assert_array_equal(jax.jit(lambda m: m.decode())(device), values)
+    np.testing.assert_array_equal(jax.jit(lambda m, i: m[i])(device, ids), values[ids])
+    assert np.isfinite(scales(matrix.kind, eights)).all()
+    odd = Matrix(kind, rows[:15])
+    assert odd.interleaved() is odd
+    assert kind_of(eights.shape, (16, 96)) == IN_EIGHTS[kind]
+    assert kind_of(odd.rows.shape, (15, 96)) == kind
+    assert kind_of((15, 96), (15, 96)) is None
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "q4_0x8"])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_record_holds_its_parts(kind, has_bias):
     layout, E = RecordLayout(64, 32, has_bias, kind), 3

@@ -6,8 +6,10 @@ import ml_dtypes
 import numpy as np
 
 from moe_edge.checkpoint.schema import TOP_ITEMS, dense_items, item_shapes
+from moe_edge.convert.requantise import is_encoded
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
+from moe_edge.model.quantised import EIGHT, Matrix, encode, format_of, is_interleaved
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.shapes import layer_shapes
 
@@ -107,12 +109,17 @@ def _quantised(config: ModelConfig, kind: str) -> ModelConfig:
 
 
 # Whole blocks of 32; of one block a row and of two.
-ALL |= {"q8_0": _quantised(GQA, "q8_0"), "q4_0": _quantised(GPT_OSS, "q4_0")}
+# Rows of two kinds stand in eights, as converted ones do; those of mxfp4 are apart.
+ALL |= {"q8_0": _quantised(GQA, "q8_0x8"), "q4_0": _quantised(GPT_OSS, "q4_0x8")}
 ALL["mxfp4"] = _quantised(GPT_OSS, "mxfp4")
+ALL["int8"] = dataclasses.replace(ALL["q4_0"], activations="int8")
 
 
 class RandomReader:
-    """An open checkpoint with random weights; layers are drawn on demand."""
+    """An open checkpoint with random weights; layers are drawn on demand.
+
+    Dense weights of a model with quantised experts are in blocks, too.
+    """
 
     def __init__(self, config: ModelConfig, seed: int = 0, dtype=np.float32):
         self.config, self.seed, self._dense = config, seed, np.dtype(dtype)
@@ -130,8 +137,26 @@ class RandomReader:
                 # argmax are decided, not rounding.
                 scale = 1.0 / np.sqrt(shape[-1]) if len(shape) > 1 else 0.3
                 array = scale * rng.standard_normal(shape, np.float32)
-            arrays[name] = array.astype(self._dense)
+            if self._is_encoded(name, shape):
+                kind = format_of(self.layout.kind)
+                matrix = Matrix(kind, encode(kind, array))
+                in_eights = is_interleaved(self.layout.kind)
+                arrays[name] = matrix.interleaved() if in_eights else matrix
+            else:
+                arrays[name] = array.astype(self._dense)
         return arrays
+
+    def _is_encoded(self, name: str, shape: tuple[int, ...]) -> bool:
+        in_blocks = self.layout.kind is not None and len(shape) == 2
+        return in_blocks and is_encoded(self.config, name, shape)
+
+    def dense_kinds(self, item) -> dict[str, str]:
+        found = {}
+        for name, shape in item_shapes(self.config, item).items():
+            if self._is_encoded(name, shape):
+                kind, apart = self.layout.kind, shape[0] % EIGHT
+                found[name] = format_of(kind) if apart else kind
+        return found
 
     def top(self):
         items = [i for i in dense_items(self.config) if i in TOP_ITEMS]

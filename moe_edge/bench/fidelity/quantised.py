@@ -1,4 +1,4 @@
-"""What quantising the experts changes: a fidelity card against another checkpoint.
+"""What quantising weights changes: a fidelity card against another checkpoint.
 
 The quantised model and the one it was made from score the same forced tokens of the
 same batches. Two controls stand beside it: half of the reference's experts, which puts
@@ -49,7 +49,8 @@ def run(settings: FidelitySettings, reference: str) -> Findings:
     """Measures a checkpoint against `reference`, both resident."""
     budgets = list(settings.offloads.values())
     middle = budgets[len(budgets) // 2]
-    return _measure(settings, reference, [settings.checkpoint], middle)
+    checkpoints = [settings.checkpoint]
+    return _measure(settings, reference, checkpoints, middle, settings.activations)
 
 
 def run_kinds(settings: QuantisedSettings) -> Findings:
@@ -81,6 +82,7 @@ def _measure(
     reference: str,
     checkpoints: Sequence[str],
     budget: OffloadOptions,
+    activations: str = "float32",
 ) -> Findings:
     base, seed = load_engine(reference), settings.seed
     rows = forced_rows(settings, base.tokenizer)
@@ -97,7 +99,7 @@ def _measure(
     half = base = None  # the memory of one model at a time
     exact = True
     for checkpoint in checkpoints:
-        loaded = load_engine(checkpoint)
+        loaded = load_engine(checkpoint, activations=activations)
         if loaded.engine.config.vocab_size != size:
             raise ConfigError(
                 f"{checkpoint} has a vocabulary of {loaded.engine.config.vocab_size}, "
@@ -107,14 +109,22 @@ def _measure(
         for batch in settings.batch_sizes:
             runs[batch] = score_batches(loaded.engine, rows, batch)
             found = vars(compare(runs[batch], expected[batch], seed))
-            option = {"option": f"experts in {loaded.dtype}", "control": False}
+            option = {"option": _option(loaded, activations), "control": False}
             cards.append({**option, "batch": batch, "bytes_share": share, **found})
         first = settings.batch_sizes[0]
-        exact &= _offloads_exactly(checkpoint, budget, rows, runs[first], first)
+        given = rows, runs[first], first, activations
+        exact &= _offloads_exactly(checkpoint, budget, *given)
         weights = loaded.engine.weights
         models[checkpoint] = describe_model(checkpoint, weights, loaded.dtype)
         loaded = weights = None
     return _findings(cards, models[settings.checkpoint], settings, reference, exact)
+
+
+def _option(loaded: Loaded, activations: str) -> str:
+    dense = loaded.dense_kind
+    option = f"experts in {loaded.dtype}" + (f", all else in {dense}" if dense else "")
+    is_exact = activations == "float32"
+    return option if is_exact else f"{option}, activations in {activations}"
 
 
 def _expert_bytes(loaded: Loaded) -> int:
@@ -122,11 +132,17 @@ def _expert_bytes(loaded: Loaded) -> int:
 
 
 def _offloads_exactly(
-    checkpoint, budget: OffloadOptions, rows: Sequence[Forced], expected, batch: int
+    checkpoint,
+    budget: OffloadOptions,
+    rows: Sequence[Forced],
+    expected,
+    batch: int,
+    activations: str,
 ) -> bool:
     """Whether the engine of this budget gives the resident one's bits."""
     size = max(len(row.ids) for row in rows)
-    switch = SwitchEngine(checkpoint, budget, batch=batch, capacity=size)
+    room = {"batch": batch, "capacity": size, "activations": activations}
+    switch = SwitchEngine(checkpoint, budget, **room)
     try:
         scored = switch.run(get_route("topk"), rows, batch).log_probs
     finally:

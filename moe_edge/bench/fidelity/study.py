@@ -15,7 +15,7 @@ from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.texts import find_file, read_text
-from moe_edge.model.quantised import BLOCK_BYTES
+from moe_edge.model.quantised import KINDS, format_of
 from moe_edge.route.drop import DropAbsent
 from moe_edge.route.prefer import Prefer
 
@@ -71,6 +71,8 @@ class FidelitySettings(ForcedText):
       bonuses: of preferring what is resident.
       reference: another checkpoint that this one is measured against, both resident,
         and no lossy option (default: what a quantised one was made from; else none).
+      activations: of this checkpoint, as of `moe-edge generate`; int8 is measured
+        against `reference`, which is exact and may be the same checkpoint.
     """
 
     rules: ClassVar[Rules] = RULES | {
@@ -85,6 +87,7 @@ class FidelitySettings(ForcedText):
     thresholds: Sequence[float] = (0.05, 0.1, 0.15, 0.25)
     bonuses: Sequence[float] = (0.2, 0.5, 0.8)
     reference: str | None = None
+    activations: str = "float32"
 
     def __post_init__(self):
         super().__post_init__()
@@ -109,7 +112,7 @@ class QuantisedSettings(ForcedText):
     """
 
     rules: ClassVar[Rules] = RULES | {
-        "kinds": lambda name, value: check_known(name, value, BLOCK_BYTES)
+        "kinds": lambda name, value: check_known(name, value, KINDS)
     }
 
     kinds: Sequence[str] = ("q8_0", "q4_0")
@@ -141,12 +144,13 @@ def reference_of(settings: FidelitySettings) -> str | None:
     if settings.reference is not None:
         return settings.reference
     reader = open_checkpoint(settings.checkpoint)
-    if reader.layout.kind is None:
+    kind = format_of(reader.layout.kind or reader.dense_kind)
+    if kind is None:
         return None
     source = reader.hf_source if reader.config.moe.sub_experts == 1 else None
     if source is None or not Path(source).is_dir():
         raise ConfigError(
-            f"{settings.checkpoint} has {reader.layout.kind} experts, and what it was "
+            f"{settings.checkpoint} has {kind} weights, and what it was "
             f"made from is not there ({source}); name it with --reference"
         )
     return source
@@ -158,8 +162,14 @@ def check(settings: FidelitySettings) -> None:
     reference = reference_of(settings)
     if reference is not None:
         check_checkpoint(reference)
+    given = room_of(settings) | {"activations": settings.activations}
+    if reference is None and settings.activations != "float32":
+        raise ConfigError(
+            f"activations {settings.activations} are measured against another run; "
+            f"name one with --reference, which may be {settings.checkpoint} itself"
+        )
     for options in settings.offloads.values():
-        check_checkpoint(settings.checkpoint, offload=options, **room_of(settings))
+        check_checkpoint(settings.checkpoint, offload=options, **given)
 
 
 def room_of(settings: FidelitySettings | QuantisedSettings) -> dict[str, int]:

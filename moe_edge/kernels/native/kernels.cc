@@ -44,6 +44,26 @@ std::atomic<const Kernels*>& Chosen() {
 
 const Kernels& Best() { return *Chosen().load(std::memory_order_relaxed); }
 
+// Of the chosen instructions, those that multiply bytes.
+const RoundedKernels& BestRounded() {
+#if defined(__x86_64__)
+  if (&Best() == &avx512::kKernels && __builtin_cpu_supports("avx512vnni")) {
+    return vnni::kRounded;
+  }
+  if (&Best() != &portable::kKernels) return avx2::kRounded;
+#endif
+  return portable::kRounded;
+}
+
+// The calling thread's rows x [T, width], rounded.
+const Rounded* RoundedRowsOf(const float* x, int T, int width) {
+  static thread_local RoundedRoom room;
+  static thread_local std::vector<const float*> rows;
+  rows.resize(T);
+  for (int t = 0; t < T; ++t) rows[t] = x + size_t(t) * width;
+  return room.Round(BestRounded(), rows.data(), T, width);
+}
+
 // Several matrices that meet the same vectors, as if their rows stood below each other.
 void RunLinear(const LinearArgs* parts, size_t count) {
   const Kernels& kernels = Best();
@@ -176,6 +196,19 @@ bool KindOf(ffi::DataType type, Kind* kind) {
   }
 }
 
+// The kind whose rows of so many weights take so many bytes, or eight of whose rows do:
+// no two have as many.
+bool BlocksOf(int64_t width, int64_t bytes, Kind* kind) {
+  for (const Kind each : {Kind::kQ8_0, Kind::kQ4_0, Kind::kMxfp4, Kind::kQ8_0x8,
+                          Kind::kQ4_0x8, Kind::kMxfp4x8}) {
+    *kind = each;
+    const int64_t rows = IsInterleaved(each) ? kEight : 1;
+    const int64_t found = rows * int64_t(RowBytes(each, width));
+    if (width % kBlock == 0 && found == bytes) return true;
+  }
+  return false;
+}
+
 ffi::Error Refuse(const std::string& text) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "moe_edge kernels: " + text);
 }
@@ -186,11 +219,11 @@ std::string LayoutOf(const ffi::AnyBuffer& records, int64_t D, int64_t F, bool h
                      int64_t activation, float limit, int64_t kind, ExpertLayout* layout) {
   const bool is_bytes = records.element_type() == ffi::DataType::U8;
   if (is_bytes) {
-    layout->kind = static_cast<Kind>(kind);
-    if (!InBlocks(layout->kind)) {
+    if (kind < int64_t(Kind::kQ8_0) || kind > int64_t(Kind::kMxfp4x8)) {
       return "records of bytes with kind " + std::to_string(kind) +
-             ", expected 2 (q8_0), 3 (q4_0) or 4 (mxfp4)";
+             ", expected 2 (q8_0), 3 (q4_0), 4 (mxfp4), or 5, 6, 7 (interleaved)";
     }
+    layout->kind = static_cast<Kind>(kind);
   } else if (!KindOf(records.element_type(), &layout->kind)) {
     return "unknown type of records";
   }
@@ -220,20 +253,29 @@ std::string LayoutOf(const ffi::AnyBuffer& records, int64_t D, int64_t F, bool h
 std::string LinearArgsOf(const ffi::Buffer<ffi::F32>& x, const ffi::AnyBuffer& w,
                          ffi::ResultBuffer<ffi::F32>& y, LinearArgs* a) {
   const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
-  if (!KindOf(w.element_type(), &a->kind)) return "unknown type of weights";
-  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] ||
-      xs[1] < 1 || ys[0] != xs[0] || ys[1] != ws[0]) {
+  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] < 1 ||
+      ys[0] != xs[0]) {
+    return "shapes do not fit, expected x [T, I], w [O, I], y [T, O]";
+  }
+  const bool is_bytes = w.element_type() == ffi::DataType::U8;
+  if (is_bytes && !BlocksOf(xs[1], ws[1], &a->kind)) {
+    return "rows of " + std::to_string(ws[1]) + " bytes are no blocks of " +
+           std::to_string(xs[1]) + " weights";
+  }
+  if (!is_bytes && !KindOf(w.element_type(), &a->kind)) return "unknown type of weights";
+  const int64_t rows = IsInterleaved(a->kind) ? kEight * ws[0] : ws[0];
+  if (ys[1] != rows || (!is_bytes && xs[1] != ws[1])) {
     return "shapes do not fit, expected x [T, I], w [O, I], y [T, O]";
   }
   a->x = x.typed_data();
   a->w = static_cast<const uint8_t*>(w.untyped_data());
   a->y = y->typed_data();
-  a->T = int(xs[0]), a->I = int(xs[1]), a->O = int(ws[0]);
+  a->T = int(xs[0]), a->I = int(xs[1]), a->O = int(rows);
   return "";
 }
 
 ffi::Error LinearCall(ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
-                      ffi::RemainingRets results) {
+                      ffi::RemainingRets results, bool int8) {
   if (weights.size() < 1 || weights.size() != results.size()) {
     return Refuse("linear: expected as many results as weights");
   }
@@ -244,6 +286,14 @@ ffi::Error LinearCall(ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
     if (!w.has_value() || !y.has_value()) return Refuse("linear: y is not float32");
     const std::string wrong = LinearArgsOf(x, *w, *y, &parts[n]);
     if (!wrong.empty()) return Refuse("linear: " + wrong);
+  }
+  if (int8) {
+    const Rounded* rounded = nullptr;
+    for (LinearArgs& part : parts) {
+      if (!IsInterleaved(part.kind)) continue;
+      if (rounded == nullptr) rounded = RoundedRowsOf(part.x, part.T, part.I);
+      part.rounded = rounded, part.int8 = &BestRounded();
+    }
   }
   RunLinear(parts.data(), parts.size());
   return ffi::Error::Success();
@@ -307,7 +357,7 @@ ffi::Error ExpertsCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
                        ffi::Buffer<ffi::F32> weights, ffi::AnyBuffer records,
                        ffi::Buffer<ffi::F32> start, ffi::ResultBuffer<ffi::F32> y,
                        int64_t expert_dim, bool has_bias, int64_t activation,
-                       float limit, bool rows, int64_t kind) {
+                       float limit, bool rows, int64_t kind, bool int8) {
   const auto xs = x.dimensions(), is = ids.dimensions(), rs = records.dimensions();
   ExpertArgs a;
   if (xs.size() != 2 || is.size() != 2 || rs.size() != 2 || is[0] != xs[0]) {
@@ -327,6 +377,9 @@ ffi::Error ExpertsCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
   a.records = static_cast<const uint8_t*>(records.untyped_data());
   a.start = start.typed_data(), a.y = y->typed_data();
   a.T = int(T), a.K = int(K), a.E = int(rs[0]), a.rows = rows;
+  if (int8 && IsInterleaved(a.layout.kind)) {
+    a.int8 = &BestRounded(), a.rounded = RoundedRowsOf(a.x, a.T, int(D));
+  }
   const std::string wrong = RunExperts(a);
   return wrong.empty() ? ffi::Error::Success() : Refuse("experts: " + wrong);
 }
@@ -340,7 +393,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_linear, moe_edge::LinearCall,
                               xla::ffi::Ffi::Bind()
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
                                   .RemainingArgs()
-                                  .RemainingRets());
+                                  .RemainingRets()
+                                  .Attr<bool>("int8"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_norm, moe_edge::NormCall,
                               xla::ffi::Ffi::Bind()
@@ -385,7 +439,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_experts, moe_edge::ExpertsCall,
                                   .Attr<int64_t>("activation")
                                   .Attr<float>("limit")
                                   .Attr<bool>("rows")
-                                  .Attr<int64_t>("kind"));
+                                  .Attr<int64_t>("kind")
+                                  .Attr<bool>("int8"));
 
 const char* moe_edge_instructions() { return moe_edge::Best().name; }
 
@@ -407,7 +462,8 @@ const char* moe_edge_build_id() { return MOE_EDGE_BUILD_ID; }
 const char* moe_edge_experts_at(const float* x, const int32_t* ids,
                                 const float* weights, const uint8_t* const* each,
                                 float* y, int T, int K, int E, int D, int F,
-                                int has_bias, int activation, float limit, int kind) {
+                                int has_bias, int activation, float limit, int kind,
+                                int int8) {
   static thread_local std::string wrong;
   moe_edge::ExpertArgs a{};
   a.layout = {D, F, has_bias != 0, static_cast<moe_edge::Activation>(activation), limit,
@@ -415,6 +471,9 @@ const char* moe_edge_experts_at(const float* x, const int32_t* ids,
   a.layout.record_bytes = moe_edge::RowBytes(a.layout.kind, 3 * size_t(D) * F);
   a.x = x, a.ids = ids, a.weights = weights, a.each = each, a.y = y;
   a.T = T, a.K = K, a.E = E;
+  if (int8 != 0 && moe_edge::IsInterleaved(a.layout.kind)) {
+    a.int8 = &moe_edge::BestRounded(), a.rounded = moe_edge::RoundedRowsOf(x, T, D);
+  }
   wrong = moe_edge::RunExperts(a);
   return wrong.empty() ? nullptr : wrong.c_str();
 }

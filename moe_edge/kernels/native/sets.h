@@ -21,19 +21,25 @@
 
 #include "blocks.h"
 #include "gradients.h"
+#include "rounded.h"
 #include "team.h"
 #include "types.h"
 
 namespace moe_edge {
 namespace portable {
 extern const Kernels kKernels;
+extern const RoundedKernels kRounded;
 }
 #if defined(__x86_64__)
 namespace avx2 {
 extern const Kernels kKernels;
+extern const RoundedKernels kRounded;
 }
 namespace avx512 {
 extern const Kernels kKernels;
+}
+namespace vnni {
+extern const RoundedKernels kRounded;
 }
 #endif
 }  // namespace moe_edge

@@ -6,23 +6,34 @@
 
 namespace moe_edge {
 
-// How weights are stored. Blocks are GGUF's: a scale and 32 weights.
-enum class Kind { kFloat32, kBfloat16, kQ8_0, kQ4_0, kMxfp4 };
-constexpr int kBlock = 32;
+// How weights are stored. Blocks are GGUF's: a scale and 32 weights. Those of x8 stand
+// interleaved: of eight rows first the scales of a block, then codes, four bytes a row.
+enum class Kind {
+  kFloat32, kBfloat16, kQ8_0, kQ4_0, kMxfp4, kQ8_0x8, kQ4_0x8, kMxfp4x8
+};
+constexpr int kBlock = 32, kEight = 8;
 constexpr int kTile = 4;  // vectors that share a pass over a row, or over keys
 
 constexpr size_t RowBytes(Kind kind, size_t width) {
   switch (kind) {
     case Kind::kFloat32: return 4 * width;
     case Kind::kBfloat16: return 2 * width;
-    case Kind::kQ8_0: return width / kBlock * 34;
-    case Kind::kQ4_0: return width / kBlock * 18;
-    case Kind::kMxfp4: return width / kBlock * 17;
+    case Kind::kQ8_0:
+    case Kind::kQ8_0x8: return width / kBlock * 34;
+    case Kind::kQ4_0:
+    case Kind::kQ4_0x8: return width / kBlock * 18;
+    case Kind::kMxfp4:
+    case Kind::kMxfp4x8: return width / kBlock * 17;
   }
   return 0;
 }
 
 enum class Activation { kSilu, kGelu, kGeluTanh, kClampedSwiglu };
+
+constexpr bool IsInterleaved(Kind kind) { return kind >= Kind::kQ8_0x8; }
+
+struct Rounded;
+struct RoundedKernels;
 
 // y[t, o] = sum_i x[t, i] * w[o, i]
 struct LinearArgs {
@@ -31,6 +42,8 @@ struct LinearArgs {
   float* y;         // [T, O]
   int T, I, O;
   Kind kind;
+  const Rounded* rounded = nullptr;  // [T] x in blocks of 8 bits; null: x is exact
+  const RoundedKernels* int8 = nullptr;
 };
 
 // An expert's record: gate [F, D] | up [F, D] | down [D, F] | biases, all of one kind,
@@ -45,7 +58,7 @@ struct ExpertLayout {
 };
 
 constexpr bool InBlocks(Kind kind) {
-  return kind == Kind::kQ8_0 || kind == Kind::kQ4_0 || kind == Kind::kMxfp4;
+  return kind != Kind::kFloat32 && kind != Kind::kBfloat16;
 }
 
 // Bytes that such a record must have at least.
@@ -67,6 +80,8 @@ struct ExpertArgs {
   float* y;               // [T, D], or [T * K, D] with rows
   int T, K, E;
   bool rows;
+  const Rounded* rounded = nullptr;  // [T] x in blocks of 8 bits; null: x is exact
+  const RoundedKernels* int8 = nullptr;
 };
 
 // y[t] = x[t] / sqrt(mean of its squares + eps) * weight
@@ -143,4 +158,7 @@ struct Kernels {
     case Kind::kQ8_0: return function<Q8_0>(__VA_ARGS__);        \
     case Kind::kQ4_0: return function<Q4_0>(__VA_ARGS__);        \
     case Kind::kMxfp4: return function<Mxfp4>(__VA_ARGS__);      \
+    case Kind::kQ8_0x8: return function<Eight<Q8_0>>(__VA_ARGS__); \
+    case Kind::kQ4_0x8: return function<Eight<Q4_0>>(__VA_ARGS__); \
+    case Kind::kMxfp4x8: return function<Eight<Mxfp4>>(__VA_ARGS__); \
   }

@@ -10,12 +10,13 @@ import numpy as np
 
 from moe_edge.bench.rounds import interleave, seconds_of
 from moe_edge.bench.speed import Rows, SuiteSettings, make_row, speed_study
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.process import cpu_cores
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.studies.speed import peers
-from moe_edge.studies.speed.models import benchmark_models
+from moe_edge.studies.speed.models import BenchmarkModel, benchmark_models
 from moe_edge.studies.speed.runs import decode_run, greedy, random_prompts
 
 PROMPT_TOKENS = 32
@@ -26,15 +27,15 @@ def decode_rows(settings: SuiteSettings, work_dir) -> Rows:
     # Host memory says nothing about a GPU's.
     bandwidth = memory_bandwidth() if jax.default_backend() == "cpu" else None
     rows = []
-    for name, engine, found in _loaded(work_dir):
+    for model, engine, found in _loaded(benchmark_models(work_dir), work_dir):
         for batch, steps in ((1, 48), (8, 16)):
             prompts = random_prompts(engine, batch, PROMPT_TOKENS)
             ours = functools.partial(decode_rate, engine, prompts, steps)
-            case = f"decode/{name}/batch{batch}"
+            case = f"decode/{model.name}/batch{batch}"
             beside = _rows(case, settings.repeats, ours, found, prompts, steps)
             step_bytes = bytes_per_step(engine, prompts, steps)
             add_limit(beside[0], batch, step_bytes, bandwidth)
-            rows += beside
+            rows += [row | _held(model) for row in beside]
     return rows
 
 
@@ -54,21 +55,42 @@ def add_limit(row: dict, batch: int, step_bytes: float, bandwidth) -> None:
 def prefill_rows(settings: SuiteSettings, work_dir) -> Rows:
     """Prompt tokens per second for prompts of 128 and 512 tokens."""
     rows = []
-    for name, engine, found in _loaded(work_dir):
+    # Prompts meet weights with exact activations in any case.
+    models = [m for m in benchmark_models(work_dir) if m.activations == "float32"]
+    for model, engine, found in _loaded(models, work_dir):
         for tokens in (128, 512):
             prompts = random_prompts(engine, 1, tokens)
             ours = functools.partial(prefill_rate, engine, prompts)
-            case = f"prefill/{name}/{tokens}"
-            rows += _rows(case, settings.repeats, ours, found, prompts)
+            case = f"prefill/{model.name}/{tokens}"
+            beside = _rows(case, settings.repeats, ours, found, prompts)
+            rows += [row | _held(model) for row in beside]
     return rows
 
 
-def _loaded(work_dir):
-    """Name, our engine and the peers that are installed, of each model."""
-    for model in benchmark_models(work_dir):
-        engine = load_engine(model.folder, with_tokenizer=False).engine
+def _loaded(models: Sequence[BenchmarkModel], work_dir):
+    """Each model, our engine and the peers that are installed."""
+    for model in models:
+        given = {"with_tokenizer": False, "activations": model.activations}
+        engine = load_engine(model.folder, **given).engine
         found = peers.load_peers(model.hf_folder, work_dir, model.kind)
-        yield model.name, engine, found
+        yield model, engine, found
+
+
+def _held(model: BenchmarkModel) -> dict[str, str]:
+    """How a row's weights, its other state and what it computes are held.
+
+    llama.cpp rounds activations to 8 bits wherever weights are quantised.
+    """
+    stored = open_checkpoint(model.hf_folder).dtype.name
+    peer = "float32" if model.kind is None else "int8"
+    return {
+        "experts": model.kind or stored,
+        "dense": model.dense or stored,
+        "activations": model.activations,
+        "cache": "float32",
+        "peer_activations": peer,
+        "peer_cache": "float16",  # of llama.cpp
+    }
 
 
 def _rows(case: str, repeats: int, ours: Callable, found: Sequence, *run) -> Rows:

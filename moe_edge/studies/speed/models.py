@@ -18,7 +18,7 @@ from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.convert.rules import Piece, hf_shapes
 from moe_edge.convert.safetensors_writer import SafetensorsWriter
 from moe_edge.core.out_folder import atomic_folder
-from moe_edge.model.quantised import KINDS
+from moe_edge.model.quantised import DENSE_KINDS, KINDS
 
 DTYPES = ("float32", "bfloat16")
 
@@ -99,12 +99,16 @@ class BenchmarkModel(NamedTuple):
       name: of the model; folder: what we run.
       hf_folder: its weights before they were quantised: what peers run.
       kind: what its experts are quantised to; None: nothing is.
+      dense: what all other matrices are, by `convert --dtype`; None: as in `hf_folder`.
+      activations: what single tokens are when they meet quantised weights.
     """
 
     name: str
     folder: Path
     hf_folder: Path
     kind: str | None = None
+    dense: str | None = None
+    activations: str = "float32"
 
 
 def benchmark_models(work_dir: Path) -> list[BenchmarkModel]:
@@ -114,9 +118,15 @@ def benchmark_models(work_dir: Path) -> list[BenchmarkModel]:
         folder = work_dir / f"olmoe_8_layers_{dtype}"
         write_random(folder, olmoe_config(8, dtype))
         models.append(BenchmarkModel(f"olmoe_450m_{dtype}", folder, folder))
-    for kind in KINDS:  # of the last of these: dense weights are bfloat16
-        quantised = work_dir / f"olmoe_8_layers_{kind}"
+    for kind in KINDS:  # of the last of these
+        # Of mxfp4 the experts alone, as files of gpt-oss have it.
+        dense = kind if kind in DENSE_KINDS else None
+        quantised = work_dir / f"olmoe_8_layers_{kind}{'_dense' if dense else ''}"
         if not quantised.exists():
-            convert_checkpoint(folder, quantised, expert_dtype=kind, progress=False)
-        models.append(BenchmarkModel(f"olmoe_450m_{kind}", quantised, folder, kind))
+            options = {"expert_dtype": kind, "dtype": dense, "progress": False}
+            convert_checkpoint(folder, quantised, **options)
+        name, given = f"olmoe_450m_{kind}", (quantised, folder, kind, dense)
+        models.append(BenchmarkModel(name, *given))
+        if dense is not None:
+            models.append(BenchmarkModel(f"{name}_int8", *given, "int8"))
     return models

@@ -1,5 +1,6 @@
 """A fidelity card of a quantised checkpoint against what it was made from."""
 
+import dataclasses
 import json
 import shutil
 
@@ -27,7 +28,7 @@ SMALL = {"rows": 2, "prompt_tokens": 6, "forced_tokens": 20, "batch_sizes": (1, 
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("card")
     hf = whole_blocks_folder(folder / "hf")
-    convert(hf, folder / "q", expert_dtype="q4_0")
+    convert(hf, folder / "q", expert_dtype="q4_0", dtype="q8_0")
     (folder / "t.txt").write_text(TEXT * 3)
     return hf, folder / "q", str(folder / "t.txt")
 
@@ -40,13 +41,18 @@ def test_card_is_against_the_source(folders, tmp_path):
     )
     assert reference_of(settings) == str(hf)
     summary = run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
-    names = ["1 of 3 experts"] * 2 + ["experts in q4_0"] * 2
+    names = ["1 of 3 experts"] * 2 + ["experts in q4_0, all else in q8_0"] * 2
     cards = summary["cards"]
     assert [card["option"] for card in cards] == names
     ours = cards[2]
     assert 0.14 < ours["bytes_share"] < 0.15  # 4.5 of 32 bits
     assert 0.5 < ours["agreement"] <= 1 and ours["perplexity_ratio"] != 1
-    assert ours["moved_nats"] < cards[0]["moved_nats"]
+    rounded = dataclasses.replace(
+        settings, activations="int8", reference=str(quantised), batch_sizes=(1,)
+    )
+    card = run_study(FIDELITY, rounded, out_dir=str(tmp_path / "int8"))["cards"][1]
+    assert card["option"] == f"{names[2]}, activations in int8"
+    assert 0.5 < card["agreement"] <= 1 and card["perplexity_ratio"] != 1
     result = validate_entry(tmp_path / "o")
     assert list(result["checks"].values()) == [True]
     stored = json.loads((tmp_path / "o" / "cards.json").read_text())
@@ -60,12 +66,15 @@ def test_reference_is_named_where_the_source_is_gone(folders, tmp_path):
     manifest["source"]["hf_path"] = "/nowhere"
     (gone / "manifest.json").write_text(json.dumps(manifest))
     settings = FidelitySettings(checkpoint=str(gone), text=text, **SMALL)
-    with pytest.raises(ConfigError, match="q4_0 experts, .* there ./nowhere.; name"):
+    with pytest.raises(ConfigError, match="q4_0 weights, .* there ./nowhere.; name"):
         run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
     named = FidelitySettings(checkpoint=str(gone), reference=str(hf), **SMALL)
     assert reference_of(named) == str(hf)
     plain = FidelitySettings(checkpoint=str(hf), text=text, **SMALL)
     assert reference_of(plain) is None
+    rounded = dataclasses.replace(plain, activations="int8")
+    with pytest.raises(ConfigError, match="int8 are measured against another run; na"):
+        run_study(FIDELITY, rounded, out_dir=str(tmp_path / "o"))
 
 
 @pytest.mark.slow

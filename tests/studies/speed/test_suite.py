@@ -20,7 +20,7 @@ from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.core.process import alone
 from moe_edge.engine.generate import Generation
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.model.quantised import KINDS
+from moe_edge.model.quantised import KINDS, format_of
 from moe_edge.studies.speed import convert, decode, models
 
 TINY = models.olmoe_config(2, "bfloat16", experts=9, hidden=48, heads=3) | {
@@ -93,9 +93,8 @@ def test_memory_bandwidth_is_positive():
 
 def test_bytes_per_step_counts_dense_head_and_chosen_experts(tiny, monkeypatch):
     timed = [models.BenchmarkModel("tiny", tiny, tiny)]
-    monkeypatch.setattr(decode, "benchmark_models", lambda folder: timed)
     monkeypatch.setattr(decode.peers, "load_peers", lambda *given: [])
-    ((_, engine, _),) = decode._loaded(None)
+    ((_, engine, _),) = decode._loaded(timed, None)
     got = decode.bytes_per_step(engine, np.ones((1, 4), int), steps=3)
     D, V, L, K = 48, 61, 2, 8
     matrices = 4 * D * D + 9 * D  # bfloat16; norms are widened to float32
@@ -108,12 +107,15 @@ def test_quantised_models_are_of_the_bfloat16_one(tmp_path, monkeypatch):
     small = TINY | {"hidden_size": 96, "intermediate_size": 32}
     monkeypatch.setattr(models, "olmoe_config", lambda _, dtype: small)
     found = {model.name: model for model in models.benchmark_models(tmp_path)[1:]}
-    assert list(found) == [f"olmoe_450m_{n}" for n in (*models.DTYPES, *KINDS)]
+    names = *models.DTYPES, "q8_0", "q8_0_int8", "q4_0", "q4_0_int8", "mxfp4"
+    assert list(found) == [f"olmoe_450m_{name}" for name in names]
     for kind in KINDS:
         model = found[f"olmoe_450m_{kind}"]
         assert model.hf_folder == found["olmoe_450m_bfloat16"].folder
         reader = open_checkpoint(model.folder)
-        assert reader.layout.kind == model.kind == kind
+        assert format_of(reader.layout.kind) == model.kind == kind
+        assert model.dense == (None if kind == "mxfp4" else kind)
+        assert (reader.dense_kind is None) == (model.dense is None)
     again = models.benchmark_models(tmp_path)  # they are kept
     assert again[1:] == list(found.values())
 

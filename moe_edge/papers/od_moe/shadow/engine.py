@@ -22,10 +22,10 @@ from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Flat, Weights, num_bytes
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.packed import FORMATS, pack, round_to
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sampling import likeliest
 from moe_edge.model.transformer import Attended, Block
-from moe_edge.papers.od_moe.shadow.packed import FORMATS, pack, round_to
 from moe_edge.papers.od_moe.shadow.packed_experts import (
     pack_experts,
     run_packed_experts,

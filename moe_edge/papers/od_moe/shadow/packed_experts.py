@@ -15,8 +15,8 @@ from moe_edge.core.checks import check_shape
 from moe_edge.model.expert_blocks import ffn, load_expert, run_blocks
 from moe_edge.model.experts import add_pairs, choose_method
 from moe_edge.model.layers import activate
+from moe_edge.model.packed import Packed, pack, round_to
 from moe_edge.model.record import RecordLayout
-from moe_edge.papers.od_moe.shadow.packed import Packed, pack, round_to
 
 
 @jax.tree_util.register_dataclass

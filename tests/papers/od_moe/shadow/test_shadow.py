@@ -12,10 +12,10 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.session import cache_bytes
 from moe_edge.model import kv_cache
+from moe_edge.model.packed import Packed
 from moe_edge.model.record import RecordLayout
 from moe_edge.papers.od_moe.shadow.engine import make_shadow
 from moe_edge.papers.od_moe.shadow.follower import Course, Follower, read_choices
-from moe_edge.papers.od_moe.shadow.packed import Packed
 from moe_edge.papers.od_moe.shadow.predictor import Shadow
 from moe_edge.papers.od_moe.shadow.recall import recall
 from tests.support.layered import (

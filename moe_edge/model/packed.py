@@ -8,6 +8,9 @@ precision. Its weights stay at that size: kernels decode what they read.
   int8        codes -127..127 and a float32 scale a row
   nf4         4-bit codes of the NormalFloat table (QLoRA, arXiv 2305.14314), and for
               every 64 weights of a row their largest magnitude, in bfloat16
+
+Dense weights of a model itself may be in blocks of 32 (`quantised.py`): `Blocks`, which
+native kernels read as stored.
 """
 
 import dataclasses
@@ -20,6 +23,7 @@ from jax import lax
 
 from moe_edge.core.checks import check_known
 from moe_edge.core.float32 import to_float32
+from moe_edge.model import quantised
 from moe_edge.model.matvec import MAX_LANE_ROWS, MAX_TERMS, dot, lane_product, num_lanes
 
 HALVES = {"fp16": jnp.float16, "bf16": jnp.bfloat16}
@@ -44,19 +48,26 @@ def round_to(x: jax.Array, kind: str | None) -> jax.Array:
     return lax.reduce_precision(x, info.nexp, info.nmant)
 
 
+_STATIC = ("width", "int8")
+
+
 def _register(kind: type) -> type:
-    """Makes a dataclass with one static field, `width`, a pytree.
+    """Makes a dataclass a pytree; fields of _STATIC are no arrays.
 
     Not by `register_dataclass`: with it (JAX 0.10) the structures of two classes with
     equal fields compare equal, and jit may run the program of the other class.
     """
-    names = [f.name for f in dataclasses.fields(kind) if f.name != "width"]
+    fields = [field.name for field in dataclasses.fields(kind)]
+    names = [name for name in fields if name not in _STATIC]
+    static = [name for name in fields if name in _STATIC]
 
     def flatten(packed):
-        return [getattr(packed, name) for name in names], packed.width
+        values = tuple(getattr(packed, name) for name in static)
+        return [getattr(packed, name) for name in names], values
 
-    def unflatten(width, arrays):
-        return kind(width=width, **dict(zip(names, arrays, strict=True)))
+    def unflatten(values, arrays):
+        given = [*zip(static, values, strict=True), *zip(names, arrays, strict=True)]
+        return kind(**dict(given))
 
     jax.tree_util.register_pytree_node(kind, flatten, unflatten)
     return kind
@@ -74,6 +85,15 @@ class Packed:
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.codes.shape[:-1], self.width)
+
+    @property
+    def nbytes(self) -> int:
+        """As stored."""
+        return sum(array.nbytes for array in jax.tree.leaves(self))
+
+    @property
+    def ndim(self) -> int:
+        return self.codes.ndim
 
     @property
     def dtype(self):
@@ -252,6 +272,95 @@ def _level(codes: jax.Array) -> jax.Array:
         pairs = zip(level[0::2], level[1::2], strict=True)
         level = [jnp.where(is_set, odd, even) for even, odd in pairs]
     return level[0].astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks(Packed):
+    """A dense matrix in one of `quantised.STORED_KINDS`."""
+
+    int8: bool = False  # whether kernels of few vectors round these to 8 bits
+
+    kind: ClassVar[str]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        in_eights = quantised.is_interleaved(self.kind)
+        rows = quantised.EIGHT if in_eights else 1
+        return rows * self.codes.shape[0], self.width
+
+    def __getitem__(self, index):
+        if index is Ellipsis or not quantised.is_interleaved(self.kind):
+            return super().__getitem__(index)
+        eights = self.codes[index // quantised.EIGHT][..., None, :]
+        return quantised.one_of_eight(quantised.decode(self.kind, eights), index)
+
+    @property
+    def in_blocks(self) -> jax.Array:
+        """The rows as stored, for native kernels."""
+        return self.codes
+
+    def decode(self, at=None):
+        return quantised.decode(self.kind, _matrix_of(self.codes, at))
+
+    def _lanes(self):
+        return None  # a column of a row in blocks has no place of its own
+
+    def product(self, x_TI):
+        if x_TI.shape[0] == 1 and jax.default_backend() != "cpu":
+            # Without float32 weights, which a dot writes to memory.
+            return jnp.sum(self.decode() * x_TI, axis=1)[None]
+        return super().product(x_TI)
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class Q8_0(Blocks):
+    """8.5 bits a weight."""
+
+    kind: ClassVar[str] = "q8_0"
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class Q4_0(Blocks):
+    """4.5 bits a weight."""
+
+    kind: ClassVar[str] = "q4_0"
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class Mxfp4(Blocks):
+    """4.25 bits a weight."""
+
+    kind: ClassVar[str] = "mxfp4"
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class Q8_0x8(Blocks):
+    """Rows in eights, as the next two."""
+
+    kind: ClassVar[str] = "q8_0x8"
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class Q4_0x8(Blocks):
+    """4.5 bits a weight."""
+
+    kind: ClassVar[str] = "q4_0x8"
+
+
+@_register
+@dataclasses.dataclass(frozen=True)
+class Mxfp4x8(Blocks):
+    """4.25 bits a weight."""
+
+    kind: ClassVar[str] = "mxfp4x8"
+
+
+IN_BLOCKS = {each.kind: each for each in (Q8_0, Q4_0, Mxfp4, Q8_0x8, Q4_0x8, Mxfp4x8)}
 
 
 FORMATS: dict[str, type[Packed]] = {
