@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from moe_edge.core.float32 import to_float32
+from moe_edge.kernels import native
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import add_params, rms_norm
 from moe_edge.model.matvec import einsum, linear, linear_each
@@ -32,6 +33,13 @@ def step(q_BHK, k_BHK, v_BHV, g_BH, beta_BH, state_BHKV):
     change_BHV = beta_BH[..., None] * (v_BHV - known_BHV)
     state_BHKV = state_BHKV + k_BHK[..., None] * change_BHV[:, :, None]
     return jnp.sum(state_BHKV * q_BHK[..., None], axis=2), state_BHKV
+
+
+def _native(*parts):
+    """`step` by the host's kernel, which reads a state once."""
+    *given, state_BHKV = (each.reshape(-1, *each.shape[2:]) for each in parts)
+    y, state = native.delta(*given, state_BHKV)
+    return y.reshape(parts[2].shape), state.reshape(parts[-1].shape)
 
 
 def chunked(q_BSHK, k_BSHK, v_BSHV, g_BSH, beta_BSH, state_BHKV):
@@ -111,7 +119,8 @@ class DeltaNet(nnx.Module):
         before = states["state"].reshape(B, H, config.key_dim, V)
         parts = q, k, v_BSHV, g_BSH, beta_BSH
         if S == 1:
-            y, state = step(*(each[:, 0] for each in parts), before)
+            one = step if cache is None or not native.suits(0, qkv_BSC) else _native
+            y, state = one(*(each[:, 0] for each in parts), before)
             y = y[:, None]
         else:
             y, state = chunked(*parts, before)

@@ -43,12 +43,12 @@ def test_both_forms_are_the_recurrence():
     wanted, last = written_out(*given)
     y, state = jax.jit(delta_net.chunked)(*given)
     # Ten times closer than differences of sums from a sub-chunk's beginning come.
-    np.testing.assert_allclose(y, wanted, rtol=0, atol=4e-6)
-    np.testing.assert_allclose(state, last, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(y, wanted, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(state, last, rtol=0, atol=1e-6)
     step, state = jax.jit(delta_net.step), given[-1]
     for s in range(20):
         y_BHV, state = step(*(each[:, s] for each in given[:-1]), state)
-        np.testing.assert_allclose(y_BHV, wanted[:, s], rtol=0, atol=4e-6)
+        np.testing.assert_allclose(y_BHV, wanted[:, s], rtol=0, atol=1e-6)
 
 
 def test_short_convolution_leaves_the_window_behind_each_rows_last_token():

@@ -20,6 +20,7 @@
 #endif
 
 #include "blocks.h"
+#include "delta.h"
 #include "gradients.h"
 #include "team.h"
 #include "types.h"

@@ -109,6 +109,7 @@ struct Groups {
 };
 
 struct BlockKernels;
+struct DeltaArgs;
 struct GradientKernels;
 struct TrainAttendKernels;
 
@@ -131,6 +132,7 @@ struct Kernels {
   const BlockKernels* blocks;  // for many tokens
   const GradientKernels* gradients;
   const TrainAttendKernels* train_attend;
+  void (*delta)(const DeltaArgs&, int chunk, int chunks);
 };
 
 }  // namespace moe_edge
