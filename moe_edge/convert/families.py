@@ -14,11 +14,13 @@ from moe_edge.convert.family_flex_olmo import FLEX_OLMO
 from moe_edge.convert.family_gemma4 import GEMMA4_TEXT
 from moe_edge.convert.family_granite import GRANITEMOE, GRANITEMOESHARED
 from moe_edge.convert.family_hunyuan import HUNYUAN_V1_MOE
+from moe_edge.convert.family_lfm2_moe import LFM2_MOE
 from moe_edge.convert.family_llama4 import LLAMA4_TEXT
 from moe_edge.convert.family_mimo_v2_flash import MIMO_V2_FLASH
 from moe_edge.convert.family_minimax_m2 import MINIMAX_M2
 from moe_edge.convert.family_parts import end_positions, read_common
 from moe_edge.convert.family_phimoe import PHIMOE
+from moe_edge.convert.family_qwen3_next import QWEN3_5_MOE_TEXT, QWEN3_NEXT
 from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.hf_files import CONFIG_NAME, GENERATION_NAME
 from moe_edge.convert.neutral_fields import neutral_values
@@ -53,6 +55,9 @@ FAMILIES = {
     "mimo_v2_flash": MIMO_V2_FLASH,
     "llama4_text": LLAMA4_TEXT,
     "gemma4_text": GEMMA4_TEXT,
+    "lfm2_moe": LFM2_MOE,
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_moe_text": QWEN3_5_MOE_TEXT,
 }
 
 
@@ -82,8 +87,6 @@ def text_part(raw: dict[str, Any]) -> dict[str, Any]:
 
 # Families whose layers keep a state in place of keys and values, and which.
 RECURRENT = {
-    **dict.fromkeys(("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"), "a delta-net's"),
-    "lfm2_moe": "a short convolution's",
     "kimi_linear": "a delta-net's with a decay a channel",
     "nemotron_h": "Mamba-2's",
 }

@@ -6,6 +6,7 @@ config classes of transformers 5.24, and so is the meaning of every field.
 
 from moe_edge.convert.family import ExpertNames, Family
 from moe_edge.convert.family_parts import (
+    read_dense_layers,
     read_gqa,
     read_layer_types,
     read_moe,
@@ -73,19 +74,6 @@ MIXTRAL = Family(
 )
 
 
-def _qwen_dense_layers(fields: Fields, layers: int, default_dim: int) -> dict:
-    """Layer i is MoE if not in `mlp_only_layers` and (i + 1) % step == 0."""
-    only = fields.get("mlp_only_layers") or []
-    if not isinstance(only, list) or any(type(i) is not int for i in only):
-        raise ConfigError(f"mlp_only_layers is {only!r}, expected a list of layer ids")
-    step = fields.int("decoder_sparse_step", 1)
-    dense = tuple(i for i in range(layers) if i in only or (i + 1) % step)
-    return {
-        "dense_layers": dense,
-        "dense_dim": fields.int("intermediate_size", default_dim),
-    }
-
-
 def qwen2_moe(fields: Fields, common: dict) -> dict:
     layers = common["num_layers"]
     sliding = fields.bool("use_sliding_window", False)
@@ -114,7 +102,7 @@ def qwen2_moe(fields: Fields, common: dict) -> dict:
         shared_dim=shared_dim,
         shared_gate=shared_dim > 0,
     )
-    dense = _qwen_dense_layers(fields, layers, 5632)
+    dense = read_dense_layers(fields, layers, 5632)
     return dense | {"attention": attention, "moe": moe}
 
 
@@ -156,7 +144,7 @@ def qwen3_moe(fields: Fields, common: dict) -> dict:
         windows=read_windows(uniform, window),
     )
     moe = read_moe(fields, common, top_k=8, norm=False)
-    dense = _qwen_dense_layers(fields, layers, 6144)
+    dense = read_dense_layers(fields, layers, 6144)
     return dense | {"attention": attention, "moe": moe}
 
 

@@ -15,6 +15,7 @@ from moe_edge.convert.rope_config import (
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.attention_config import AttentionConfig
 from moe_edge.model.config import MoeConfig
+from moe_edge.model.state_config import StateConfig
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -139,6 +140,19 @@ def read_first_dense(fields: Fields, common: dict, first: int) -> dict:
     }
 
 
+def read_dense_layers(fields: Fields, layers: int, default_dim: int) -> dict:
+    """Layer i is MoE if not in `mlp_only_layers` and (i + 1) % step == 0."""
+    only = fields.get("mlp_only_layers") or []
+    if not isinstance(only, list) or any(type(i) is not int for i in only):
+        raise ConfigError(f"mlp_only_layers is {only!r}, expected a list of layer ids")
+    step = fields.int("decoder_sparse_step", 1)
+    dense = tuple(i for i in range(layers) if i in only or (i + 1) % step)
+    return {
+        "dense_layers": dense,
+        "dense_dim": fields.int("intermediate_size", default_dim),
+    }
+
+
 def read_gqa(
     fields: Fields,
     common: dict,
@@ -250,6 +264,30 @@ def layer_kinds(attention_L: list[AttentionConfig], windows: tuple) -> dict:
         "attention": dataclasses.replace(kinds[0], windows=windows),
         "other_attention": tuple(kinds[1:]),
         "attention_kinds": numbers if len(kinds) > 1 else (),
+    }
+
+
+def state_kinds(
+    fields: Fields, attention: AttentionConfig, state: StateConfig, keeps: list[bool]
+) -> dict:
+    """Arguments of `ModelConfig` for layers with attention, and others with a state.
+
+    Args:
+      keeps: of every layer, whether it keeps a state.
+    Raises:
+      ConfigError: no layer of either kind.
+    """
+    if len(set(keeps)) != 2:
+        which = "keep a state" if all(keeps) else "have attention"
+        raise ConfigError(
+            f"config.json of {fields.family}: all layers {which}, expected some of "
+            "each kind in layer_types (or by full_attention_interval)"
+        )
+    kinds = tuple(map(int, keeps))
+    return {
+        "attention": attention,
+        "other_attention": (state,),
+        "attention_kinds": kinds,
     }
 
 

@@ -79,7 +79,7 @@ _LAYER = {
     "mlp.down": "mlp.down_proj.weight",
 }
 # What a model without a head is saved as lacks the first word of these names.
-_WITHOUT_MODEL = ("embed_tokens.", "layers.", "norm.")
+_WITHOUT_MODEL = ("embed_tokens.", "layers.", "norm.", "embedding_norm.")
 _LAYER_PREFIX = re.compile(r"model\.layers\.\d{1,9}\.")
 
 
@@ -122,7 +122,8 @@ def dense_names(config: ModelConfig, item: Item) -> dict[str, str]:
     """Canonical -> HF name of the dense tensors of one item."""
     shapes = item_shapes(config, item)
     if isinstance(item, str):
-        return {name: TOP[name] for name in shapes}
+        top = TOP | family(config).tensors
+        return {name: top[name] for name in shapes}
     table = _LAYER | family(config).tensors
     prefix = layer_prefix(item)
     return {name: prefix + table[name] for name in shapes}

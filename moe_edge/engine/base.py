@@ -59,6 +59,14 @@ class Engine:
         ]
         self._points: dict[int, Engine] = {self.config.moe.top_k: self}
 
+    @property
+    def may_discard(self) -> bool:
+        """Whether a step that ran ahead may be thrown away and be run again.
+
+        Keys and values are then written twice; a state would advance twice.
+        """
+        return self.may_run_ahead and not self.config.has_states
+
     def begin_prompts(self, session: Session, prompts) -> None:
         """Prompts are about to run: one step, however many chunks."""
 

@@ -2,6 +2,10 @@
 
 A cache is kept in whole chunks, because a chunk's bits depend on where it begins, and
 with the K at which all its tokens were computed. The least recently used leave first.
+
+Where layers keep states, a cache serves only prompts that begin with all of its tokens,
+because a state cannot be cut; it is taken while a prompt runs, behind a chunk's end:
+the prompt's last, and where a prompt parted from another one (`ends`).
 """
 
 import collections
@@ -27,11 +31,13 @@ class PromptCache:
     Args:
       budget_bytes: most bytes of all caches; 0 keeps none.
       chunk: tokens of a chunk.
+      whole: whether caches hold states.
     """
 
-    def __init__(self, budget_bytes: int, chunk: int):
+    def __init__(self, budget_bytes: int, chunk: int, whole: bool = False):
         check_from_zero("prompt_cache_bytes", budget_bytes)
         self.budget_bytes, self.chunk, self.num_bytes = budget_bytes, chunk, 0
+        self.whole = whole
         # (K, tokens) -> Kept, least recently used first.
         self._kept: collections.OrderedDict[tuple, Kept] = collections.OrderedDict()
 
@@ -60,9 +66,20 @@ class PromptCache:
         for key, kept in self._kept.items():
             if key[0] == k:
                 shared = self._shared_chunks(prompt, kept.tokens, most)
-                if shared > best:
+                serves = not self.whole or shared * self.chunk == len(kept.tokens)
+                if serves and shared > best:
                     best_key, best = key, shared
         return best_key, best * self.chunk
+
+    def ends(self, prompt: Sequence[int], k: int) -> set[int]:
+        """Of a prompt that runs: behind how many tokens states are worth keeping."""
+        whole = len(prompt) // self.chunk
+        parted = (
+            self._shared_chunks(prompt, kept.tokens, whole)
+            for key, kept in self._kept.items()
+            if key[0] == k
+        )
+        return {self.chunk * count for count in (whole, max(parted, default=0))} - {0}
 
     def _shared_chunks(self, prompt, tokens, most: int) -> int:
         count, C = 0, self.chunk
@@ -81,7 +98,8 @@ class PromptCache:
         if not tokens or num_bytes > self.budget_bytes:
             return False
         for key, kept in self._kept.items():
-            if key[0] == k and kept.tokens[: len(tokens)] == tokens:
+            there = kept.tokens if self.whole else kept.tokens[: len(tokens)]
+            if key[0] == k and there == tokens:
                 self._kept.move_to_end(key)
                 return False
         return True
@@ -89,10 +107,12 @@ class PromptCache:
     def make_room(self, tokens: tuple[int, ...], k: int, num_bytes: int) -> None:
         """Room for what `wants` said yes to, before it is copied.
 
-        Beginnings of it are no longer needed; then the least recently used leave.
+        Beginnings of it are no longer needed, but for states; then the least recently
+        used leave.
         """
         for key in [key for key in self._kept if self._begins(key, k, tokens)]:
-            self.num_bytes -= self._kept.pop(key).num_bytes
+            if not self.whole:
+                self.num_bytes -= self._kept.pop(key).num_bytes
         while self._kept and self.num_bytes + num_bytes > self.budget_bytes:
             _, kept = self._kept.popitem(last=False)
             self.num_bytes -= kept.num_bytes

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from moe_edge.engine.base import Engine
-from moe_edge.engine.prompt_cache import PromptCache
+from moe_edge.engine.prompt_cache import Kept, PromptCache
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
 from moe_edge.engine.slot_rows import LiveRow
 from moe_edge.engine.slot_tokens import scores_of
@@ -33,6 +33,7 @@ class PromptRun:
         cache: PromptCache,
     ):
         self._engine, self._programs, self._shapes = engine, programs, shapes
+        self._cache = cache
         self.rows: list[LiveRow | None] = list(rows)
         R = shapes.prompt_rows_for(len(rows))
         longest = max(len(row.row.prompt) for row in rows)
@@ -44,6 +45,8 @@ class PromptRun:
             if not row.row.score_prompt:
                 kept, row.cached = cache.find(row.row.prompt, row.k)
             row.length = row.cached
+            if cache.whole:
+                row.kept_ends = cache.ends(row.row.prompt, row.k)
             if kept is not None:
                 pairs = zip(session.caches, kept.caches, strict=True)
                 moves = [(place, 0, row.cached)]
@@ -99,6 +102,8 @@ class PromptRun:
         for place, (row, size) in enumerate(zip(self.rows, sizes, strict=True)):
             if size:
                 row.length += size
+                if row.length in row.kept_ends and not row.released:
+                    self._keep(row, place)
                 if not self._waits(row):
                     through[place] = row
         if not any(through):
@@ -106,6 +111,17 @@ class PromptRun:
         at_B = engine.put(np.array(sizes, np.int32) - 1)
         top = engine.programs.top
         return through, top.last_head(engine.weights.top, x_BSD, at_B)
+
+    def _keep(self, row: LiveRow, place: int) -> None:
+        """Copies a row's caches, which end with a chunk, if they are news."""
+        tokens, k = row.row.prompt[: row.length], row.prompt_k
+        num_bytes = self._shapes.kept_bytes(len(tokens))
+        if not self._cache.wants(tokens, k, num_bytes):
+            return
+        self._cache.make_room(tokens, k, num_bytes)
+        where = self._engine, self._shapes, self.session, place, len(tokens)
+        caches = self._programs.copy_out(*where)
+        self._cache.add(k, Kept(tokens, caches, num_bytes))
 
     def _score(self, row: LiveRow, x_BSD, place: int, size: int) -> None:
         """How likely the tokens are that follow those of a row's chunk."""

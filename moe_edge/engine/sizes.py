@@ -6,7 +6,7 @@ prompts as the engine does.
 
 from collections.abc import Iterable, Sequence
 
-from moe_edge.core.checks import CapacityError, check_count
+from moe_edge.core.checks import CapacityError, ConfigError, check_count
 from moe_edge.model.config import ModelConfig
 
 # Tokens of a row, prompt and new, for whose KV cache a budget in bytes reserves room
@@ -76,8 +76,10 @@ class SlotSizes:
         lower power of two is taken.
       prompt_rows: most prompts that are prefilled together, see `prompts_together`.
       deterministic: one shape for all: bits do not depend on company.
+      anchor: chunks begin at its multiples.
     Raises:
-      ConfigError: a size that is no positive number.
+      ConfigError: a size that is no positive number, or a prefill_chunk that is no
+        multiple of the anchor.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class SlotSizes:
         prefill_chunk: int,
         prompt_rows: int,
         deterministic: bool = False,
+        anchor: int = 1,
     ):
         sizes = {
             "max_rows": max_rows,
@@ -97,6 +100,11 @@ class SlotSizes:
         }
         for name, size in sizes.items():
             check_count(name, size)
+        if prefill_chunk % anchor:
+            raise ConfigError(
+                f"prefill_chunk must be a multiple of {anchor} for a model whose "
+                f"layers keep states, got {prefill_chunk}"
+            )
         self.max_rows, self.max_context = max_rows, max_context
         self.deterministic = deterministic
         largest, prompt_rows = capacity_for(max_context), min(prompt_rows, max_rows)
@@ -113,6 +121,8 @@ class SlotSizes:
         self.chunk = 1 << min(prefill_chunk, largest).bit_length() - 1
         while largest > self.chunk and largest % self.chunk:
             self.chunk //= 2
+        if self.chunk % anchor:  # of a capacity of 96: a prompt is one chunk
+            self.chunk = largest
         self.prompt_capacities = tuple(
             M for M in self.prompt_capacities if M <= self.chunk or not M % self.chunk
         )

@@ -7,7 +7,7 @@ Where nothing is known to change, the next step begins before this one's tokens 
 read: the device computes while Python tells them to whoever asked. Who joined or left
 meanwhile takes no harm: a row has the same values in any company (the same bits where
 all steps have one shape). A row that left is ignored, and a step begun at another K, or
-before a row joined, is run again.
+before a row joined, is run again: so no step begins early where layers keep states.
 """
 
 from collections.abc import Sequence
@@ -134,7 +134,7 @@ class SlotBatch:
         """Whether the step after this one is of the same rows in the same session."""
         active = [row for row in rows if row is not None]
         return (
-            self._engine.may_run_ahead
+            self._engine.may_discard
             and not self.changed
             and all(0 <= row.emitted < row.row.max_new_tokens - 1 for row in active)
             and max(row.length for row in self.rows) + 2 <= self.session.capacity

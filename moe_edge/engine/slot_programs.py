@@ -11,15 +11,17 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 
+from moe_edge.core.checks import CapacityError
 from moe_edge.engine.base import Engine
 from moe_edge.engine.programs import TopPrograms, count_compiled, jit_step
 from moe_edge.engine.session import Session, cache_bytes
-from moe_edge.engine.sizes import SlotSizes, check_context
+from moe_edge.engine.sizes import SlotSizes, capacity_for, check_context
 from moe_edge.engine.slot_rows import MOST_LOGPROBS
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.row_sampling import allow, draw_rows, log_probs
 from moe_edge.model.sampling import likeliest
+from moe_edge.model.state_config import ANCHOR
 
 
 class SlotPrograms:
@@ -76,18 +78,36 @@ class SlotPrograms:
     ) -> kv_cache.Cache:
         """A layer's cache with rows of another one; the first is donated.
 
+        States are copied whole.
+
         Args:
           moves: (row here, row there, how many of its tokens) of each.
           part: positions that are copied at a time; it divides both capacities.
         """
-        heads = self._heads[layer]
+        heads, whole = self._heads[layer], self._config.attention_of(layer).has_state
         for to_row, row, tokens in moves:
-            for start in range(0, tokens, part):
-                at = self._number(start)
+            for start in (0,) if whole else range(0, tokens, part):
+                at, size = self._number(start), None if whole else part
                 where = self._number(row), at
-                copied = self.read_row(other, *where, size=part, heads=heads)
+                copied = self.read_row(other, *where, size=size, heads=heads)
                 cache = self.write_row(cache, self._number(to_row), at, copied)
         return cache
+
+    def copy_out(
+        self, engine: Engine, shapes: "SlotShapes", session: Session, row: int, n: int
+    ) -> list[kv_cache.Cache]:
+        """Caches of one row alone, of its first n tokens: whole chunks."""
+        capacity = capacity_for(shapes.kept_capacity(n))
+        return [
+            self.copy_rows(
+                layer,
+                engine.new_cache(layer, 1, capacity),
+                cache,
+                [(0, row, n)],
+                shapes.part,
+            )
+            for layer, cache in enumerate(session.caches)
+        ]
 
     def _number(self, number: int) -> jax.Array:
         if number not in self._numbers:
@@ -106,7 +126,7 @@ class SlotShapes(SlotSizes):
     """
 
     def __init__(self, config: ModelConfig, **sizes):
-        super().__init__(**sizes)
+        super().__init__(**sizes, anchor=ANCHOR if config.has_states else 1)
         check_context(self.max_context, config)
         self.config = config
         # Positions that are copied at a time, from cache to cache.
@@ -122,6 +142,20 @@ class SlotShapes(SlotSizes):
     def row_bytes(self, tokens: int) -> int:
         """Bytes of the cache of a row of so many positions."""
         return cache_bytes(self.config, 1, self.capacity_for(tokens))
+
+    def kept_bytes(self, tokens: int) -> int:
+        """Bytes of what the prompt cache keeps of so many tokens, whole chunks."""
+        return cache_bytes(self.config, 1, self.kept_capacity(tokens))
+
+    def check_kept(self, budget_bytes: int) -> None:
+        """Raises CapacityError for a prompt cache that could never keep a state."""
+        least = self.kept_bytes(self.chunk)
+        if self.config.has_states and 0 < budget_bytes < least:
+            raise CapacityError(
+                f"a prompt cache of {budget_bytes} bytes holds no beginning: states "
+                f"and the keys and values of a chunk of {self.chunk} tokens take "
+                f"{least}; give as much, or 0"
+            )
 
     def peak_bytes(self, session_bytes: int) -> int:
         """Most bytes of a running batch whose caches take so many, also as it moves.
@@ -141,11 +175,17 @@ class SlotShapes(SlotSizes):
 
     @functools.cached_property
     def _largest_share(self) -> tuple[int, int]:
-        """Bytes of a position in the largest layer's cache, and in all of them."""
+        """Bytes of a position in the largest layer's cache, and in all of them.
+
+        With states, which do not grow, of the capacity where that share is largest.
+        """
         config = self.config
-        layers = map(config.attention_of, range(config.num_layers))
-        sizes = [kv_cache.cache_bytes(each, 1, 1) for each in layers]
-        return max(sizes), sum(sizes)
+        layers = [*map(config.attention_of, range(config.num_layers))]
+        shares = []
+        for capacity in self.capacities if config.has_states else (1,):
+            sizes = [kv_cache.cache_bytes(each, 1, capacity) for each in layers]
+            shares.append((max(sizes), sum(sizes)))
+        return max(shares, key=lambda share: share[0] / share[1])
 
     def prompt_bytes(self) -> int:
         """Most bytes of the caches of prompts on their way."""

@@ -84,6 +84,8 @@ class LiveRow:
     prompt_k: int | None = None  # at which its first tokens are computed, once begun
     same_k: int | None = None  # how many tokens are; None: all
     released: bool = False
+    # Behind how many of its prompt's tokens states are kept (`PromptCache.ends`).
+    kept_ends: set[int] = dataclasses.field(default_factory=set)
     allowed_W: np.ndarray | None = None  # of `row.guide`; None: not asked yet
     # Of the prompt's tokens from the second on, each after those before it.
     prompt_scores: list["Score"] = dataclasses.field(default_factory=list)

@@ -48,12 +48,14 @@ class RowSlots:
       max_rows, max_context, prefill_chunk, prompt_rows, deterministic: see
         `SlotShapes`. Deterministic: the bits of a row's log probabilities do not
         depend on other rows or on the prompt cache.
-      prompt_cache_bytes: for the caches of rows that ended; 0 keeps none.
+      prompt_cache_bytes: for the caches of rows that ended, with states of prompts as
+        they run (`prompt_cache.py`); 0 keeps none.
     Raises:
       ConfigError: an engine that keeps a record of one sequence, or with deterministic
         one where company matters (`check_rows`).
-      CapacityError: more than the model's context, or more bytes of caches than the
-        engine's budget left for them (`kv_limit_bytes`).
+      CapacityError: more than the model's context, more bytes of caches than the
+        engine's budget left for them (`kv_limit_bytes`), or a prompt cache that could
+        not keep one state.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class RowSlots:
             prompt_rows=min(prompt_rows, max_rows),
             deterministic=deterministic,
         )
-        self.cache = PromptCache(prompt_cache_bytes, self.shapes.chunk)
+        self.shapes.check_kept(prompt_cache_bytes)
+        whole = engine.config.has_states
+        self.cache = PromptCache(prompt_cache_bytes, self.shapes.chunk, whole)
         self._check_budget()
         self._programs = SlotPrograms.of(engine)
         self._rows: dict[Hashable, LiveRow] = {}
@@ -242,7 +246,8 @@ class RowSlots:
             self._run = None
         if row.place is None:
             return
-        self._keep(row)
+        if not self.cache.whole:  # a state stands at the row's end, not at a chunk's
+            self._keep(row)
         self._batch.remove(row)
 
     def clear(self) -> None:
@@ -263,18 +268,12 @@ class RowSlots:
         if self.shapes.deterministic or not self.engine.lossless:
             length = min(length, len(row.row.prompt))
         tokens = tuple(row.tokens[: length // C * C])
-        capacity = capacity_for(self.shapes.kept_capacity(len(tokens)))
-        num_bytes = cache_bytes(self.engine.config, 1, capacity)
+        num_bytes = self.shapes.kept_bytes(len(tokens))
         if not self.cache.wants(tokens, row.prompt_k, num_bytes):
             return
         self.cache.make_room(tokens, row.prompt_k, num_bytes)
-        moves, part = [(0, row.place, len(tokens))], self.shapes.part
-        caches = [
-            self._programs.copy_rows(
-                layer, self.engine.new_cache(layer, 1, capacity), cache, moves, part
-            )
-            for layer, cache in enumerate(self._batch.session.caches)
-        ]
+        where = self.engine, self.shapes, self._batch.session, row.place, len(tokens)
+        caches = self._programs.copy_out(*where)
         self.cache.add(row.prompt_k, Kept(tokens, caches, num_bytes))
 
     def keep(self, k: int, tokens: tuple[int, ...], layers: Mapping[int, Any]) -> bool:

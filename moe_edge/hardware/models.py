@@ -5,12 +5,13 @@ Only routed experts are placed; everything else of a layer is on every server.
 
 import dataclasses
 import functools
+import math
 
 from moe_edge.core.checks import check_count, check_known
 from moe_edge.hardware.cost_model import BlockShape, CostModel, DenseLayer
 from moe_edge.hardware.specs import Cluster
 from moe_edge.model.attention_config import AttentionConfig, RopeConfig
-from moe_edge.model.config import ModelConfig, MoeConfig
+from moe_edge.model.config import Mixer, ModelConfig, MoeConfig
 from moe_edge.model.quantised import bytes_per_weight
 
 
@@ -97,7 +98,10 @@ def layer_weights(config: ModelConfig) -> int:
     return all_weights // config.num_layers + shared
 
 
-def _attention_weights(attention: AttentionConfig, D: int) -> int:
+def _attention_weights(attention: Mixer, D: int) -> int:
+    if attention.has_state:
+        shapes = attention.weight_shapes(D).values()
+        return sum(math.prod(shape) for shape in shapes if len(shape) > 1)
     H, P = attention.num_heads, attention.head_dim
     if attention.kind == "mla":
         latent, rank = attention.kv_lora_rank, attention.q_lora_rank

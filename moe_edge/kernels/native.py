@@ -25,6 +25,7 @@ MAX_ROWS = 16  # vectors above which blocks of tokens are faster: `blocks.py`
 CHOICES = ("native", "xla")
 TARGETS = (
     *("linear", "norm", "top_k", "attend", "attend_chunked", "experts"),
+    "delta",
     *("product", "blocks", "fill", "sum"),
     *("product_back", "train", "train_back", "train_attend", "train_attend_back"),
 )
@@ -283,6 +284,24 @@ def attend(
     call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(shape, jnp.float32))
     scale = np.float32(scale)
     return call(q_BSHP, k, v, start_B, window, sinks_H, scale=scale)
+
+
+def delta(q_NK, k_NK, v_NV, g_N, beta_N, state_NKV) -> tuple[jax.Array, jax.Array]:
+    """A step of N heads of delta-nets: see `model.delta_net.step`.
+
+    The state is written in place if nobody else needs it; a head whose g and beta are 0
+    keeps its bits. A head's bits do not depend on the others.
+
+    Returns:
+      (float32 `[N, V]`, state).
+    """
+    like = jax.ShapeDtypeStruct(v_NV.shape, jnp.float32)
+    state = jax.ShapeDtypeStruct(state_NKV.shape, jnp.float32)
+    aliases = {5: 1}
+    call = jax.ffi.ffi_call(
+        "moe_edge_delta", (like, state), input_output_aliases=aliases
+    )
+    return tuple(call(q_NK, k_NK, v_NV, g_N, beta_N, state_NKV))
 
 
 def experts(x_TD, ids_TK, weights_TK, records_ER, layout, act, start_TD, rows=False):

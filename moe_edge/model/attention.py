@@ -12,7 +12,7 @@ from flax import nnx
 from moe_edge.kernels import decode_attention, gradients, native
 from moe_edge.model import cached_attention, kv_cache
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.layers import add_bias, add_params, rms_norm
+from moe_edge.model.layers import add_bias, add_params, norm_scale, rms_norm
 from moe_edge.model.matvec import einsum, linear, linear_each
 from moe_edge.model.rope import rotate
 from moe_edge.model.shapes import attention_shapes
@@ -65,6 +65,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, layer: int, rngs: nnx.Rngs):
         self.config, self.eps = config.attention_of(layer), config.norm_eps
+        self.plus_one = config.norm_plus_one
         add_params(self, attention_shapes(self.config, config.d_model), rngs)
 
     def _heads(self, y, name: str, heads: int, tables) -> jax.Array:
@@ -76,7 +77,7 @@ class Attention(nnx.Module):
         B, S, _ = y.shape
         normed = name != "v" and attention.qk_norm != "none"
         if normed and attention.qk_norm == "full":
-            y = rms_norm(y, getattr(self, f"{name}_norm")[...], self.eps)
+            y = rms_norm(y, self._norm_weight(name), self.eps)
         if attention.clip_qkv is not None:
             y = jnp.clip(y, -attention.clip_qkv, attention.clip_qkv)
         y = y.reshape(B, S, heads, -1)
@@ -96,8 +97,11 @@ class Attention(nnx.Module):
     def _norm_head(self, y, name: str) -> jax.Array:
         weight_P = jnp.ones(y.shape[-1], jnp.float32)
         if self.config.qk_norm == "head":
-            weight_P = getattr(self, f"{name}_norm")[...]
+            weight_P = self._norm_weight(name)
         return rms_norm(y, weight_P, self.eps)
+
+    def _norm_weight(self, name: str) -> jax.Array:
+        return norm_scale(getattr(self, f"{name}_norm")[...], self.plus_one)
 
     def _tempered(self, q_BSHP, start_B) -> jax.Array:
         """Queries by the temperature of their positions, if the layer has one."""
@@ -128,13 +132,15 @@ class Attention(nnx.Module):
         P = attention.head_dim
         names = ("q", "k") if attention.k_is_v else ("q", "k", "v")
         q, k, *v = linear_each(x_BSD, *(getattr(self, name)[...] for name in names))
-        v = v[0] if v else k
+        v, gate = v[0] if v else k, None
+        if attention.output_gate:
+            q, gate = self._parted(q)
         fused = cache is not None and decode_attention.suits(B, S)
         if fused and decode_attention.knows(attention):
             products = {"q": q, "k": k, "v": v}
             given = products, self._vectors(), cache, tables, start_B, window
             y, cache = decode_attention.attend(*given, attention, self.eps)
-            return self._output(y.reshape(B, S, -1)), cache
+            return self._output(y.reshape(B, S, -1), gate), cache
         q = self._heads(q, "q", attention.num_heads, tables)
         q = self._tempered(q, start_B)
         k, v = self._heads(k, "k", G, tables), self._heads(v, "v", G, tables)
@@ -152,14 +158,16 @@ class Attention(nnx.Module):
             sinks = self.sinks[...].astype(jnp.float32) if attention.sinks else None
             given = q, k_cache, v_cache, start_B, window, attention.scale
             y = native.attend(*given, sinks, chunked)
-            return self._output(y.reshape(B, S, -1)), cache
+            return self._output(y.reshape(B, S, -1), gate), cache
         M = k.shape[1]
         q = q.reshape(B, S, G, -1, P).transpose(0, 2, 3, 1, 4)
         plain = not (attention.sinks or chunked) and attention.value_dim == P
         if cache is None and plain and gradients.suits(P, dtype=q.dtype):
             given = q.reshape(-1, S, P), k, v, jnp.asarray(window), attention.scale
             y = gradients.attend(*given).reshape(q.shape)
-            return self._output(y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)), cache
+            return self._output(
+                y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1), gate
+            ), cache
         sinks = None
         if attention.sinks:
             sinks = self.sinks[...].astype(jnp.float32).reshape(1, G, -1, 1, 1)
@@ -173,7 +181,7 @@ class Attention(nnx.Module):
             y = cached_attention.attend(*given)
             y = y.reshape(B, G, -1, S, attention.value_dim)
             y = y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)
-            return self._output(y), cache
+            return self._output(y, gate), cache
         # On XLA:CPU a prefill's products are a fifth faster when kept apart from
         # what follows them; training, without a cache, is left as it is.
         apart = jax.lax.optimization_barrier if cache and S > 1 else lambda y: y
@@ -184,13 +192,23 @@ class Attention(nnx.Module):
         y = apart(einsum("RQM,RMP->RQP", weights, v))
         y = y.reshape(B, G, -1, S, attention.value_dim)
         y = y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)
-        return self._output(y), cache
+        return self._output(y, gate), cache
 
     def _vectors(self) -> dict[str, jax.Array]:
         """What `decode_attention.attend` takes beside the products."""
         names = decode_attention.VECTORS
-        return {name: getattr(self, name)[...] for name in names if hasattr(self, name)}
+        own = {name: getattr(self, name)[...] for name in names if hasattr(self, name)}
+        norms = own.keys() & {"q_norm", "k_norm"}
+        return own | {name: norm_scale(own[name], self.plus_one) for name in norms}
 
-    def _output(self, y_BSR) -> jax.Array:
+    def _parted(self, q_BSR) -> list[jax.Array]:
+        """q and the gate of what attention gives, `[B, S, H * P]`, by head in files."""
+        B, S, _ = q_BSR.shape
+        both = jnp.split(q_BSR.reshape(B, S, self.config.num_heads, -1), 2, axis=-1)
+        return [each.reshape(B, S, -1) for each in both]
+
+    def _output(self, y_BSR, gate_BSR=None) -> jax.Array:
+        if gate_BSR is not None:
+            y_BSR = y_BSR * jax.nn.sigmoid(gate_BSR)
         y_BSD = linear(y_BSR, self.o[...])
         return add_bias(y_BSD, self.o_bias if self.config.out_bias else None)

@@ -4,6 +4,7 @@ One description for every family, see `config.py`.
 """
 
 import dataclasses
+from typing import ClassVar
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
 
@@ -49,6 +50,9 @@ class AttentionConfig:
     qk_norm: str = "none"
     qk_norm_after_rope: bool = False  # per head only (HunYuan)
     clip_qkv: float | None = None
+    # q has twice its width: by head what is q, and whose sigmoid multiplies what the
+    # head gives.
+    output_gate: bool = False
     sinks: bool = False  # one learned logit per head in the softmax's denominator
     # Of every layer of the model, how many latest positions a query sees (None: all of
     # them). Kinds besides the first have none: see `ModelConfig.other_attention`.
@@ -68,6 +72,8 @@ class AttentionConfig:
     nope_dim: int = 0
     # RMSNorm epsilon inside MLA when it differs from the model's.
     lora_norm_eps: float | None = None
+
+    has_state: ClassVar[bool] = False  # of `state_config`: other kinds of layers
 
     @property
     def scale(self) -> float:
@@ -115,6 +121,13 @@ def check_attention(attention: AttentionConfig) -> None:
             "a norm of q and k after rotation is one per head, got qk_norm "
             f"{attention.qk_norm!r}"
         )
+    gated = attention.output_gate
+    if gated and (attention.qkv_bias or attention.value_dim != attention.head_dim):
+        raise ConfigError(
+            "an output gate, which stands with q, is as wide as v and has no bias; "
+            f"got head_dim {attention.head_dim}, v_head_dim {attention.value_dim}, "
+            f"qkv_bias {attention.qkv_bias}"
+        )
     if attention.k_is_v and attention.value_dim != attention.head_dim:
         raise ConfigError(
             f"v that is k has its width {attention.head_dim}, got v_head_dim "
@@ -151,7 +164,14 @@ def check_attention(attention: AttentionConfig) -> None:
 def _check_latent(attention: AttentionConfig) -> None:
     """Raises ConfigError for parts that latent attention does not compute."""
     fields = {field.name: field.default for field in dataclasses.fields(attention)}
-    for name in ("chunked", "value_scale", "v_norm", "k_is_v", "temperature"):
+    for name in (
+        "output_gate",
+        "chunked",
+        "value_scale",
+        "v_norm",
+        "k_is_v",
+        "temperature",
+    ):
         value = getattr(attention, name)
         if value != fields[name]:
             raise ConfigError(

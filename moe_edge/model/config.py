@@ -16,6 +16,7 @@ from moe_edge.model.attention_config import (
     RopeConfig,
     check_attention,
 )
+from moe_edge.model.state_config import StateConfig
 
 SCORINGS = ("softmax", "sigmoid", "softmax_topk", "sparsemixer")
 GROUP_SCORES = ("max", "top2")
@@ -26,6 +27,8 @@ NORMS = ("rms", "layer")
 # their gate neurons (model/proxy_gate.py) or rows (model/calibrated_gate.py).
 PROXY_GATES = ("proxy_pattern", "proxy_global")
 GATES = ("linear", *PROXY_GATES, "calibrated")
+# How a layer takes in earlier positions.
+Mixer = AttentionConfig | StateConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,7 @@ class MoeConfig:
     expert_dim: int
     scoring: str = "softmax"
     norm_topk: bool = False
+    norm_epsilon: float = 1e-20  # added to the sum that weights are divided by
     # sparsemixer: half of how much lower, relative to its size, the logit of an expert
     # may be that shares the weight with a chosen one.
     nearness: float = 0.0
@@ -107,7 +111,8 @@ class ModelConfig:
     """A whole model. `dense_layers` have a plain MLP instead of experts.
 
     Where layers differ in more than their windows, `other_attention` holds the further
-    kinds, and `attention_kinds` of every layer which it has (0: `attention`).
+    kinds, layers with a state among them, and `attention_kinds` of every layer which it
+    has (0: `attention`).
     """
 
     model_type: str
@@ -122,6 +127,8 @@ class ModelConfig:
     norm_eps: float = 1e-6
     # Of layers and of the final state: root mean square, or LayerNorm with a bias.
     norm: str = "rms"
+    # Norms multiply by one more than their weights, those of q and k, too.
+    norm_plus_one: bool = False
     # Where attention and MLP are normed: what they take, what they give, or both.
     norm_before: bool = True
     norm_after: bool = False
@@ -135,7 +142,7 @@ class ModelConfig:
     tie_embeddings: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
-    other_attention: tuple[AttentionConfig, ...] = ()
+    other_attention: tuple[Mixer, ...] = ()
     attention_kinds: tuple[int, ...] = ()
     indexer: IndexerConfig | None = None
     logit_cap: float | None = None  # c tanh(logits / c)
@@ -169,8 +176,10 @@ class ModelConfig:
         }
         for name, value in sizes.items():
             check_count(name, value)
-        for each in self.attentions:
-            check_attention(each)
+        check_attention(attention)
+        for each in self.other_attention:
+            if isinstance(each, AttentionConfig):
+                check_attention(each)
         self._check_kinds()
         if self.layer_scale and self.dense_layers:
             raise ConfigError(
@@ -245,14 +254,19 @@ class ModelConfig:
             )
 
     @property
-    def attentions(self) -> tuple[AttentionConfig, ...]:
-        """All kinds of attention that layers have."""
+    def attentions(self) -> tuple[Mixer, ...]:
+        """All kinds of attention that layers have, and of layers with a state."""
         return (self.attention, *self.other_attention)
 
-    def attention_of(self, layer: int) -> AttentionConfig:
-        """The attention of a layer; its window: `window`."""
+    def attention_of(self, layer: int) -> Mixer:
+        """The attention of a layer, or its state; its window: `window`."""
         kind = self.attention_kinds[layer] if self.attention_kinds else 0
         return self.attentions[kind]
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep a state a row: see `state_config`."""
+        return any(each.has_state for each in self.attentions)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

@@ -5,7 +5,8 @@ one shape while the sequence grows; layers may differ in heads and widths. Group
 attention holds `k` and `v` `[B * G, M, P]` (v perhaps of another width); latent
 attention holds `latent` `[B, M, R_kv + rope]`; a first axis of 1 is left out. Row b's
 tokens stand at positions 0, 1, ...; what lies beyond a row's length is garbage that the
-causal mask hides until it is overwritten.
+causal mask hides until it is overwritten. Layers of `state_config` hold states a row
+instead, `[B, rows, width]`, which no position names: they are copied whole.
 
 These are the shapes of the products over a cache. Where XLA:CPU has to reshape the
 cache of one sequence it makes four copies of it a step (12 heads of 64, 512 tokens:
@@ -19,17 +20,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moe_edge.model.attention_config import AttentionConfig
-from moe_edge.model.config import ModelConfig
+from moe_edge.model.config import Mixer, ModelConfig
 
 Cache = dict[str, jax.Array]
 VALUE_BYTES = 4  # float32
+STATES = ("state", "window")  # arrays of layers of `state_config`
 
 
-def cache_shapes(
-    attention: AttentionConfig, batch: int, capacity: int
-) -> dict[str, tuple]:
-    """Array name -> shape of the cache of a layer with such attention."""
+def cache_shapes(attention: Mixer, batch: int, capacity: int) -> dict[str, tuple]:
+    """Array name -> shape of the cache of a layer with such attention or state."""
+    if attention.has_state:
+        return attention.state_shapes(batch)
     rows = batch * attention.cache_heads
     if attention.kind == "mla":
         widths = {"latent": attention.kv_lora_rank + attention.rope.dim}
@@ -39,15 +40,13 @@ def cache_shapes(
     return {name: (*first, capacity, width) for name, width in widths.items()}
 
 
-def cache_bytes(attention: AttentionConfig, batch: int, capacity: int) -> int:
+def cache_bytes(attention: Mixer, batch: int, capacity: int) -> int:
     """Bytes of the cache of a layer with such attention."""
     shapes = cache_shapes(attention, batch, capacity).values()
     return sum(map(math.prod, shapes)) * VALUE_BYTES
 
 
-def empty_cache(
-    attention: AttentionConfig, batch: int, capacity: int, sharding=None
-) -> Cache:
+def empty_cache(attention: Mixer, batch: int, capacity: int, sharding=None) -> Cache:
     """A zeroed float32 cache of one layer.
 
     Args:
@@ -142,19 +141,19 @@ def visible(
     return (keys <= queries) & (keys > queries - window)
 
 
-def read_row(cache: Cache, row, start, size: int, heads: int) -> Cache:
+def read_row(cache: Cache, row, start, size: int | None, heads: int) -> Cache:
     """A part of a row of the batch: `[heads, size, P]` of each array.
 
     Args:
       cache: of one layer.
       row, start: int32 scalars: row of the batch, first position.
-      size: positions (static).
+      size: positions (static); None: all, which states are read by.
       heads: `AttentionConfig.cache_heads` of the layer (static).
     """
 
     def take(array):
         array_RMP = array if array.ndim == 3 else array[None]
-        shape = heads, size, array.shape[-1]
+        shape = heads, size or array.shape[-2], array.shape[-1]
         return jax.lax.dynamic_slice(array_RMP, (row * heads, start, 0), shape)
 
     return {name: take(array) for name, array in cache.items()}

@@ -33,6 +33,11 @@ def add_params(module: nnx.Module, shapes: Shapes, rngs: nnx.Rngs) -> None:
         setattr(module, name, value)
 
 
+def norm_scale(weight: jax.Array, plus_one: bool) -> jax.Array:
+    """What multiplies a normed value: the stored weight, or one more."""
+    return weight.astype(jnp.float32) + 1.0 if plus_one else weight
+
+
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """Root-mean-square norm over the last axis, in float32."""
     scale_D, D = weight.astype(jnp.float32), x.shape[-1]

@@ -115,7 +115,8 @@ def _choose(
     weights = jnp.ones_like(weights) if moe.input_scaled else weights
     weights = _cut(weights, k_T1, 0.0)
     if moe.norm_topk:
-        weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        weights = weights / (total + moe.norm_epsilon)
     ids = _cut(ids, k_T1, moe.num_experts)
     return Routing(ids, weights * moe.routed_scaling, scores)
 

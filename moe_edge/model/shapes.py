@@ -4,7 +4,7 @@ Routed experts are apart: see `record.py`.
 """
 
 from moe_edge.model.attention_config import AttentionConfig
-from moe_edge.model.config import ModelConfig
+from moe_edge.model.config import Mixer, ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
 # Matrices that vectors are multiplied by, and that may be in blocks (`quantised.py`).
@@ -107,14 +107,17 @@ def router_shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
-def attention_shapes(attention: AttentionConfig, d_model: int) -> Shapes:
-    """Attention of either kind."""
+def attention_shapes(attention: Mixer, d_model: int) -> Shapes:
+    """Attention of either kind, or a layer with a state."""
+    if attention.has_state:
+        return attention.weight_shapes(d_model)
     D, H, P = d_model, attention.num_heads, attention.head_dim
     if attention.kind == "mla":
         return _mla_shapes(attention, D)
     q, kv = H * P, attention.num_kv_heads * P
     values = attention.num_kv_heads * attention.value_dim
-    shapes: Shapes = {"q": (q, D), "k": (kv, D), "v": (values, D)}
+    products = 2 * q if attention.output_gate else q
+    shapes: Shapes = {"q": (products, D), "k": (kv, D), "v": (values, D)}
     shapes["o"] = (D, H * attention.value_dim)
     if attention.k_is_v:
         del shapes["v"]

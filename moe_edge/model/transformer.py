@@ -17,6 +17,7 @@ from moe_edge.core.float32 import rounded, to_float32
 from moe_edge.model.attention import NO_WINDOW, Attention
 from moe_edge.model.branches import Norm, Shared, add_experts, leave_branch, seam
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.delta_net import DeltaNet
 from moe_edge.model.layers import (
     GatedMlp,
     add_bias,
@@ -24,6 +25,7 @@ from moe_edge.model.layers import (
     add_params,
     new_matrix,
     norm,
+    norm_scale,
 )
 from moe_edge.model.matvec import linear
 from moe_edge.model.mla import LatentAttention
@@ -31,9 +33,18 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.model.rope import rope_tables
 from moe_edge.model.router import Router, Routing
 from moe_edge.model.shapes import block_shapes, norm_shapes
+from moe_edge.model.short_conv import ShortConv
 
 # (x_TD, ids_TK, weights_TK, experts_ER) -> y_TD, all float32.
 ExpertFn = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+_MIXERS = {
+    "gqa": Attention,
+    "mla": LatentAttention,
+    "conv": ShortConv,
+    "delta": DeltaNet,
+}
 
 
 class Chunk(NamedTuple):
@@ -66,7 +77,7 @@ def make_chunk(config: ModelConfig, start_B, valid_BS, k_B=None) -> Chunk:
 
 
 class Block(nnx.Module):
-    """One layer: attention, then experts or a dense MLP.
+    """One layer: attention, or what keeps a state, then experts or a dense MLP.
 
     A MoE layer's steps are separate methods, so that an engine may plan expert
     transfers between `route` and `add_experts`; `__call__` runs them all.
@@ -80,8 +91,8 @@ class Block(nnx.Module):
         self.rope = None if rope is None else config.ropes.index(rope)
         add_params(self, block_shapes(config, layer), rngs)
         self.has_own_norms = self.is_moe and config.moe.own_norms
-        kind = LatentAttention if attention.kind == "mla" else Attention
-        self.attn = kind(config, layer, rngs)
+        self.has_state = attention.has_state
+        self.attn = _MIXERS[attention.kind](config, layer, rngs)
         if not self.is_moe:
             self.mlp = GatedMlp(D, config.dense_dim, config.activation, rngs)
             return
@@ -97,7 +108,10 @@ class Block(nnx.Module):
         """Adds attention to the residual stream; returns (Attended, cache)."""
         config, normed_BSD = self.config, self.norm_before("attn", x_BSD)
         tables = None if self.rope is None else chunk.tables[self.rope]
-        y, cache = self.attn(normed_BSD, tables, chunk.start_B, window, cache)
+        if self.has_state:
+            y, cache = self.attn(normed_BSD, chunk.valid_BS, cache)
+        else:
+            y, cache = self.attn(normed_BSD, tables, chunk.start_B, window, cache)
         y = leave_branch(config, y, self.norm_after("attn"))
         if config.norm_before and config.norm == "rms":
             scale_D = self._norm_before("mlp").scale_D
@@ -124,7 +138,8 @@ class Block(nnx.Module):
 
     def _norm_of(self, name: str) -> Norm:
         bias = getattr(self, name + "_bias", None)
-        return Norm(getattr(self, name)[...], None if bias is None else bias[...])
+        scale_D = norm_scale(getattr(self, name)[...], self.config.norm_plus_one)
+        return Norm(scale_D, None if bias is None else bias[...])
 
     def route(self, normed_BSD, chunk: Chunk) -> tuple[jax.Array, Routing]:
         """Normed hidden states `[T, D]` and their routing.
@@ -209,7 +224,8 @@ def logits_of(config: ModelConfig, top: Mapping[str, jax.Array], x) -> jax.Array
       top: by canonical name, the final norm and the head or a tied embedding.
     """
     bias_D = top["final_norm_bias"] if config.norm == "layer" else None
-    x = norm(x, top["final_norm"], bias_D, config.norm_eps)
+    scale_D = norm_scale(top["final_norm"], config.norm_plus_one)
+    x = norm(x, scale_D, bias_D, config.norm_eps)
     logits = linear(x, top["embed" if config.tie_embeddings else "head"])
     logits = add_bias(logits, top["head_bias"] if config.head_bias else None)
     logits = logits if config.logit_divisor == 1 else logits / config.logit_divisor

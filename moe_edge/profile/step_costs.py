@@ -123,7 +123,7 @@ def measure_steps(
         f"measured: {max_batch} rows after {timer.prompt_tokens} tokens",
         shapes=timer.shapes(),
         batches=timer.batches(),
-        runs_ahead=bool(engine.may_run_ahead),
+        runs_ahead=bool(engine.may_discard),
         **timer.keys(),
         **timer.changes(),
     )

@@ -147,7 +147,8 @@ def cache_bytes_of(options: ServingOptions, shapes: "SlotShapes") -> CacheBytes:
     """Shares out the memory of all caches.
 
     Raises:
-      CapacityError: too little for one row of the longest context.
+      CapacityError: too little for one row of the longest context, or for a state in
+        the prompt cache.
     """
     longest, prompts = shapes.row_bytes(shapes.max_context), shapes.prompt_bytes()
     running, rows = shapes.max_rows * longest, shapes.rows[0]
@@ -157,9 +158,11 @@ def cache_bytes_of(options: ServingOptions, shapes: "SlotShapes") -> CacheBytes:
     amount = (kept and kept.bytes) or 0
     if options.kv_memory is None:
         own = int((shapes.peak_bytes(running) + prompts) * share / (1 - share))
+        shapes.check_kept(amount + own)
         return CacheBytes(running, prompts, amount + own)
     total = parse_budget(options.kv_memory).bytes
     amount += int(total * share)
+    shapes.check_kept(amount)
     if (left := total - amount - prompts) < least:
         raise CapacityError(
             f"kv_memory {options.kv_memory} leaves {left} bytes for running rows, "

@@ -81,6 +81,21 @@ FILES = {
         {"correction_bias": True, "shared_dim": 2048},
         (235.0, 238.0),
     ),
+    "LFM2_8B_A1B": (
+        {"qk_norm": "head", "rope.theta": 1e6, "head_dim": 64, "num_kv_heads": 8},
+        {"scoring": "sigmoid", "norm_epsilon": 1e-6, "correction_bias": True},
+        (8.2, 8.5),
+    ),
+    "QWEN3_NEXT_80B": (
+        {"rope.dim": 64, "rope.theta": 1e7, "output_gate": True},
+        {"top_k": 10, "shared_dim": 512, "shared_gate": True, "norm_topk": True},
+        (79.0, 81.0),
+    ),
+    "QWEN3_5_35B_A3B": (
+        {"rope.dim": 64, "rope.theta": 1e7, "num_kv_heads": 2, "output_gate": True},
+        {"num_experts": 256, "norm_topk": True},
+        (34.0, 36.0),
+    ),
 }
 
 
@@ -110,6 +125,13 @@ def test_published_file_is_the_model_that_its_authors_describe(name):
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
+        ("LFM2_8B_A1B", "conv_bias", True),
+        ("LFM2_8B_A1B", "layer_types", ["conv"] * 24),
+        ("LFM2_8B_A1B", "layer_types", ["full_attention"] * 24),
+        ("LFM2_8B_A1B", "conv_L_cache", 1),
+        ("QWEN3_NEXT_80B", "attention_bias", True),
+        ("QWEN3_NEXT_80B", "full_attention_interval", 1),
+        ("QWEN3_NEXT_80B", "attn_output_gate", False),
         ("GLM_4_5_AIR", "scoring_func", "softmax"),
         ("GLM_4_5_AIR", "n_group", 128),
         ("GLM_4_5_AIR", "partial_rotary_factor", 1.5),

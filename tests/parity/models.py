@@ -19,6 +19,8 @@ YARN = {
     "mscale": 0.7,
     "mscale_all_dim": 0.9,
 }
+# Norms multiply by one more than their weights, but for that of the delta-net.
+PLUS_ONE = ("qwen3_next", "qwen3_5_moe_text")
 # Beyond the families' tiny configs: paths of the maths that those do not take.
 VARIANTS = {
     "olmoe-norm": ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
@@ -142,7 +144,9 @@ def hf_checkpoint(
         for name, tensor in tensors.items():
             if name.endswith("inv_freq"):
                 continue
-            if "norm" in name or name.endswith(("scale", "scalar")):
+            if family in PLUS_ONE and "norm" in name and "linear_attn" not in name:
+                tensor.copy_(0.2 * torch.randn_like(tensor))
+            elif "norm" in name or name.endswith(("scale", "scalar")):
                 tensor.copy_(1 + 0.2 * torch.randn_like(tensor))
             elif tensor.ndim > 1:
                 tensor.copy_(1.2 * torch.randn_like(tensor) / tensor.shape[-1] ** 0.5)

@@ -13,7 +13,14 @@ from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from moe_edge.engine.weights import load_weights
 from tests.support.layered import StoreReader
-from tests.support.tiny_models import GPT_OSS, GQA, MIXED, MLA, random_prompts
+from tests.support.tiny_models import (
+    GPT_OSS,
+    GQA,
+    MIXED,
+    MLA,
+    STATES,
+    random_prompts,
+)
 
 _ONE_HEAD = dataclasses.replace(GQA.attention, num_kv_heads=1)
 MODELS = {
@@ -22,6 +29,7 @@ MODELS = {
     "one_head": dataclasses.replace(GQA, attention=_ONE_HEAD),
     "gpt_oss": GPT_OSS,
     "mixed": MIXED,
+    "states": STATES,
 }
 OPTIONS = {
     # A record for each row, where rows join and leave.

@@ -341,6 +341,53 @@ CONFIGS["gemma4_text"] = {
         | {"partial_rotary_factor": 0.5},
     },
 }
+CONFIGS["lfm2_moe"] = {
+    **_PLAIN,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "num_dense_layers": 1,
+    "routed_scaling_factor": 1.7,
+    "conv_L_cache": 3,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "rope_theta": 9000.0,
+}
+CONFIGS["qwen3_next"] = {
+    **_PLAIN,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 44,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 3,
+    "intermediate_size": 28,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 36,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "mlp_only_layers": [0],
+    "rope_theta": 9000.0,
+}
+CONFIGS["qwen3_5_moe_text"] = {
+    **CONFIGS["qwen3_next"],
+    "intermediate_size": None,
+    "mlp_only_layers": None,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 2,
+    "rope_theta": None,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 9000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_interleaved": True,
+        "mrope_section": [2, 1, 1],
+    },
+}
 FAMILIES = tuple(CONFIGS)
 REMOTE_CODE = ("deepseek", "xverse")  # transformers lacks them
 # One family of each kind of experts and their choice: what is refactored and profiled.

@@ -12,6 +12,7 @@ from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeC
 from moe_edge.model.quantised import EIGHT, Matrix, encode, format_of, is_interleaved
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.shapes import layer_shapes
+from moe_edge.model.state_config import ConvConfig, DeltaConfig
 
 GQA = ModelConfig(
     model_type="qwen2_moe",
@@ -98,9 +99,24 @@ PARTS = dataclasses.replace(
     head_bias=True,
     moe=dataclasses.replace(GQA.moe, scoring="sparsemixer", nearness=0.3),
 )
+# Layers with states of both kinds, one of them dense, and one with attention.
+STATES = dataclasses.replace(
+    GQA,
+    num_layers=4,
+    attention=dataclasses.replace(
+        GQA.attention, qkv_bias=False, windows=(), qk_norm="head", output_gate=True
+    ),
+    other_attention=(
+        ConvConfig(dim=40, kernel=3),
+        DeltaConfig(key_heads=2, value_heads=4, key_dim=20, value_dim=14, kernel=4),
+    ),
+    attention_kinds=(1, 2, 0, 2),
+    norm_plus_one=True,
+)
 ALL = {"gqa": GQA, "mla": MLA, "gpt_oss": GPT_OSS, "mla_bias": MLA_BIAS}
 ALL["parts"] = PARTS
 ALL["mixed"] = MIXED
+ALL["states"] = STATES
 
 
 def _quantised(config: ModelConfig, kind: str) -> ModelConfig:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "blocks.h"
+#include "delta.h"
 #include "gradients.h"
 #include "sets.h"
 #include "team.h"
@@ -501,3 +502,4 @@ void moe_edge_spin(int microseconds) { moe_edge::Team::Get().Spin(microseconds);
 #include "block_calls.h"
 #include "gradient_calls.h"
 #include "attention_gradient_calls.h"
+#include "delta_calls.h"

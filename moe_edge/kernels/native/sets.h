@@ -20,6 +20,7 @@
 #endif
 
 #include "blocks.h"
+#include "delta.h"
 #include "gradients.h"
 #include "rounded.h"
 #include "team.h"

@@ -124,6 +124,7 @@ struct Groups {
 };
 
 struct BlockKernels;
+struct DeltaArgs;
 struct GradientKernels;
 struct TrainAttendKernels;
 
@@ -146,6 +147,7 @@ struct Kernels {
   const BlockKernels* blocks;  // for many tokens
   const GradientKernels* gradients;
   const TrainAttendKernels* train_attend;
+  void (*delta)(const DeltaArgs&, int chunk, int chunks);
 };
 
 }  // namespace moe_edge

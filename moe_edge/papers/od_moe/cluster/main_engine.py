@@ -17,7 +17,7 @@ from moe_edge.engine.programs import jit_step
 from moe_edge.engine.session import Session
 from moe_edge.papers.od_moe.cluster.groups import Groups
 from moe_edge.papers.od_moe.cluster.worker import ATTEMPTS
-from moe_edge.papers.od_moe.shadow.engine import read_kv
+from moe_edge.papers.od_moe.shadow.engine import cut_kv, read_kv
 from moe_edge.papers.od_moe.shadow.predictor import Shadow
 
 
@@ -192,9 +192,8 @@ class ShadowLink:
     def _rows(self, session: Session, start: int, count: int, kept: int) -> None:
         start_B = jax.device_put(np.array([start], np.int32))
         kv = self.read_kv(session.caches, start_B, count=count)
-        sent = {
-            f"kv{i}": each[:, :, :kept] for i, each in enumerate(jax.device_get(kv))
-        }
+        kv = cut_kv(session.caches, jax.device_get(kv), kept)
+        sent = {f"kv{i}": each for i, each in enumerate(kv)}
         self._post("rows", {"start": start}, sent)
 
     def passed(self, count: int, asked: set[int]) -> None:

@@ -16,7 +16,7 @@ from moe_edge.cluster.roles import FIRST_WORKER, MAIN
 from moe_edge.cluster.transport.base import PeerLost, Refused, Transport
 from moe_edge.engine.generate import shape_of
 from moe_edge.papers.od_moe.cluster.groups import Groups
-from moe_edge.papers.od_moe.shadow.engine import ShadowEngine
+from moe_edge.papers.od_moe.shadow.engine import ShadowEngine, widen_kv
 from moe_edge.papers.od_moe.shadow.follower import Follower
 from moe_edge.papers.od_moe.shadow.predictor import Shadow
 
@@ -146,10 +146,9 @@ class ShadowNode(Node):
             return
         start = fields["start"]
         kv = [arrays[f"kv{i}"] for i in range(len(arrays))]
-        missing = self._follower.session.capacity - kv[0].shape[2]
-        if start == 0 and missing:  # a prompt's: one shape for all
-            wider = (0, 0), (0, 0), (0, missing), (0, 0)
-            kv = [np.pad(each, wider) for each in kv]
+        session = self._follower.session
+        if start == 0:  # a prompt's: one shape for all
+            kv = widen_kv(session.caches, kv, session.capacity)
         self._follower.align_kv(tuple(kv), _at(start))
 
     def _go_on(self, index: int) -> None:

@@ -199,37 +199,59 @@ def _pack_all(flat: Flat, name: str):
     return {key: pack(to_float32(array), name) for key, array in flat.items()}
 
 
-# Keys and values of some positions, an array of each shape that caches have: also
-# what a message carries.
+# Keys and values of some positions, and states whole: an array of each shape that
+# caches have, also what a message carries.
 
 
-def _shapes(caches) -> list[tuple[int, ...]]:
-    arrays = (array for cache in caches for array in cache.values())
-    return list(dict.fromkeys(array.shape for array in arrays))
+def _groups(caches) -> dict[tuple[bool, tuple[int, ...]], list[jax.Array]]:
+    """Arrays of all caches by whether they are states, and by shape."""
+    groups: dict[tuple[bool, tuple[int, ...]], list[jax.Array]] = {}
+    for cache in caches:
+        for name, array in cache.items():
+            key = name in kv_cache.STATES, array.shape
+            groups.setdefault(key, []).append(array)
+    return groups
 
 
 def read_kv(caches, start_B, count: int) -> tuple[jax.Array, ...]:
-    """Of each shape `[caches, rows, count, width]` from positions start_B[b] on."""
-    arrays = [cache[name] for cache in caches for name in cache]
+    """Of each shape `[caches, rows, count, width]` from positions start_B[b] on; of
+    states all: they stand behind the latest position."""
+
+    def read(array, whole: bool):
+        return array if whole else kv_cache.read(array, start_B, count)
+
     return tuple(
-        jnp.stack(
-            [
-                kv_cache.read(array, start_B, count)
-                for array in arrays
-                if array.shape == shape
-            ]
-        )
-        for shape in _shapes(caches)
+        jnp.stack([read(array, whole) for array in arrays])
+        for (whole, _), arrays in _groups(caches).items()
     )
 
 
+def cut_kv(caches, kv, count: int) -> list:
+    """The first positions of what `read_kv` gave; states stay whole."""
+    groups = zip(_groups(caches), kv, strict=True)
+    return [each if whole else each[:, :, :count] for (whole, _), each in groups]
+
+
+def widen_kv(caches, kv, capacity: int) -> list:
+    """What `cut_kv` gave, with zeros up to a capacity: one shape for all."""
+    groups = zip(_groups(caches), kv, strict=True)
+    return [each if whole else _widened(each, capacity) for (whole, _), each in groups]
+
+
+def _widened(kv, capacity: int) -> np.ndarray:
+    missing = capacity - kv.shape[2]
+    return np.pad(kv, ((0, 0), (0, 0), (0, missing), (0, 0)))
+
+
 def _write_kv(caches, kv, start_B):
-    new = dict(zip(_shapes(caches), map(iter, kv), strict=True))
+    new = dict(zip(_groups(caches), map(iter, kv), strict=True))
 
-    def put(array):
-        return kv_cache.write(array, next(new[array.shape]), start_B)[0]
+    def put(name, array):
+        whole = name in kv_cache.STATES
+        given = next(new[whole, array.shape])
+        return given if whole else kv_cache.write(array, given, start_B)[0]
 
-    return [{name: put(cache[name]) for name in cache} for cache in caches]
+    return [{name: put(name, cache[name]) for name in cache} for cache in caches]
 
 
 def _copy_kv(caches, source, start_B, count: int):

@@ -16,6 +16,7 @@ import numpy as np
 from moe_edge.bench.cases import workload_of
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.prompts import make_pool
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.base import Engine
 from moe_edge.metrics.results import interval_metric
 from moe_edge.papers.od_moe.shadow.engine import ShadowEngine
@@ -52,8 +53,17 @@ class Recorded:
 
 
 def record(engine: Engine, prompt: Sequence[int], new_tokens: int) -> Recorded:
-    """Generates up to an end-of-text token; that one is not run."""
+    """Generates up to an end-of-text token; that one is not run.
+
+    Raises:
+      ConfigError: layers with states, of which the last alone is there to align with.
+    """
     config, tokens, chosen = engine.config, [], []
+    if config.has_states:
+        raise ConfigError(
+            f"layers of {config.model_type} keep states, and a recorded run has only "
+            "its last ones to align a shadow with; expected attention in every layer"
+        )
     session = engine.new_session(1, len(prompt) + new_tokens)
     logits_BV, active_B = engine.prefill(session, [prompt]), jnp.ones(1, bool)
     for _ in range(new_tokens - 1):
