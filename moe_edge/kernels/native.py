@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -25,7 +25,7 @@ MAX_ROWS = 16  # vectors above which blocks of tokens are faster: `blocks.py`
 CHOICES = ("native", "xla")
 TARGETS = (
     *("linear", "norm", "top_k", "attend", "attend_chunked", "experts"),
-    "delta",
+    *("step", "step_chunked", "latent", "delta"),
     *("product", "blocks", "fill", "sum"),
     *("product_back", "train", "train_back", "train_attend", "train_attend_back"),
 )
@@ -302,6 +302,90 @@ def delta(q_NK, k_NK, v_NV, g_N, beta_N, state_NKV) -> tuple[jax.Array, jax.Arra
         "moe_edge_delta", (like, state), input_output_aliases=aliases
     )
     return tuple(call(q_NK, k_NK, v_NV, g_N, beta_N, state_NKV))
+
+
+def step(
+    products: Sequence[jax.Array],
+    caches: Sequence[jax.Array],
+    norms: Sequence[jax.Array],
+    tables: Sequence[jax.Array] | None,
+    start_B,
+    window,
+    scale: float,
+    *,
+    eps: float,
+    interleaved: bool,
+    sinks_H=None,
+    chunked: bool = False,
+) -> list[jax.Array]:
+    """Attention of one token in each row, from its products on, in one call.
+
+    Its bits are those of norms, `model.rope.rotate`, `kv_cache.write` and `attend`.
+
+    Args:
+      products: float32 q `[B, H, P]`, k `[B, G, P]`, v `[B, G, W]`.
+      caches: of k and v, as of `attend`; written in place where they are donated.
+      norms: float32 weights `[P]` of heads of q and k; or neither.
+      tables: cosines and sines `[B, 1, half]` of the positions, None: no rotation.
+      start_B: int32, position of each token.
+      window, scale, sinks_H, chunked: as of `attend`.
+      eps: of the norms; interleaved: see `rotate`.
+    Returns:
+      float32 `[B, H, W]`, and the caches.
+    """
+    none = jnp.zeros(0, jnp.float32)
+    norms, tables = norms or (none, none), tables or (none, none)
+    sinks_H = none if sinks_H is None else sinks_H
+    q, _, v = products
+    shapes = (*q.shape[:2], v.shape[-1]), *(each.shape for each in caches)
+    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    name = "moe_edge_step_chunked" if chunked else "moe_edge_step"
+    call = jax.ffi.ffi_call(name, results, input_output_aliases={3: 1, 4: 2})
+    given = *products, *caches, *norms, *tables, start_B, window, sinks_H
+    options = {"scale": np.float32(scale), "eps": np.float32(eps)}
+    return call(*given, **options, interleaved=interleaved)
+
+
+def step_latent(
+    q_BHP,
+    low_BL,
+    cache,
+    norm_R,
+    up_OR,
+    tables,
+    start_B,
+    window,
+    scale: float,
+    *,
+    eps: float,
+    interleaved: bool,
+    value: int,
+) -> list[jax.Array]:
+    """Latent attention of one token in each row, from its products on, in one call.
+
+    A row's bits depend on neither the other rows nor the capacity M.
+
+    Args:
+      q_BHP: float32 queries, of each head the N values without rotation first.
+      low_BL: float32, latent and shared key `[B, R + O]`, neither normed nor rotated.
+      cache: float32 `[B, M, R + O]`, or `[M, R + O]` if that is one row; written in
+        place where it is donated.
+      norm_R: float32 weights of the latent's norm.
+      up_OR: stored up-projections `[H * (N + value), R]`: each head's of keys, then
+        that of values.
+      tables: cosines and sines `[B, 1, O / 2]` of the positions.
+      start_B: int32, position of each token.
+      window, scale: as of `attend`; eps: of the norm; interleaved: see `rotate`.
+      value: width of a head's values.
+    Returns:
+      float32 `[B, H, value]`, and the cache.
+    """
+    shapes = (*q_BHP.shape[:2], value), cache.shape
+    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    call = jax.ffi.ffi_call("moe_edge_latent", results, input_output_aliases={2: 1})
+    given = q_BHP, low_BL, cache, norm_R, up_OR, *tables, start_B, window
+    options = {"scale": np.float32(scale), "eps": np.float32(eps)}
+    return call(*given, **options, interleaved=interleaved)
 
 
 def experts(x_TD, ids_TK, weights_TK, records_ER, layout, act, start_TD, rows=False):

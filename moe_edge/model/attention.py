@@ -68,37 +68,43 @@ class Attention(nnx.Module):
         self.plus_one = config.norm_plus_one
         add_params(self, attention_shapes(self.config, config.d_model), rngs)
 
-    def _heads(self, y, name: str, heads: int, tables) -> jax.Array:
-        """A product as q, k or v: normed, clipped, rotated `[B, S, heads, P]`."""
+    def _parts(self, y, name: str, heads: int) -> jax.Array:
+        """A product as q, k or v up to their heads' norms `[B, S, heads, P]`."""
         attention = self.config
         if attention.qkv_bias:
             product = "k" if attention.k_is_v and name == "v" else name
             y = add_bias(y, getattr(self, f"{product}_bias"))
         B, S, _ = y.shape
-        normed = name != "v" and attention.qk_norm != "none"
-        if normed and attention.qk_norm == "full":
+        if name != "v" and attention.qk_norm == "full":
             y = rms_norm(y, self._norm_weight(name), self.eps)
         if attention.clip_qkv is not None:
             y = jnp.clip(y, -attention.clip_qkv, attention.clip_qkv)
         y = y.reshape(B, S, heads, -1)
-        by_head = normed and attention.qk_norm in ("head", "unit")
-        if by_head and not attention.qk_norm_after_rope:
-            y = self._norm_head(y, name)
         if name == "v" and attention.v_norm:
             y = rms_norm(y, jnp.ones(y.shape[-1], jnp.float32), self.eps)
         if name == "v" and attention.value_scale != 1.0:
             y = y * attention.value_scale
-        if name != "v" and attention.rope is not None:
+        return y
+
+    def _turned(self, y, name: str, tables) -> jax.Array:
+        """Parts of q or k normed per head and rotated."""
+        attention = self.config
+        by_head = attention.qk_norm in ("head", "unit")
+        if by_head and not attention.qk_norm_after_rope:
+            y = self._norm_head(y, name)
+        if attention.rope is not None:
             y = rotate(y, tables, attention.rope.interleaved)
         if by_head and attention.qk_norm_after_rope:
             y = self._norm_head(y, name)
         return y
 
     def _norm_head(self, y, name: str) -> jax.Array:
-        weight_P = jnp.ones(y.shape[-1], jnp.float32)
+        return rms_norm(y, self._head_weights(name), self.eps)
+
+    def _head_weights(self, name: str) -> jax.Array:
         if self.config.qk_norm == "head":
-            weight_P = self._norm_weight(name)
-        return rms_norm(y, weight_P, self.eps)
+            return self._norm_weight(name).astype(jnp.float32)
+        return jnp.ones(self.config.head_dim, jnp.float32)
 
     def _norm_weight(self, name: str) -> jax.Array:
         return norm_scale(getattr(self, f"{name}_norm")[...], self.plus_one)
@@ -141,9 +147,22 @@ class Attention(nnx.Module):
             given = products, self._vectors(), cache, tables, start_B, window
             y, cache = decode_attention.attend(*given, attention, self.eps)
             return self._output(y.reshape(B, S, -1), gate), cache
-        q = self._heads(q, "q", attention.num_heads, tables)
-        q = self._tempered(q, start_B)
-        k, v = self._heads(k, "k", G, tables), self._heads(v, "v", G, tables)
+        q = self._parts(q, "q", attention.num_heads)
+        k, v = self._parts(k, "k", G), self._parts(v, "v", G)
+        sinks = self.sinks[...].astype(jnp.float32) if attention.sinks else None
+        if cache is not None and S == 1 and self._has_plain_heads(q):
+            norms = None
+            if attention.qk_norm in ("head", "unit"):
+                norms = self._head_weights("q"), self._head_weights("k")
+            interleaved = attention.rope is not None and attention.rope.interleaved
+            caches = cache["k"], cache["v"]
+            given = [y[:, 0] for y in (q, k, v)], caches, norms, tables, start_B, window
+            options = {"eps": self.eps, "interleaved": interleaved, "sinks_H": sinks}
+            options["chunked"] = attention.chunked
+            y, k, v = native.step(*given, attention.scale, **options)
+            return self._output(y.reshape(B, 1, -1), gate), {"k": k, "v": v}
+        q = self._tempered(self._turned(q, "q", tables), start_B)
+        k = self._turned(k, "k", tables)
         k, v = (y.transpose(0, 2, 1, 3).reshape(B * G, S, -1) for y in (k, v))
         first_query = start_B
         if cache is not None:
@@ -155,7 +174,6 @@ class Attention(nnx.Module):
         chunked = attention.chunked
         if cache is not None and native.suits(0, k):
             # The caches themselves: XLA would copy those of one row to reshape them.
-            sinks = self.sinks[...].astype(jnp.float32) if attention.sinks else None
             given = q, k_cache, v_cache, start_B, window, attention.scale
             y = native.attend(*given, sinks, chunked)
             return self._output(y.reshape(B, S, -1), gate), cache
@@ -165,17 +183,14 @@ class Attention(nnx.Module):
         if cache is None and plain and gradients.suits(P, dtype=q.dtype):
             given = q.reshape(-1, S, P), k, v, jnp.asarray(window), attention.scale
             y = gradients.attend(*given).reshape(q.shape)
-            return self._output(
-                y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1), gate
-            ), cache
-        sinks = None
-        if attention.sinks:
-            sinks = self.sinks[...].astype(jnp.float32).reshape(1, G, -1, 1, 1)
+            y = y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)
+            return self._output(y, gate), cache
+        if sinks is not None:
+            sinks = sinks.reshape(1, G, -1, 1, 1)
         if cache is not None and cached_attention.suits(M):
             if sinks is not None:
-                sinks = jnp.broadcast_to(sinks, (*q.shape[:-1], 1)).reshape(
-                    B * G, -1, 1
-                )
+                sinks = jnp.broadcast_to(sinks, (*q.shape[:-1], 1))
+                sinks = sinks.reshape(B * G, -1, 1)
             q = (q * attention.scale).reshape(B * G, -1, P)
             given = q, k_cache, v_cache, start_B, window, S, chunked, sinks
             y = cached_attention.attend(*given)
@@ -193,6 +208,12 @@ class Attention(nnx.Module):
         y = y.reshape(B, G, -1, S, attention.value_dim)
         y = y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)
         return self._output(y, gate), cache
+
+    def _has_plain_heads(self, q) -> bool:
+        """Whether `native.step` knows what is between products and attention here."""
+        attention = self.config
+        odd = attention.qk_norm_after_rope or attention.temperature
+        return not odd and native.suits(0, q)
 
     def _vectors(self) -> dict[str, jax.Array]:
         """What `decode_attention.attend` takes beside the products."""

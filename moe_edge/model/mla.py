@@ -5,15 +5,17 @@ are never expanded: the up-projections are absorbed into the query and the outpu
 so that decoding and prefill run the same arithmetic.
 """
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from moe_edge.core.float32 import to_float32
+from moe_edge.kernels import native
 from moe_edge.model import cached_attention, kv_cache
 from moe_edge.model.attention import masked_softmax
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import add_params, rms_norm
-from moe_edge.model.matvec import einsum, linear
+from moe_edge.model.matvec import einsum, linear, linear_each
 from moe_edge.model.rope import rotate
 from moe_edge.model.shapes import attention_shapes
 
@@ -27,26 +29,27 @@ class LatentAttention(nnx.Module):
         self.eps = config.norm_eps if eps is None else eps
         add_params(self, attention_shapes(attention, config.d_model), rngs)
 
-    def _queries(self, x_BSD, tables):
-        """Content part `[B, S, H, nope]` and rotated part `[B, S, H, rope]`."""
-        attention = self.config
-        if attention.q_lora_rank is None:
-            q = linear(x_BSD, self.q[...])
-        else:
-            low = linear(x_BSD, self.q_a[...])
-            low = rms_norm(low, self.q_a_norm[...], self.eps)
-            q = linear(low, self.q_b[...])
-        B, S, _ = q.shape
-        q = q.reshape(B, S, attention.num_heads, attention.head_dim)
-        nope, turned = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
-        return nope, rotate(turned, tables, attention.rope.interleaved)
+    def _projections(self, x_BSD):
+        """The queries' product or its low-rank part, and the latents'."""
+        first = self.q if self.config.q_lora_rank is None else self.q_a
+        return linear_each(x_BSD, first[...], self.kv_a[...])
 
-    def _latents(self, x_BSD, tables):
+    def _queries(self, q):
+        """`[B, S, H, nope + rope]`, not rotated."""
+        attention = self.config
+        if attention.q_lora_rank is not None:
+            low = rms_norm(q, self.q_a_norm[...], self.eps)
+            q = linear(low, self.q_b[...])
+        return q.reshape(*q.shape[:2], attention.num_heads, attention.head_dim)
+
+    def _norm(self) -> jax.Array:
+        return self.kv_a_norm[...].astype(jnp.float32)
+
+    def _latents(self, low, tables):
         """What is cached: normed latent and rotated shared key `[B, S, R+rope]`."""
         attention = self.config
-        low = linear(x_BSD, self.kv_a[...])
         latent, key = jnp.split(low, [attention.kv_lora_rank], axis=-1)
-        latent = rms_norm(latent, self.kv_a_norm[...], self.eps)
+        latent = rms_norm(latent, self._norm(), self.eps)
         key = rotate(key[:, :, None, :], tables, attention.rope.interleaved)
         return jnp.concatenate([latent, key[:, :, 0]], -1)
 
@@ -55,15 +58,27 @@ class LatentAttention(nnx.Module):
         attention = self.config
         B, S, _ = x_BSD.shape
         rank = attention.kv_lora_rank
-        q_nope, q_rope = self._queries(x_BSD, tables)
-        latents = self._latents(x_BSD, tables)
+        q, latents = self._projections(x_BSD)
+        q = self._queries(q)
+        kv_b = self.kv_b[...]
+        if cache is not None and S == 1 and native.suits(0, kv_b):
+            given = q[:, 0], latents[:, 0], cache["latent"], self._norm(), kv_b, tables
+            options = {"interleaved": attention.rope.interleaved, "eps": self.eps}
+            given = *given, start_B, window, attention.scale
+            y, written = native.step_latent(
+                *given, value=attention.value_dim, **options
+            )
+            return linear(y.reshape(B, 1, -1), self.o[...]), {"latent": written}
+        q_nope, q_rope = jnp.split(q, [attention.nope_dim], axis=-1)
+        q_rope = rotate(q_rope, tables, attention.rope.interleaved)
+        latents = self._latents(latents, tables)
         first_query = start_B
         if cache is not None:
             written, latents = kv_cache.write(cache["latent"], latents, start_B)
             cache = {"latent": written}
         else:
             first_query = jnp.zeros_like(start_B)
-        kv_b = to_float32(self.kv_b[...]).reshape(attention.num_heads, -1, rank)
+        kv_b = to_float32(kv_b).reshape(attention.num_heads, -1, rank)
         up_key, up_value = kv_b[:, : attention.nope_dim], kv_b[:, attention.nope_dim :]
         q_latent = einsum("BSHP,HPR->BHSR", q_nope, up_key)
         # Whole rows of the cache in both products: a part of them would be copied.

@@ -102,17 +102,20 @@ void RunTopK(const TopKArgs& a) {
   team.Run(chunks, [&](int, int chunk, int count) { kernels.top_k(a, chunk, count); });
 }
 
-void RunAttend(const AttendArgs& a) {
-  const Kernels& kernels = Best();
-  Team& team = Team::Get();
+int AttendChunks(const AttendArgs& a) {
   double positions = 0;
   for (int b = 0; b < a.B; ++b) {
     positions += std::min(std::min(a.start[b], a.M) + a.S, a.window);
   }
-  const long passes = (long(a.S) * a.Q + kTile - 1) / kTile, items = a.B * a.G * passes;
-  const int most = team.Chunks(positions * passes * a.G * (a.P + a.W) * sizeof(float));
-  const int chunks[] = {int(std::min<long>(most, items))};
-  team.Run(chunks, [&](int, int chunk, int count) { kernels.attend(a, chunk, count); });
+  const long passes = (long(a.S) * a.Q + a.tile - 1) / a.tile, items = a.B * a.G * passes;
+  const double bytes = positions * passes * a.G * (a.P + a.W) * sizeof(float);
+  return int(std::min<long>(Team::Get().Chunks(bytes), items));
+}
+
+void RunAttend(const AttendArgs& a) {
+  const Kernels& kernels = Best();
+  const int chunks[] = {AttendChunks(a)};
+  Team::Get().Run(chunks, [&](int, int chunk, int count) { kernels.attend(a, chunk, count); });
 }
 
 // Memory that a thread's calls share, so that none allocates.
@@ -346,7 +349,7 @@ ffi::Error AttendCall(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k,
                has_sinks ? sinks.typed_data() : nullptr, y->typed_data()};
   a.B = int(B), a.S = int(qs[1]), a.G = int(G), a.Q = int(H / G), a.P = int(P);
   a.M = int(ks[rank - 2]), a.window = window.typed_data()[0], a.scale = scale;
-  a.W = int(vs[rank - 1]), a.chunked = kChunked;
+  a.W = a.stride = int(vs[rank - 1]), a.chunked = kChunked;
   for (int b = 0; b < a.B; ++b) {
     if (a.start[b] < 0) return Refuse("attend: a row starts below position 0");
   }
@@ -503,3 +506,4 @@ void moe_edge_spin(int microseconds) { moe_edge::Team::Get().Spin(microseconds);
 #include "gradient_calls.h"
 #include "attention_gradient_calls.h"
 #include "delta_calls.h"
+#include "step_calls.h"

@@ -112,6 +112,43 @@ struct AttendArgs {
   int window;            // the latest positions that a token sees, or a chunk's size
   float scale;
   bool chunked;          // a token sees those of its own chunk
+  int stride;            // from one value to the next, which may be a part of a key
+  int tile = kTile;      // most queries that share a pass over keys
+};
+
+// By which angles heads turn: pairs (i, i + half), or (2 i, 2 i + 1).
+struct Rotation {
+  const float *cos, *sin;  // [B, half]
+  int half;                // 0: they do not
+  bool interleaved;
+};
+
+// What one token of each row brings to attention: products of q, k, v, and caches.
+struct StepArgs {
+  const float *q, *k, *v;           // [B, G * Q, P], [B, G, P], [B, G, W]
+  const float *q_norm, *k_norm;     // [P], or null
+  float *queries, *keys, *values;   // [B, G * Q, P], [B * G, M, P], [B * G, M, W]
+  const int32_t* start;             // [B], position of each token
+  int B, G, Q, P, W, M;
+  float eps;
+  Rotation rotation;
+};
+
+// Latent attention of one token in each of B rows: all heads share what is cached.
+struct LatentArgs {
+  const float* q;        // [B, H, nope + rope]
+  const float* low;      // [B, R + rope], the product of latent and shared key
+  const float* norm;     // [R]
+  const uint8_t* w;      // [H, nope + value, R]: up-projections of keys, then of values
+  float* cache;          // [B, M, R + rope]
+  const int32_t* start;  // [B], position of each token
+  float* y;              // [B, H, value]
+  float* queries;        // [B, H, R + rope]
+  float* contexts;       // [B, H, R]
+  int B, H, R, nope, rope, value, M;
+  float eps;
+  Kind kind;
+  Rotation rotation;
 };
 
 // Pairs (token * K + rank) by expert, which all tokens of a step read once.
@@ -135,6 +172,8 @@ struct Kernels {
   void (*norm)(const NormArgs&, int chunk, int chunks);
   void (*top_k)(const TopKArgs&, int chunk, int chunks);
   void (*attend)(const AttendArgs&, int chunk, int chunks);
+  void (*prepare)(const StepArgs&, int chunk, int chunks);
+  void (*latent)(const LatentArgs&, bool is_after, int chunk, int chunks);
   // Of the pairs as they stand in `order`: hidden [pairs, F], outputs [pairs, D]. Few
   // large experts: `hidden`, then `outputs`, which sums too; many: `whole`, then `sum`.
   void (*hidden)(const ExpertArgs&, const Groups&, float* hidden, int chunk, int chunks);
