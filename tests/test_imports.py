@@ -9,9 +9,9 @@ PACKAGE = ROOT / "moe_edge"
 
 # A folder imports only folders before it (docs/architecture.md).
 ORDER = (
-    "core kernels model hardware checkpoint convert workload route predict offload "
-    "schedule engine evaluate training profile refactor place cluster coe serve "
-    "simulate loadtest planner metrics studies public commands"
+    "core kernels model hardware checkpoint convert hosts workload route predict "
+    "offload schedule engine evaluate training profile refactor place cluster coe "
+    "serve simulate loadtest planner metrics studies public commands"
 ).split()
 
 # The same within cluster/, of folders and of the files beside them. Those of one line

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import platform
 from pathlib import Path
 
 import jaxlib.version  # without JAX itself, which takes a second to load
@@ -12,6 +11,7 @@ from moe_edge.cluster.options import ClusterOptions, ServedOptions
 from moe_edge.cluster.transport.base import Address
 from moe_edge.cluster.transport.wire import WIRE_VERSION
 from moe_edge.core.json_reader import read_json
+from moe_edge.core.process import processor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +73,3 @@ def facts_of(spec: Spec) -> dict:
         "processor": processor(),
         "instance": os.urandom(8).hex(),
     }
-
-
-def processor() -> str:
-    """Name of this machine's processor; unlike ones may round differently."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        named = (line.split(":", 1)[1] for line in lines if line.startswith("model"))
-        return " ".join(part.strip() for part in dict.fromkeys(named))
-    except OSError:
-        return platform.processor()

@@ -24,6 +24,7 @@ from absl import app, flags, logging
 
 from moe_edge.commands import gin_files, out_dir, root_flags, signals
 from moe_edge.commands.gin_data import GIN_ERRORS, Names, check_settings
+from moe_edge.core import processes
 from moe_edge.core.checks import ConfigError, MoeEdgeError
 from moe_edge.core.progress import counter
 
@@ -117,9 +118,11 @@ def say_summary(summary: dict) -> None:
 def leave(code: int) -> int:
     """Ends the process. After a signal Python's own shutdown is left out: XLA's threads
     may still compute and would crash in it. All folders have been tidied up by now.
-    SIGTERM is ignored once `run_until_signal` has received it."""
+    SIGTERM is ignored once `run_until_signal` has received it. So is it when one of
+    several processes fails: JAX would wait for the others."""
     told = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    if told or code in (INTERRUPTED, TERMINATED):
+    failed = code and processes.count() > 1
+    if told or failed or code in (INTERRUPTED, TERMINATED):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -138,6 +141,11 @@ def guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
         return CLOSED_PIPE
     except USER_ERRORS as error:
         return report(error)
+    except Exception:
+        if processes.count() == 1:
+            raise
+        traceback.print_exc()  # and `leave`, without JAX's shutdown
+        return 1
     except signals.Terminated:
         print("terminated", file=sys.stderr)
         return TERMINATED

@@ -3,6 +3,7 @@
 import concurrent.futures
 import multiprocessing
 import os
+import platform
 import re
 import resource
 import sys
@@ -52,3 +53,13 @@ def peak_rss_bytes() -> int:
         return int(found[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def processor() -> str:
+    """Name of this machine's processor; unlike ones may round differently."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        named = (line.split(":", 1)[1] for line in lines if line.startswith("model"))
+        return " ".join(part.strip() for part in dict.fromkeys(named))
+    except OSError:
+        return platform.processor()

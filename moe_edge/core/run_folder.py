@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core import folder_lock
+from moe_edge.core import folder_lock, processes
 from moe_edge.core.checks import OutputError
 from moe_edge.core.files import (
     check_apart,
@@ -27,7 +27,7 @@ Writer = Callable[[Path], None]
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """Where a run writes, and how.
+    """Where a run writes, and how. Of several processes the first one alone does.
 
     Attributes:
       out_dir: the folder, complete or not there.
@@ -43,7 +43,8 @@ class RunFolder:
 
     def __post_init__(self):
         """Raises OutputError if the results cannot be written there."""
-        check_out_dir(self.out_dir, self.overwrite)
+        if processes.writes():
+            check_out_dir(self.out_dir, self.overwrite)
         if self.dry_run:
             folder_lock.check_free(self.path)
 
@@ -67,7 +68,7 @@ class RunFolder:
         Raises:
           OutputError: a run that is alive has taken it.
         """
-        if self.dry_run:
+        if self.dry_run or not processes.writes():
             yield
             return
         with taken_folder(self.out_dir, self.overwrite):
@@ -96,6 +97,8 @@ class RunFolder:
         Raises:
           OutputError: says of all that could not be written.
         """
+        if not processes.writes():
+            return
         inside, writes = {}, []
         for path, write in (files or {}).items():
             place = Path(path).parent.resolve() / Path(path).name

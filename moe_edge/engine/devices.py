@@ -6,6 +6,7 @@ Where all experts fit they are shared out (`sharded`), offloaded ones have homes
 
 from typing import TYPE_CHECKING
 
+from moe_edge.core import processes
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.progress import say
 from moe_edge.engine.offload_options import OffloadOptions
@@ -47,13 +48,23 @@ def mesh_for(
     Args:
       reader: an open checkpoint.
       devices: see `check_devices`. None: all of this machine where one cannot hold the
-        weights, else one.
+        weights, else one. Of several processes (`hosts/`): of each; None: all.
       offload: not None: None (see `homes_for`).
     Raises:
       ConfigError: more devices than there are, or a dense model.
     """
-    devices = check_devices(devices)
-    if devices == 1 or offload is not None:
+    devices, count = check_devices(devices), processes.count()
+    if count > 1 and not reader.config.moe_layers:
+        raise ConfigError(
+            f"{count} processes, and a dense model has no experts that they could "
+            "share; run it in one"
+        )
+    if offload is not None:
+        _check_one_process()
+        return None
+    if count > 1 and devices is None:
+        devices = ALL
+    if devices == 1 and count == 1:
         return None
     if devices is None and not (reader.config.moe_layers and _needs_all(reader)):
         return None
@@ -66,11 +77,20 @@ def homes_for(reader, devices: int | str | None) -> tuple["jax.Device", ...]:
 
     Args and Raises: as of `mesh_for`; None: one device.
     """
+    _check_one_process()
     devices = check_devices(devices)
     if devices in (None, 1):
         return ()
     mesh = _mesh(reader, devices)
     return tuple(mesh.mesh.devices.tolist()) if mesh.size > 1 else ()
+
+
+def _check_one_process() -> None:
+    if (count := processes.count()) > 1:
+        raise ConfigError(
+            f"{count} processes, and experts that are offloaded run in one; leave out "
+            "device_memory, or --coordinator"
+        )
 
 
 def _mesh(reader, devices: int | str) -> "DeviceMesh":
@@ -93,28 +113,42 @@ def _mesh(reader, devices: int | str) -> "DeviceMesh":
 
 
 def check_mesh(
-    reader, devices: int | str | None, offload, split_attention: bool = False
+    reader,
+    devices: int | str | None,
+    offload,
+    split_attention: bool = False,
+    devices_trace: str | None = None,
 ) -> None:
     """What loading for these devices would refuse; nothing without a word of them.
 
-    Raises: as `mesh_for`, `check_several` and `split_attention.check_split`.
+    Raises: as `mesh_for`, `check_several` and `split_attention.make_sharded`.
     """
-    if devices is None and not split_attention:
+    if devices is None and not split_attention and devices_trace is None:
         return
     mesh = mesh_for(reader, devices, offload)
-    check_several(split_attention, mesh)
+    check_several(mesh, split_attention, devices_trace)
     if split_attention:
         from moe_edge.engine.split_attention import check_split
 
         check_split(reader.config, mesh.size)
+    if devices_trace is not None:
+        from moe_edge.engine.offloaded import count_trace
+
+        count_trace(devices_trace, reader.config)
 
 
-def check_several(split_attention: bool, mesh: "DeviceMesh | None") -> None:
-    """Raises ConfigError where attention is to be split over one device."""
-    if split_attention and mesh is None:
+def check_several(
+    mesh: "DeviceMesh | None",
+    split_attention: bool = False,
+    devices_trace: str | None = None,
+) -> None:
+    """Raises ConfigError where there is one device for what is of several."""
+    given = {"split_attention": split_attention, "devices_trace": devices_trace}
+    wanted = [name for name, value in given.items() if value]
+    if wanted and mesh is None:
         raise ConfigError(
-            "split_attention shares heads among several devices of a resident engine, "
-            "and there is one; give devices, or leave it out"
+            f"{' and '.join(wanted)}: of several devices of a resident engine, and "
+            "there is one; give devices, or leave it out"
         )
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from moe_edge.core import processes
 from moe_edge.core.checks import ConfigError
 
 AXIS = "devices"
@@ -42,6 +43,14 @@ class DeviceMesh:
     def parted(self) -> NamedSharding:
         """Of arrays of whose first axis every device holds an equal part."""
         return NamedSharding(self.mesh, PARTED)
+
+    @property
+    def own(self) -> range:
+        """Numbers of the devices of this process; those of each stand together."""
+        index = jax.process_index()
+        devices = enumerate(self.mesh.devices)
+        numbers = [n for n, device in devices if device.process_index == index]
+        return range(numbers[0], numbers[-1] + 1)
 
     def put(self, tree):
         """Arrays of the host, whole on every device."""
@@ -79,7 +88,7 @@ class DeviceMesh:
 
 
 def local_mesh(count: int | None) -> DeviceMesh:
-    """So many devices of this machine; None: all.
+    """So many devices of this machine; None: all. Of several processes: of each.
 
     Raises:
       ConfigError: more than there are.
@@ -91,4 +100,6 @@ def local_mesh(count: int | None) -> DeviceMesh:
             f"{count} devices, and JAX sees {len(there)} ({there[0].platform}); ask "
             f"for at most {len(there)}"
         )
-    return DeviceMesh.of(there[:count])
+    several = range(processes.count())
+    everywhere = map(jax.local_devices, several) if len(several) > 1 else [there]
+    return DeviceMesh.of([device for own in everywhere for device in own[:count]])

@@ -25,6 +25,7 @@ from moe_edge.engine.prompts import (
     read_prompts,
 )
 from moe_edge.engine.sizes import check_context, reserved_tokens
+from moe_edge.hosts.run import across_hosts
 from moe_edge.model.sampling import Sampling
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.workload.trace_writer import write_trace
@@ -71,6 +72,7 @@ def collect_prompts(prompt: Sequence[str], prompts: str | None) -> list[Prompt]:
     return [Prompt(f"prompt/{number}", text) for number, text in enumerate(prompt)]
 
 
+@across_hosts()
 @root
 def run_generate(
     run: RunFolder,
@@ -90,6 +92,7 @@ def run_generate(
     offload: OffloadOptions | None = None,
     devices: int | str | None = None,
     split_attention: bool = False,
+    devices_trace: str | None = None,
     trace: str | None = None,
     trace_scores: bool = False,
     events: str | None = None,
@@ -121,9 +124,12 @@ def run_generate(
       offload: policies of experts that do not fit.
       devices: devices that share the experts: a number, or `all` of this machine;
         offloaded ones have homes there, and `device_memory` is that of each. None: one,
-        or all where one cannot hold the weights.
+        or all where one cannot hold the weights. Of several processes: of each; None:
+        all.
       split_attention: each of several devices computes its heads of attention and keeps
         their part of the KV cache; a GPU's logits may then differ in their last bits.
+      devices_trace: route trace by whose counts experts are placed on several devices;
+        None: neighbours stand together.
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` next to it.
       events: file for transfers and waits (JSON lines).
@@ -140,7 +146,8 @@ def run_generate(
     check_count("batch_size", batch_size)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
-    shared = {"devices": devices, "split_attention": split_attention}
+    shared: dict[str, Any] = {"devices": devices, "devices_trace": devices_trace}
+    shared["split_attention"] = split_attention
     recorded = [path for path in (trace, events, timeline) if path]
     if offload is None and recorded:
         raise ConfigError(

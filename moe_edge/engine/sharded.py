@@ -13,7 +13,12 @@ import numpy as np
 from moe_edge.engine.mesh import DeviceMesh
 from moe_edge.engine.programs import TopPrograms
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
-from moe_edge.engine.sharded_experts import even_places, put_experts, run_sharded
+from moe_edge.engine.sharded_experts import (
+    counted_places,
+    even_places,
+    put_experts,
+    run_sharded,
+)
 from moe_edge.engine.weights import Weights, kept, load_weights
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
@@ -79,20 +84,45 @@ class ShardedEngine(ResidentEngine):
 
 
 def load_sharded(
-    reader, mesh: DeviceMesh, check_finite: bool = False, dense: Weights | None = None
+    reader,
+    mesh: DeviceMesh,
+    check_finite: bool = False,
+    dense: Weights | None = None,
+    counts_LE: np.ndarray | None = None,
 ) -> Weights:
     """A model's weights on a mesh: experts' records cut, all others whole.
 
-    Args: as of `load_weights`.
+    Of several processes each reads the records of its own devices alone.
+
+    Args:
+      counts_LE: uses of every expert, by which devices get about equally many; None:
+        neighbours stand together.
+      others: as of `load_weights`.
     Raises: as `load_weights`.
     """
 
     def put_whole(array: np.ndarray) -> jax.Array:
         return mesh.put(np.array(kept(array)))  # a copy, never a view of a file
 
-    def put_records(records_ER: np.ndarray):
-        records_ER = kept(records_ER)
-        return put_experts(mesh, records_ER, even_places(len(records_ER), mesh.size))
+    experts = reader.config.moe.num_experts
+    even_NS, own = even_places(experts, mesh.size), range(experts)
+    if counts_LE is None:
+        own = _own_experts(mesh, even_NS, experts)
+
+    def put_records(layer: int, records: np.ndarray):
+        expert_NS = even_NS
+        if counts_LE is not None:
+            expert_NS = counted_places(counts_LE[layer], mesh.size)
+        return put_experts(mesh, kept(records), expert_NS, own.start, experts)
 
     given = {"check_finite": check_finite, "dense": dense}
+    if len(own) < experts:
+        given["own_experts"] = own
     return load_weights(reader, put_whole, put_experts=put_records, **given)
+
+
+def _own_experts(mesh: DeviceMesh, expert_NS: np.ndarray, experts: int) -> range:
+    """Those on devices of this process, neighbours; of one process alone all."""
+    held = expert_NS[mesh.own.start : mesh.own.stop]
+    held = held[held < experts]
+    return range(int(held.min()), int(held.max()) + 1) if held.size else range(0)

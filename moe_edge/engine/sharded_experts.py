@@ -25,6 +25,7 @@ from moe_edge.model.expert_blocks import sort_pairs
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import choose_method
 from moe_edge.model.record import RecordLayout
+from moe_edge.offload.homes import homes_by_counts
 
 
 class ShardedExperts(NamedTuple):
@@ -41,6 +42,16 @@ def even_places(experts: int, devices: int) -> np.ndarray:
     return np.minimum(places, experts)
 
 
+def counted_places(counts_E: np.ndarray, devices: int) -> np.ndarray:
+    """As `even_places`, but each device has about as many uses of its experts."""
+    (home_E,) = homes_by_counts(counts_E[None], devices)
+    expert_NS = np.full_like(even_places(len(home_E), devices), len(home_E))
+    for device, own_S in enumerate(expert_NS):
+        held = np.flatnonzero(home_E == device)
+        own_S[: len(held)] = held
+    return expert_NS
+
+
 def slots_of(expert_NS: np.ndarray, experts: int) -> np.ndarray:
     """int32 [N, E]: the table of `ShardedExperts`, from the expert of each slot.
 
@@ -53,20 +64,27 @@ def slots_of(expert_NS: np.ndarray, experts: int) -> np.ndarray:
 
 
 def put_experts(
-    mesh: DeviceMesh, records_ER: np.ndarray, expert_NS: np.ndarray
+    mesh: DeviceMesh,
+    records_ER: np.ndarray,
+    expert_NS: np.ndarray,
+    first: int = 0,
+    experts: int | None = None,
 ) -> ShardedExperts:
     """A layer's records on the devices; those of empty slots are zeros.
 
     Args:
       records_ER: of the host, in the dtype that programs take.
       expert_NS: the expert of each slot, E where there is none.
+      first: the expert of the first record, where they are those of this process alone.
+      experts: E; None: as many as records.
     """
-    (N, S), (E, R) = expert_NS.shape, records_ER.shape
+    (N, S), R = expert_NS.shape, records_ER.shape[1]
+    E = len(records_ER) if experts is None else experts
 
     def part(device: int) -> np.ndarray:
         own_SR = np.zeros((S, R), records_ER.dtype)
         is_held_S = expert_NS[device] < E
-        own_SR[is_held_S] = records_ER[expert_NS[device][is_held_S]]
+        own_SR[is_held_S] = records_ER[expert_NS[device][is_held_S] - first]
         return own_SR
 
     slot_NE = slots_of(expert_NS, E)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.core import processes
 from moe_edge.core.checks import CapacityError, OutputError, RequestError
 from moe_edge.core.npy import load_npy
 from moe_edge.evaluate.likelihood import LOGITS_BYTES
@@ -36,6 +37,8 @@ def check_logits_path(path: str | Path, overwrite: bool) -> Path:
     path = Path(path)
     if path.suffix != ".npz":
         raise OutputError(f"logits file {path} must end in .npz")
+    if not processes.writes():
+        return path
     if path.exists() and not overwrite:
         raise OutputError(f"logits file {path} exists; add --overwrite or name another")
     if not path.parent.is_dir():
@@ -53,7 +56,8 @@ def write_logits(engine, tokens_BS: np.ndarray, path: Path) -> tuple[int, int, i
     """Writes `logits`, float32 `[B, S, V]`, as an .npz file.
 
     At most `LOGITS_BYTES` of logits, or one chunk of one row, are in memory: rows run
-    in groups and a group is written as soon as it is known.
+    in groups and a group is written as soon as it is known. Of several processes all
+    compute, and the first one writes.
 
     Raises:
       CapacityError: rows longer than the model's context.
@@ -65,7 +69,10 @@ def write_logits(engine, tokens_BS: np.ndarray, path: Path) -> tuple[int, int, i
             f"rows of {S} tokens exceed the model's context of "
             f"{engine.config.context_words}; cut them"
         )
-    group = rows_together((B, S), V)
+    if not processes.writes():
+        for _ in _blocks(engine, tokens_BS):
+            pass
+        return B, S, V
     partial = path.with_name(f".{path.name}.partial")
     try:
         with (
@@ -74,14 +81,19 @@ def write_logits(engine, tokens_BS: np.ndarray, path: Path) -> tuple[int, int, i
         ):
             header = {"descr": "<f4", "fortran_order": False, "shape": (B, S, V)}
             np.lib.format.write_array_header_2_0(out, header)
-            for first in range(0, B, group):
-                rows = tokens_BS[first : first + group].tolist()
-                for block in _row_blocks(engine, rows):
-                    out.write(block.tobytes())
+            for block in _blocks(engine, tokens_BS):
+                out.write(block.tobytes())
         partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)
     return B, S, V
+
+
+def _blocks(engine, tokens_BS: np.ndarray):
+    """Logits of all rows in the order of the file."""
+    group = rows_together(tokens_BS.shape, engine.config.vocab_size)
+    for first in range(0, len(tokens_BS), group):
+        yield from _row_blocks(engine, tokens_BS[first : first + group].tolist())
 
 
 def _row_blocks(engine, rows: list[list[int]]):

@@ -27,6 +27,7 @@ from moe_edge.evaluate.texts import (
     read_text,
     sha256_of,
 )
+from moe_edge.hosts.run import across_hosts
 
 
 def _one_of(**given) -> str:
@@ -52,6 +53,7 @@ def _source(*paths: str) -> list[dict[str, str]]:
     ]
 
 
+@across_hosts("logits")
 @root
 def run_evaluate(
     run: RunFolder,
@@ -103,7 +105,8 @@ def run_evaluate(
         so texts (of multiple choice: the choices) are then scored token by token.
       devices: devices that share the experts: a number, or `all` of this machine;
         offloaded ones have homes there, and `device_memory` is that of each. None: one,
-        or all where one cannot hold the weights.
+        or all where one cannot hold the weights. Of several processes: of each; None:
+        all.
       data_dir: folder in which relative paths are looked up, too.
     Raises:
       MoeEdgeError: bad input.

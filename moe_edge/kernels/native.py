@@ -163,6 +163,13 @@ def describe() -> str:
     return f"native, {instructions.decode()}, {threads} threads"
 
 
+def identity() -> str:
+    """What multiplies on a CPU: the same text where the same bits are computed."""
+    if choice() == "xla":
+        return "XLA"
+    return f"native {build_id()}, {library().moe_edge_instructions().decode()}"
+
+
 def while_wanted(wanted: contextvars.ContextVar, function: Callable) -> Callable:
     """The function, during whose calls (when it is traced) `wanted` is True."""
 

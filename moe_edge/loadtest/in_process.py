@@ -46,7 +46,7 @@ def engine_results(
     prepare_process(reader, offload)
     own_k, longest = reader.config.moe.top_k, reader.config.max_positions
     options.check_model(reader.config)
-    check_room(checkpoint, None, offload, options, reader.config)
+    check_room(checkpoint, None, offload, options, reader.config, devices)
     check_mesh(reader, devices, offload)
     check_floors(load.floors, own_k)
     context = options.context(longest)

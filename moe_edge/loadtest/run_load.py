@@ -63,7 +63,8 @@ def run_load(
         the gin file's `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
       devices: for `engine`: devices that share the experts: a number, or `all` of this
-        machine; None: all where one cannot hold the weights, else one.
+        machine; offloaded ones have homes there, and `device_memory` is that of each.
+        None: one, or all where one cannot hold the weights.
     Raises:
       MoeEdgeError: bad input.
     """

@@ -22,6 +22,7 @@ from moe_edge.schedule.policy import SCHEDULERS, Scheduler, get_scheduler
 if TYPE_CHECKING:  # the options alone are light: a script reads its flags from them
     from moe_edge.engine.base import Engine
     from moe_edge.engine.slot_programs import SlotShapes
+    from moe_edge.hosts.link import Link
     from moe_edge.serve.driver import Driver
 
 SERVED = ("max_batch", "max_wait_s", "own_k", "costs")  # what a scheduler is given
@@ -186,9 +187,12 @@ def make_driver(
     options: ServingOptions,
     clock: Callable[[], float] = time.monotonic,
     fail_step: int | None = None,
+    link: "Link | None" = None,
 ) -> "Driver":
     """A driver over an engine; `driver.slots.warm_up()` compiles what it needs.
 
+    Args:
+      link: of process 0 to others that follow its row slots (`engine/lock_step.py`).
     Raises:
       ConfigError, CapacityError: options that this engine cannot honour.
     """
@@ -200,7 +204,13 @@ def make_driver(
     options.check_model(config)
     sizes = options.sizes(options.context(config.max_positions))
     sizes_bytes = cache_bytes_of(options, SlotShapes(config, **sizes))
-    slots = RowSlots(engine, **sizes, prompt_cache_bytes=sizes_bytes.kept)
+    sizes |= {"prompt_cache_bytes": sizes_bytes.kept}
+    if link is not None and not link.index:
+        from moe_edge.engine.lock_step import LeadingSlots
+
+        slots: RowSlots = LeadingSlots(engine, link, **sizes)
+    else:
+        slots = RowSlots(engine, **sizes)
     limits = Limits(
         max_waiting=options.max_waiting,
         kv_budget_bytes=sizes_bytes.running,

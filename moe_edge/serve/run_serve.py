@@ -1,5 +1,6 @@
 """The root of `moe-edge serve`: a model behind an OpenAI-compatible server."""
 
+import inspect
 from typing import Any
 
 from moe_edge.convert.open import open_checkpoint
@@ -8,6 +9,7 @@ from moe_edge.core.run_folder import unpacked
 from moe_edge.engine.devices import check_devices, check_mesh
 from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
+from moe_edge.hosts.run import across_hosts, current_link
 from moe_edge.model.sub_experts import at_k
 from moe_edge.schedule.loop import NO_LIMITS
 from moe_edge.serve.chat_template import find_template
@@ -16,6 +18,8 @@ from moe_edge.serve.served_model import make_served_model
 from moe_edge.serve.server_options import ServerOptions
 
 
+# Process 0 alone meets clients.
+@across_hosts(*inspect.signature(ServerOptions).parameters)
 @unpacked(serving=ServingOptions, server=ServerOptions)
 def run_serve(
     *,
@@ -25,6 +29,7 @@ def run_serve(
     offload: OffloadOptions | None = None,
     devices: int | str | None = None,
     split_attention: bool = False,
+    devices_trace: str | None = None,
     servers: int | None = None,
     slots: str | None = None,
     serving: ServingOptions,
@@ -47,9 +52,12 @@ def run_serve(
       offload: policies of experts that do not fit.
       devices: devices that share the experts: a number, or `all` of this machine;
         offloaded ones have homes there, and `device_memory` is that of each. None: one,
-        or all where one cannot hold the weights.
+        or all where one cannot hold the weights. Of several processes: of each; None:
+        all.
       split_attention: each of several devices computes its heads of attention and keeps
         their part of the KV cache; a GPU's logits may then differ in their last bits.
+      devices_trace: route trace by whose counts experts are placed on several devices;
+        None: neighbours stand together.
       servers: processes that hold the experts together (Prism); the first one answers
         clients. None: one process.
       slots: with `servers`, experts that each may hold, separated by commas; None: 1.3
@@ -68,6 +76,13 @@ def run_serve(
             f"--devices {devices} with --servers {servers}: a server of several runs "
             "on one device; leave one of them out"
         )
+    link = current_link()
+    if link is not None and (servers or server.prompt_cache_dir):
+        wrong = "--servers" if servers else "--prompt_cache_dir"
+        raise ConfigError(
+            f"{wrong} with --num_processes {link.count}: processes that serve one "
+            "model together have neither; leave it out"
+        )
     if servers is not None and offload is not None:
         raise ConfigError(
             "--servers share the experts by --slots; give no --device_memory and no "
@@ -78,7 +93,9 @@ def run_serve(
     prepare_process(reader, offload)
     reader.config = at_k(reader.config, k)
     config = reader.config
-    check_mesh(reader, devices, offload, split_attention)
+    shared: dict[str, Any] = {"devices": devices, "devices_trace": devices_trace}
+    shared["split_attention"] = split_attention
+    check_mesh(reader, offload=offload, **shared)
     if not config.moe_layers:
         raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
     serving.check_model(config)
@@ -108,6 +125,10 @@ def run_serve(
 
         given = {"checkpoint": str(checkpoint), "servers": servers, "slots": slots}
         return serve_cluster(Cluster(given, k, serving, server), reader, dry_run)
+    if link is not None and link.index:
+        from moe_edge.serve.following import follow_server
+
+        return follow_server(link, checkpoint, k, serving, **shared)
     from moe_edge.serve.service import listen
 
     with listen(server.host, server.port) as sock:
@@ -122,8 +143,7 @@ def run_serve(
         def load():
             fail = server.fail_step
             given = checkpoint, k, offload, serving
-            shared = {"devices": devices, "split_attention": split_attention}
-            driver = load_driver(*given, **shared, fail_step=fail)
+            driver = load_driver(*given, **shared, fail_step=fail, link=link)
             model.grammars.prepare()
             if keep is not None:
                 from moe_edge.engine.prompt_files import PromptFiles
@@ -135,6 +155,8 @@ def run_serve(
         def save(driver):
             for each in files:
                 each.save(driver.slots)
+            if link is not None:
+                driver.slots.end()
 
         given = load, sock, model, template, serving, server
         return serve_http(*given, before_close=save)

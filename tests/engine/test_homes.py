@@ -179,7 +179,7 @@ def test_a_profile_decides_about_homes_and_slots(monkeypatch):
 
     counts_LE = np.zeros((3, 12), np.int64)
     counts_LE[1:, :2] = 100  # in turn, layer 2's would meet
-    monkeypatch.setattr(offloaded, "_count_trace", lambda *_: counts_LE)
+    monkeypatch.setattr(offloaded, "count_trace", lambda *_: counts_LE)
     given = {"device_memory": "30%", "profile_trace": "t", "slot_plan": "adapmoe_dp"}
     options = OffloadOptions(**given, homes="fixed")
     engine = make_offloaded(StoreReader(GQA), options, devices=devices(2))

@@ -36,10 +36,14 @@ def test_no_flag_of_one_device_goes_with_several(tiny, run_script, tmp_path):
     assert run_script("generate", *flags).summary["dry_run"]
     error = run_script("serve", *COMMANDS["serve"], *given, "--servers", 2).error
     assert "--devices 2 with --servers 2" in error
-    for name in ("generate", "serve"):
-        alone = "--checkpoint", tiny, "--dry_run", "--split_attention"
-        error = run_script(name, *COMMANDS[name], *alone).error
-        assert "several devices of a resident engine, and there is one" in error
+    for name, flag in (
+        ("generate", "--split_attention"),
+        ("serve", "--devices_trace=t"),
+    ):
+        error = run_script(name, *COMMANDS[name], *given[:3], flag).error
+        assert f"{flag[2:].removesuffix('=t')}: of several devices of a resi" in error
+    error = run_script("generate", *COMMANDS["generate"], *given, "--devices_trace=t")
+    assert error.error.startswith("error: t: no such file or directory")
 
 
 @pytest.mark.parametrize("name", ["generate", "evaluate"])
