@@ -6,6 +6,7 @@ sends them back, all homes at once; the first device joins them (`home_programs`
 """
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +16,16 @@ from moe_edge.engine.layer_exchange import Placed
 from moe_edge.kernels import grouped
 from moe_edge.offload.home_slots import HomeSlots
 from moe_edge.offload.homes import Homes
+
+PIECE = 64  # rows that a home sends at once, at least where it has more
+
+
+class Carried(NamedTuple):
+    """A layer in waves: rows of each home, and which home computed an expert (E: none
+    is computed)."""
+
+    rows: dict[int, jax.Array]
+    home_E: np.ndarray
 
 
 class HomeCalls:
@@ -35,6 +46,33 @@ class HomeCalls:
             return range(len(self.homes))
         here = slots[slots < len(self.homes.home_S)]
         return sorted(set(self.homes.home_S[here.reshape(-1)].tolist())) or [0]
+
+    def joined(
+        self, programs: HomePrograms, rows: dict[int, jax.Array], home_P: np.ndarray
+    ) -> jax.Array:
+        """Rows `[P, D]` on the first device, each from its home; zeros where it has
+        none.
+
+        Args:
+          rows: of homes, `[P, D]` and more.
+          home_P: the home of each row; other numbers are no homes.
+        """
+        P, N, joined = len(home_P), len(self.homes), None
+        size = P if P <= PIECE else max(PIECE, -(-P // (2 * N)))
+        spare = np.arange(P, P + size, dtype=np.int32)
+        for home, rows_PD in rows.items():
+            own = np.flatnonzero(home_P == home).astype(np.int32)
+            # At least one piece: what is compiled must not depend on the routing.
+            for first in range(0, max(1, len(own)), size):
+                row_C = own[first : first + size]
+                row_C = np.concatenate([row_C, spare[len(row_C) :]])
+                piece_CD = programs.take(rows_PD, row_C)
+                piece_CD = jax.device_put(piece_CD, self.devices[0])
+                if joined is None:
+                    joined = programs.put_first(piece_CD, row_C, count=P)
+                else:
+                    joined = programs.put(joined, piece_CD, row_C)
+        return joined
 
     def gathered(self, rows: dict[int, jax.Array]) -> Sequence[jax.Array]:
         """Rows of every home on the first device."""
@@ -90,16 +128,19 @@ class AtHome(Placed):
     # In waves each home keeps the rows of its pairs until the last.
 
     def start(self, routed, reading):
-        return {}
+        E = self._programs.num_experts
+        return Carried({}, np.full(E + 1, len(self._homes), np.int32))
 
     def wave(self, carry, routed, reading, slots_SR, slot_of):
         programs, done = self._programs, []
+        is_here_E = slot_of < len(self._homes.home_S)
+        carry.home_E[:-1][is_here_E] = self._homes.home_S[slot_of[is_here_E]]
         for home in self._calls.running("waves", len(reading.ids_TK), slot_of):
             x_TD, ids_TK = self._to(home, routed.hidden_TD), reading.ids_TK
-            if home not in carry:
-                carry[home] = self._start(home, routed, reading)
-            carry[home], is_done = programs.wave(
-                carry[home],
+            if home not in carry.rows:
+                carry.rows[home] = self._start(home, routed, reading)
+            carry.rows[home], is_done = programs.wave(
+                carry.rows[home],
                 *(x_TD, ids_TK, slots_SR[home], self._homes.local(home, slot_of)),
                 self._weights_at(home, reading.weights_TK),
             )
@@ -111,9 +152,10 @@ class AtHome(Placed):
         return self._programs.start(*given, self._slots.array[home])
 
     def finish(self, routed, reading, carry):
-        carry = carry or {0: self._start(0, routed, reading)}  # padding alone
-        # A program of its own: XLA would put the sum of rows into the sum over ranks,
-        # and round otherwise.
-        rows_PD = self._programs.merge(self._calls.gathered(carry))
+        rows = carry.rows or {0: self._start(0, routed, reading)}  # padding alone
+        home_P = carry.home_E[reading.ids_TK.reshape(-1)]
+        if not self._programs.is_pairs(len(reading.ids_TK)):
+            home_P = home_P[reading.ids_TK.reshape(-1).argsort(kind="stable")]
+        rows_PD = self._calls.joined(self._programs, rows, home_P)
         given = reading.ids_TK, reading.weights_TK
         return self._programs.finish(routed, rows_PD, *given)

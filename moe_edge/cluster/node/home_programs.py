@@ -49,7 +49,12 @@ class ServerHomes(PlacedPrograms):
             carry = self._home.start(x_of, ids_TK, slots_SR)
             given = x_of, ids_TK, slots_SR, own, None
             found[home], _ = self._home.wave(carry, *given)
-        return self._home.merge(calls.gathered(found))[: ids_TK.size]
+        if pairs:
+            return self._home.merge(calls.gathered(found))
+        home_S1 = np.append(calls.homes.home_S, len(calls.homes))
+        slot_E1 = np.append(np.minimum(slot_of, len(home_S1) - 1), len(home_S1) - 1)
+        home_P = home_S1[slot_E1][np.sort(ids_TK.reshape(-1), kind="stable")]
+        return calls.joined(self._home, found, home_P)
 
 
 def devices_of_process() -> Sequence[jax.Device]:
