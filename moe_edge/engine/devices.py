@@ -113,28 +113,42 @@ def _mesh(reader, devices: int | str) -> "DeviceMesh":
 
 
 def check_mesh(
-    reader, devices: int | str | None, offload, split_attention: bool = False
+    reader,
+    devices: int | str | None,
+    offload,
+    split_attention: bool = False,
+    devices_trace: str | None = None,
 ) -> None:
     """What loading for these devices would refuse; nothing without a word of them.
 
-    Raises: as `mesh_for`, `check_several` and `split_attention.check_split`.
+    Raises: as `mesh_for`, `check_several` and `split_attention.make_sharded`.
     """
-    if devices is None and not split_attention:
+    if devices is None and not split_attention and devices_trace is None:
         return
     mesh = mesh_for(reader, devices, offload)
-    check_several(split_attention, mesh)
+    check_several(mesh, split_attention, devices_trace)
     if split_attention:
         from moe_edge.engine.split_attention import check_split
 
         check_split(reader.config, mesh.size)
+    if devices_trace is not None:
+        from moe_edge.engine.offloaded import count_trace
+
+        count_trace(devices_trace, reader.config)
 
 
-def check_several(split_attention: bool, mesh: "DeviceMesh | None") -> None:
-    """Raises ConfigError where attention is to be split over one device."""
-    if split_attention and mesh is None:
+def check_several(
+    mesh: "DeviceMesh | None",
+    split_attention: bool = False,
+    devices_trace: str | None = None,
+) -> None:
+    """Raises ConfigError where there is one device for what is of several."""
+    given = {"split_attention": split_attention, "devices_trace": devices_trace}
+    wanted = [name for name, value in given.items() if value]
+    if wanted and mesh is None:
         raise ConfigError(
-            "split_attention shares heads among several devices of a resident engine, "
-            "and there is one; give devices, or leave it out"
+            f"{' and '.join(wanted)}: of several devices of a resident engine, and "
+            "there is one; give devices, or leave it out"
         )
 
 

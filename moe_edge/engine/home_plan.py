@@ -47,6 +47,11 @@ def check_homes(options: OffloadOptions, devices: Sequence[jax.Device]) -> None:
             f"layer_io {options.layer_io} speaks to one device, got {count} devices; "
             "leave it out, or use devices 1"
         )
+    if options.memory == "pinned":
+        raise ConfigError(
+            f"memory pinned is pinned for one device, got {count} devices; use memory "
+            "host, or devices 1"
+        )
     if "hit_curves" in options.slot_plan_options:
         raise ConfigError(
             f"hit_curves are of one device's slots, got {count} devices; give "

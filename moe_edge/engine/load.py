@@ -39,6 +39,7 @@ def load_engine(
     k: int | None = None,
     devices: int | str | None = None,
     split_attention: bool = False,
+    devices_trace: str | None = None,
     **options,
 ) -> Loaded:
     """Opens a checkpoint (as `open_checkpoint` does) and loads it.
@@ -55,6 +56,8 @@ def load_engine(
       devices: that share the experts: a number, or "all" of this machine; offloaded
         ones have homes there. None: one, or all where one cannot hold the weights.
       split_attention: each of several devices computes its heads and keeps their cache.
+      devices_trace: route trace (of generate's `--trace`) by whose counts experts are
+        placed on several devices; None: neighbours stand together.
       **options: of `ResidentEngine`, or of `make_offloaded`.
     Raises:
       CheckpointError: the checkpoint or its tokenizer is missing or damaged.
@@ -77,13 +80,14 @@ def load_engine(
     if offload is not None:
         prepare_process(reader, offload)
     mesh = mesh_for(reader, devices, offload)
-    check_several(split_attention, mesh)
+    check_several(mesh, split_attention, devices_trace)
     with counter("loading the model"):
         if mesh is not None:
             from moe_edge.engine.split_attention import make_sharded
 
+            options |= {"devices_trace": devices_trace, "check_finite": check_finite}
             options |= {"split_attention": split_attention}
-            engine = make_sharded(reader, mesh, check_finite=check_finite, **options)
+            engine = make_sharded(reader, mesh, **options)
         elif offload is None:
             weights = load_weights(reader, check_finite=check_finite)
             engine = ResidentEngine(weights, **options)
@@ -135,12 +139,13 @@ def check_checkpoint(
     k: int | None = None,
     devices: int | str | None = None,
     split_attention: bool = False,
+    devices_trace: str | None = None,
     **room,
 ) -> None:
     """What `load_engine` would refuse, without reading weights (for --dry_run).
 
     Args:
-      devices, split_attention: as of `load_engine`.
+      devices, split_attention, devices_trace: as of `load_engine`.
       **room: `batch` and `capacity` as `load_engine` will get them.
     """
     reader = _open(checkpoint, k)
@@ -151,4 +156,4 @@ def check_checkpoint(
 
         allow_pinned(reader, offload)  # `check_offload` starts JAX
         check_offload(reader, offload, devices=homes_for(reader, devices), **room)
-    check_mesh(reader, devices, offload, split_attention)
+    check_mesh(reader, devices, offload, split_attention, devices_trace)

@@ -62,14 +62,19 @@ def context_of(options: OffloadOptions, config: ModelConfig) -> Context:
     context = Context(model=lambda: config, top_k=lambda: config.moe.top_k)
     if options.profile_trace is None:
         return context
-    counts_LE = _count_trace(options.profile_trace, config)
+    counts_LE = count_trace(options.profile_trace, config)
     moe_LE = counts_LE[list(config.moe_layers)]
     return context.also(
         profile=lambda: counts_LE, hit_curves=lambda: static_hit_curves(moe_LE)
     )
 
 
-def _count_trace(path: str, config: ModelConfig) -> np.ndarray:
+def count_trace(path: str, config: ModelConfig) -> np.ndarray:
+    """int64 [L, E]: how often a recorded model's decode steps chose each expert.
+
+    Raises:
+      ConfigError: a trace of another model; RequestError, OSError: no trace.
+    """
     trace = read_trace(path)
     L, E = config.num_layers, config.moe.num_experts
     if trace.num_experts != E or trace.num_layers > L:

@@ -92,6 +92,7 @@ def run_generate(
     offload: OffloadOptions | None = None,
     devices: int | str | None = None,
     split_attention: bool = False,
+    devices_trace: str | None = None,
     trace: str | None = None,
     trace_scores: bool = False,
     events: str | None = None,
@@ -127,6 +128,8 @@ def run_generate(
         all.
       split_attention: each of several devices computes its heads of attention and keeps
         their part of the KV cache; a GPU's logits may then differ in their last bits.
+      devices_trace: route trace by whose counts experts are placed on several devices;
+        None: neighbours stand together.
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` next to it.
       events: file for transfers and waits (JSON lines).
@@ -143,7 +146,8 @@ def run_generate(
     check_count("batch_size", batch_size)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
-    shared = {"devices": devices, "split_attention": split_attention}
+    shared: dict[str, Any] = {"devices": devices, "devices_trace": devices_trace}
+    shared["split_attention"] = split_attention
     recorded = [path for path in (trace, events, timeline) if path]
     if offload is None and recorded:
         raise ConfigError(

@@ -13,7 +13,12 @@ import numpy as np
 from moe_edge.engine.mesh import DeviceMesh
 from moe_edge.engine.programs import TopPrograms
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
-from moe_edge.engine.sharded_experts import even_places, put_experts, run_sharded
+from moe_edge.engine.sharded_experts import (
+    counted_places,
+    even_places,
+    put_experts,
+    run_sharded,
+)
 from moe_edge.engine.weights import Weights, kept, load_weights
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
@@ -79,13 +84,20 @@ class ShardedEngine(ResidentEngine):
 
 
 def load_sharded(
-    reader, mesh: DeviceMesh, check_finite: bool = False, dense: Weights | None = None
+    reader,
+    mesh: DeviceMesh,
+    check_finite: bool = False,
+    dense: Weights | None = None,
+    counts_LE: np.ndarray | None = None,
 ) -> Weights:
     """A model's weights on a mesh: experts' records cut, all others whole.
 
     Of several processes each reads the records of its own devices alone.
 
-    Args: as of `load_weights`.
+    Args:
+      counts_LE: uses of every expert, by which devices get about equally many; None:
+        neighbours stand together.
+      others: as of `load_weights`.
     Raises: as `load_weights`.
     """
 
@@ -93,10 +105,14 @@ def load_sharded(
         return mesh.put(np.array(kept(array)))  # a copy, never a view of a file
 
     experts = reader.config.moe.num_experts
-    expert_NS = even_places(experts, mesh.size)
-    own = _own_experts(mesh, expert_NS, experts)
+    even_NS, own = even_places(experts, mesh.size), range(experts)
+    if counts_LE is None:
+        own = _own_experts(mesh, even_NS, experts)
 
-    def put_records(records: np.ndarray):
+    def put_records(layer: int, records: np.ndarray):
+        expert_NS = even_NS
+        if counts_LE is not None:
+            expert_NS = counted_places(counts_LE[layer], mesh.size)
         return put_experts(mesh, kept(records), expert_NS, own.start, experts)
 
     given = {"check_finite": check_finite, "dense": dense}

@@ -25,6 +25,7 @@ from moe_edge.model.expert_blocks import sort_pairs
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import choose_method
 from moe_edge.model.record import RecordLayout
+from moe_edge.offload.homes import homes_by_counts
 
 
 class ShardedExperts(NamedTuple):
@@ -39,6 +40,16 @@ def even_places(experts: int, devices: int) -> np.ndarray:
     slots = -(-experts // devices)
     places = np.arange(devices * slots, dtype=np.int32).reshape(devices, slots)
     return np.minimum(places, experts)
+
+
+def counted_places(counts_E: np.ndarray, devices: int) -> np.ndarray:
+    """As `even_places`, but each device has about as many uses of its experts."""
+    (home_E,) = homes_by_counts(counts_E[None], devices)
+    expert_NS = np.full_like(even_places(len(home_E), devices), len(home_E))
+    for device, own_S in enumerate(expert_NS):
+        held = np.flatnonzero(home_E == device)
+        own_S[: len(held)] = held
+    return expert_NS
 
 
 def slots_of(expert_NS: np.ndarray, experts: int) -> np.ndarray:

@@ -11,11 +11,13 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.mesh import AXIS, PARTED, WHOLE, DeviceMesh
+from moe_edge.engine.offloaded import count_trace
 from moe_edge.engine.sharded import ShardedEngine, ShardedPrograms, load_sharded
 from moe_edge.engine.weights import Weights, bind_block
 from moe_edge.model import kv_cache
@@ -27,7 +29,8 @@ from moe_edge.model.shapes import attention_shapes
 from moe_edge.model.transformer import Block
 
 # Of `attention_shapes`: rows of heads. Others are of every head, or follow the heads.
-BY_HEAD = ("q", "k", "v", "q_bias", "k_bias", "v_bias", "sinks")
+KV = ("k", "v", "k_bias", "v_bias")
+BY_HEAD = ("q", "q_bias", "sinks", *KV)
 AFTER = ("o", "o_bias")
 
 
@@ -40,9 +43,10 @@ def check_split(config: ModelConfig, devices: int) -> None:
             reason = "all heads of latent attention share one cache"
         elif attention.qk_norm == "full":
             reason = "a norm of q and k is taken over all heads"
-        elif attention.num_kv_heads % devices:
-            heads = attention.num_kv_heads
-            reason = f"{heads} heads of k and v are no multiple of {devices}"
+        elif attention.num_heads % devices:
+            reason = f"{attention.num_heads} heads cannot be shared equally"
+        elif (heads := attention.num_kv_heads) % devices and devices % heads:
+            reason = f"{heads} heads of k and v cannot be shared equally"
         if reason is not None:
             raise ConfigError(
                 f"split_attention with {devices} devices: in layer {layer} {reason}; "
@@ -51,9 +55,10 @@ def check_split(config: ModelConfig, devices: int) -> None:
 
 
 def own_attention(attention: AttentionConfig, devices: int) -> AttentionConfig:
-    """The attention of one device's heads."""
-    heads = attention.num_heads // devices, attention.num_kv_heads // devices
-    return dataclasses.replace(attention, num_heads=heads[0], num_kv_heads=heads[1])
+    """The attention of one device's heads; a head of k and v may be on several."""
+    own_kv = max(1, attention.num_kv_heads // devices)
+    heads = {"num_heads": attention.num_heads // devices, "num_kv_heads": own_kv}
+    return dataclasses.replace(attention, **heads)
 
 
 class OwnAttention(Attention):
@@ -138,7 +143,8 @@ class SplitEngine(ShardedEngine):
         return {name: each.shape for name, each in shapes.items()}
 
     def cache_heads(self, layer):
-        return super().cache_heads(layer) // self.mesh.size
+        attention = self.config.attention_of(layer)
+        return own_attention(attention, self.mesh.size).num_kv_heads
 
     def row_copies(self):
         read = functools.partial(_read_row, self.mesh)
@@ -168,15 +174,22 @@ def make_sharded(
     *,
     check_finite: bool = False,
     split_attention: bool = False,
+    devices_trace: str | None = None,
     **options,
 ) -> ShardedEngine:
-    """Loads a checkpoint onto a mesh; options: of `ResidentEngine`.
+    """Loads a checkpoint onto a mesh.
 
-    Raises: as `load_weights` and `check_split`.
+    Args:
+      devices_trace: route trace by whose counts experts are placed.
+      **options: of `ResidentEngine`.
+    Raises: as `load_sharded`, `check_split` and `count_trace`.
     """
     if split_attention:
         check_split(reader.config, mesh.size)
-    weights = load_sharded(reader, mesh, check_finite)
+    counts_LE = None
+    if devices_trace is not None:
+        counts_LE = count_trace(devices_trace, reader.config)
+    weights = load_sharded(reader, mesh, check_finite, counts_LE=counts_LE)
     if split_attention:
         return SplitEngine(split_weights(weights, mesh), mesh, **options)
     return ShardedEngine(weights, mesh, **options)
@@ -184,13 +197,21 @@ def make_sharded(
 
 def split_weights(weights: Weights, mesh: DeviceMesh) -> Weights:
     """The weights of `load_sharded` with the rows of heads cut by device."""
-    names = {f"attn.{name}" for name in BY_HEAD}
+    layers = []
+    for number, layer in enumerate(weights.layers):
+        heads, own = weights.config.attention_of(number).num_kv_heads, dict(layer)
+        for name in BY_HEAD:
+            array = layer.get(f"attn.{name}")
+            if array is not None:
+                if name in KV and mesh.size > heads:
+                    array = _repeated(array, heads, mesh.size // heads)
+                own[f"attn.{name}"] = jax.device_put(array, mesh.parted)
+        layers.append(own)
+    return dataclasses.replace(weights, layers=tuple(layers))
 
-    def split(name: str, array: jax.Array) -> jax.Array:
-        return jax.device_put(array, mesh.parted) if name in names else array
 
-    layers = tuple(
-        {name: split(name, array) for name, array in layer.items()}
-        for layer in weights.layers
-    )
-    return dataclasses.replace(weights, layers=layers)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _repeated(array: jax.Array, heads: int, times: int) -> jax.Array:
+    """The rows of each head as often as devices have it."""
+    by_head = array.reshape(heads, -1, *array.shape[1:])
+    return jnp.repeat(by_head, times, axis=0).reshape(-1, *array.shape[1:])

@@ -5,6 +5,7 @@ why). Vectors are widened to float32, which is exact and costs nothing.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -108,7 +109,7 @@ def load_weights(
     check_finite: bool = False,
     with_experts: bool = True,
     dense: Weights | None = None,
-    put_experts: Callable[[np.ndarray], Any] | None = None,
+    put_experts: Callable[[int, np.ndarray], Any] | None = None,
     own_experts: range | None = None,
 ) -> Weights:
     """Reads a whole checkpoint onto the device, layer by layer.
@@ -118,7 +119,7 @@ def load_weights(
       check_finite: refuse NaN and infinity, as conversion does.
       with_experts: False leaves them to a store; all entries are then None.
       dense: of this checkpoint, read before: only the experts are read then.
-      put_experts: puts a layer's records `[E, R]` on the device; None: `put`.
+      put_experts: puts records `[E, R]` of a layer on the device; None: `put`.
       own_experts: those whose records alone are read; None: all.
     Raises:
       CheckpointError: names or shapes that do not fit the config, or such values.
@@ -160,6 +161,7 @@ def load_weights(
             shape = (count, layout.size)
             check_shape(f"expert records of layer {layer}", read, shape)
             given = where, "experts", read, layout.numbers(read)
-            records = place(*given, put_experts or put)
+            own_put = put_experts and functools.partial(put_experts, layer)
+            records = place(*given, own_put or put)
         experts.append(records)
     return Weights(config, top, tuple(layers), tuple(experts))

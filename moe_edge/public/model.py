@@ -168,12 +168,12 @@ class Model:
         weights = self._resident()  # of another resident engine that still lives
         check, programs = self._check_finite, self._programs.get("resident")
         mesh = self._mesh
-        check_several(split_attention, mesh)
+        check_several(mesh, split_attention)
         if mesh is not None and split_attention:
             from moe_edge.engine.split_attention import make_sharded
 
-            given = {"check_finite": check, "split_attention": True}
-            return make_sharded(self._reader, mesh, **given)
+            given = self._reader, mesh
+            return make_sharded(*given, check_finite=check, split_attention=True)
         if mesh is not None:
             from moe_edge.engine.sharded import ShardedEngine, load_sharded
 

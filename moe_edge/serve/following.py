@@ -23,7 +23,7 @@ def follow_server(
     none may leave before the others. A second one ends this process.
 
     Args:
-      **shared: devices and split_attention, as of `load_engine`.
+      **shared: devices, split_attention, devices_trace, as of `load_engine`.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.progress import counter
@@ -21,25 +22,24 @@ def load_driver(
     offload: OffloadOptions | None,
     serving: ServingOptions,
     *,
-    devices: int | str | None = None,
-    split_attention: bool = False,
     clock: Callable[[], float] = time.monotonic,
     fail_step: int | None = None,
     link: Link | None = None,
+    **shared: Any,
 ) -> Driver:
     """A driver whose programs are compiled; from here on nothing is.
 
     Args:
       link: of a process among several. Those that follow process 0 compile when it
         says so.
+      **shared: devices, split_attention, devices_trace, as of `load_engine`.
     Raises: as `load_engine` and `make_driver`.
     """
     room = {}
     if offload is not None:
         room = cache_room(serving, at_k(open_checkpoint(checkpoint).config, k))
-    given = {"with_tokenizer": False, "offload": offload, "k": k, "devices": devices}
-    given["split_attention"] = split_attention
-    loaded = load_engine(checkpoint, **given, **room)
+    given = {"with_tokenizer": False, "offload": offload, "k": k}
+    loaded = load_engine(checkpoint, **given, **shared, **room)
     try:
         driver = make_driver(loaded.engine, serving, clock, fail_step, link)
         if link is None or not link.index:

@@ -29,6 +29,7 @@ def run_serve(
     offload: OffloadOptions | None = None,
     devices: int | str | None = None,
     split_attention: bool = False,
+    devices_trace: str | None = None,
     servers: int | None = None,
     slots: str | None = None,
     serving: ServingOptions,
@@ -55,6 +56,8 @@ def run_serve(
         all.
       split_attention: each of several devices computes its heads of attention and keeps
         their part of the KV cache; a GPU's logits may then differ in their last bits.
+      devices_trace: route trace by whose counts experts are placed on several devices;
+        None: neighbours stand together.
       servers: processes that hold the experts together (Prism); the first one answers
         clients. None: one process.
       slots: with `servers`, experts that each may hold, separated by commas; None: 1.3
@@ -90,7 +93,9 @@ def run_serve(
     prepare_process(reader, offload)
     reader.config = at_k(reader.config, k)
     config = reader.config
-    check_mesh(reader, devices, offload, split_attention)
+    shared: dict[str, Any] = {"devices": devices, "devices_trace": devices_trace}
+    shared["split_attention"] = split_attention
+    check_mesh(reader, offload=offload, **shared)
     if not config.moe_layers:
         raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
     serving.check_model(config)
@@ -120,7 +125,6 @@ def run_serve(
 
         given = {"checkpoint": str(checkpoint), "servers": servers, "slots": slots}
         return serve_cluster(Cluster(given, k, serving, server), reader, dry_run)
-    shared = {"devices": devices, "split_attention": split_attention}
     if link is not None and link.index:
         from moe_edge.serve.following import follow_server
 

@@ -73,7 +73,7 @@ def assert_moved(engine, slots: int) -> None:
             (3, 2, FIXED),
             (3, 3, {"predictor": "stale_gate", "link_bytes_per_s": 2e6}),
             (3, 3, {"predictor": "smoe_partial", "eviction": "smoe_score"}),
-            (3, 3, FIXED | {"predictor": "previous", "memory": "pinned"}),
+            (3, 3, FIXED | {"predictor": "previous"}),
             (3, 3, {"predictor": "previous", "asynchronous": False}),
             (3, 3, {"eviction": "on_demand"}),
             (3, 3, {"route": "substitute", "route_options": {"a": 0.0}}),
@@ -179,7 +179,7 @@ def test_a_profile_decides_about_homes_and_slots(monkeypatch):
 
     counts_LE = np.zeros((3, 12), np.int64)
     counts_LE[1:, :2] = 100  # in turn, layer 2's would meet
-    monkeypatch.setattr(offloaded, "_count_trace", lambda *_: counts_LE)
+    monkeypatch.setattr(offloaded, "count_trace", lambda *_: counts_LE)
     given = {"device_memory": "30%", "profile_trace": "t", "slot_plan": "adapmoe_dp"}
     options = OffloadOptions(**given, homes="fixed")
     engine = make_offloaded(StoreReader(GQA), options, devices=devices(2))
@@ -198,6 +198,7 @@ def test_a_profile_decides_about_homes_and_slots(monkeypatch):
     [
         ({"mode": "fused"}, "mode fused runs on one device, got 3 devices; use mode"),
         ({"layer_io": "packed"}, "layer_io packed speaks to one device, got 3 dev"),
+        ({"memory": "pinned"}, "memory pinned is pinned for one device, got 3 devices"),
         ({"homes": "near"}, "unknown homes 'near'"),
     ],
 )

@@ -404,7 +404,7 @@ def test_refused_assembly_leaves_no_thread(queues, config, dtype, message):
 def test_profile_trace_is_read_once(monkeypatch):
     counts_LE, read = np.ones((3, 12), np.int64), []
     monkeypatch.setattr(
-        offloaded, "_count_trace", lambda *args: read.append(args) or counts_LE
+        offloaded, "count_trace", lambda *args: read.append(args) or counts_LE
     )
     options = OffloadOptions(eviction="static_oracle", profile_trace="of_the_model")
     with make_offloaded(StoreReader(GQA), options) as engine:

@@ -15,7 +15,7 @@ from moe_edge.engine.devices import check_devices, homes_for, mesh_for
 from moe_edge.engine.mesh import local_mesh
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.sharded import load_sharded
+from moe_edge.engine.sharded import ShardedEngine, load_sharded
 from moe_edge.engine.slots import RowSlots
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.sub_experts import split_config
@@ -65,6 +65,20 @@ def sharded_of(name: str, dtype, devices: int):
 def test_logits_have_the_bits_of_one_device(name, dtype, devices, lengths, ks):
     got = bits(sharded_of(name, dtype, devices), lengths, ks)
     np.testing.assert_array_equal(got, bits(resident(name, dtype), lengths, ks))
+
+
+@pytest.mark.slow
+def test_experts_placed_by_counts_have_the_bits_of_one_device():
+    counts_LE = np.random.default_rng(0).integers(0, 99, (1, 11))
+    reader, mesh = reader_of("one"), local_mesh(3)
+    weights = load_sharded(reader, mesh, counts_LE=counts_LE)
+    assert_shared(weights, 3)
+    shared = sharded_of("one", BF16, 3)
+    (placed,), (even,) = weights.experts, shared.weights.experts
+    assert (np.asarray(placed.slot_NE) != np.asarray(even.slot_NE)).any()
+    engine = ShardedEngine(weights, mesh, programs=shared.programs)
+    want = bits(resident("one"), THREE, KS)
+    np.testing.assert_array_equal(bits(engine, THREE, KS), want)
 
 
 @pytest.mark.slow

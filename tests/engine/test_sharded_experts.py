@@ -12,6 +12,7 @@ import pytest
 from moe_edge.engine.mesh import local_mesh
 from moe_edge.engine.programs import jit_step
 from moe_edge.engine.sharded_experts import (
+    counted_places,
     even_places,
     put_experts,
     run_sharded,
@@ -86,6 +87,16 @@ def test_sharded_records_alone_would_be_gathered():
     text = plain.lower(*mesh.put(choice), experts.records_SR).compile().as_text()
     gathered = [size for name, size in collectives(text) if name == "all-gather"]
     assert gathered == [experts.records_SR.size]
+
+
+def test_places_by_counts_share_the_uses_and_lose_no_expert():
+    counts_E = np.array([90, 80, 70, 3, 2, 1, 0, 0, 0, 0, 0])
+    places_NS = counted_places(counts_E, DEVICES)
+    held = [set(own_S[own_S < E].tolist()) for own_S in places_NS]
+    assert sorted(sum(map(list, held), [])) == [*range(E)]
+    assert [len(own & {0, 1, 2}) for own in held] == [1, 1, 1]
+    even = counts_E[even_places(E, DEVICES)[0]].sum()
+    assert even == 243 > max(counts_E[[*own]].sum() for own in held) == 90
 
 
 def test_places_are_even_and_complete():

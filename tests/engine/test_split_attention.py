@@ -21,7 +21,8 @@ from tests.support.running import SIZES, row, run
 from tests.support.sharded import ONE_LAYER, assert_shared, bits
 from tests.support.tiny_models import BF16, MLA, RandomReader
 
-# Of 4 heads of k and v four devices have one each, a cache of one row no axis for it.
+# Of 4 heads of k and v four devices have one each, a cache of one row no axis for it;
+# of 2 two devices have the same.
 ATTENTION = dataclasses.replace(
     ONE_LAYER.attention,
     num_heads=8,
@@ -31,11 +32,13 @@ ATTENTION = dataclasses.replace(
     out_bias=True,
 )
 CONFIG = dataclasses.replace(ONE_LAYER, attention=ATTENTION)
+FEW = dataclasses.replace(ATTENTION, num_kv_heads=2, qkv_bias=True)
+FEW = dataclasses.replace(ONE_LAYER, attention=FEW)
 
 
 @functools.cache
-def engine_of(devices: int):
-    reader = RandomReader(CONFIG, dtype=BF16)
+def engine_of(devices: int, config=CONFIG):
+    reader = RandomReader(config, dtype=BF16)
     if devices == 1:
         return ResidentEngine(load_weights(reader))
     return make_sharded(reader, local_mesh(devices), split_attention=True)
@@ -43,12 +46,13 @@ def engine_of(devices: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "lengths", "ks"), [(4, (7,), None), (2, (5, 9, 5), (3, 1, 2))]
+    ("devices", "config", "lengths", "ks"),
+    [(4, FEW, (7,), None), (2, CONFIG, (5, 9, 5), (3, 1, 2))],
 )
-def test_logits_are_those_of_one_device(devices, lengths, ks):
+def test_logits_are_those_of_one_device(devices, config, lengths, ks):
     """On these kernels bit by bit; others may round products of fewer rows apart."""
-    want = bits(engine_of(1), lengths, ks).view(np.float32)
-    got = bits(engine_of(devices), lengths, ks).view(np.float32)
+    want = bits(engine_of(1, config), lengths, ks).view(np.float32)
+    got = bits(engine_of(devices, config), lengths, ks).view(np.float32)
     assert np.abs(got - want).max() <= 1e-5 * want.std()
 
 
@@ -98,7 +102,14 @@ def test_each_device_holds_the_caches_and_rows_of_its_heads():
     ("config", "devices", "reason"),
     [
         (MLA, 5, "all heads of latent attention share one cache"),
-        (CONFIG, 3, "4 heads of k and v are no multiple of 3"),
+        (CONFIG, 3, "8 heads cannot be shared equally"),
+        (
+            dataclasses.replace(
+                CONFIG, attention=dataclasses.replace(ATTENTION, num_heads=12)
+            ),
+            3,
+            "4 heads of k and v cannot be shared equally",
+        ),
         (
             dataclasses.replace(
                 CONFIG, attention=dataclasses.replace(ATTENTION, qk_norm="full")
@@ -115,4 +126,4 @@ def test_heads_that_stay_together_are_refused(config, devices, reason):
 
 def test_one_device_splits_nothing():
     with pytest.raises(ConfigError, match="and there is one; give devices"):
-        check_several(True, None)
+        check_several(None, True)

@@ -27,14 +27,23 @@ def test_commands_refuse_more_devices_than_there_are(name, tiny, run_script):
     assert "devices is 'many', expected a number from 1" in error
 
 
-def test_no_flag_of_one_device_goes_with_several(tiny, run_script):
+def test_no_flag_of_one_device_goes_with_several(tiny, run_script, tmp_path):
     given = "--checkpoint", tiny, "--dry_run", "--devices", 2
+    flags = *COMMANDS["generate"], *given, "--device_memory=50%"
+    (tmp_path / "fused.gin").write_text("offload.mode = 'fused'\n")
+    error = run_script("generate", *flags, "--gin_file", "fused.gin").error
+    assert "mode fused runs on one device, got 2 devices" in error
+    assert run_script("generate", *flags).summary["dry_run"]
     error = run_script("serve", *COMMANDS["serve"], *given, "--servers", 2).error
     assert "--devices 2 with --servers 2" in error
-    for name in ("generate", "serve"):
-        alone = "--checkpoint", tiny, "--dry_run", "--split_attention"
-        error = run_script(name, *COMMANDS[name], *alone).error
-        assert "several devices of a resident engine, and there is one" in error
+    for name, flag in (
+        ("generate", "--split_attention"),
+        ("serve", "--devices_trace=t"),
+    ):
+        error = run_script(name, *COMMANDS[name], *given[:3], flag).error
+        assert f"{flag[2:].removesuffix('=t')}: of several devices of a resi" in error
+    error = run_script("generate", *COMMANDS["generate"], *given, "--devices_trace=t")
+    assert error.error.startswith("error: t: no such file or directory")
 
 
 @pytest.mark.parametrize("name", ["generate", "evaluate"])
@@ -65,3 +74,6 @@ def test_engines_are_loaded_onto_as_many_devices(tiny, monkeypatch):
 def test_generate_on_several_devices_writes_the_tokens_of_one(tiny, tmp_path):
     one, _ = generated(tiny, tmp_path / "one")
     assert generated(tiny, tmp_path / "three", devices=3)[0] == one
+    given = {"devices": 3, "device_memory": "20%"}
+    tokens, summary = generated(tiny, tmp_path / "homes", **given)
+    assert tokens == one and summary["bytes_moved"] > 0

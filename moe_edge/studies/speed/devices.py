@@ -36,7 +36,6 @@ from moe_edge.studies.speed.suite import (
 )
 
 LINKS = 4
-SHARE = 0.25  # of the experts in slots, of all devices together
 BLOCK_S = 4e-3  # of an expert over a link, besides its latency
 LESS_BAR, BOUND_BAR = 1 / 3, 1.2
 
@@ -47,11 +46,13 @@ class DevicesSettings(SuiteSettings):
 
     Attributes:
       checkpoint: the model.
+      share: of its experts in slots, of all devices together.
       batches: rows that decode together, a case each.
       prompt_tokens: of each row, from a book; steps: tokens after them, fed one by one.
     """
 
     checkpoint: str | Path = DEFAULT_MODEL
+    share: float = 0.25
     batches: Sequence[int] = (1, 4, 16)
     prompt_tokens: int = 64
     steps: int = 8
@@ -139,9 +140,9 @@ def devices_rows(settings: DevicesSettings, work_dir: Path) -> Rows:
             "link_bytes_per_s": bench.store.block_bytes / BLOCK_S,
             "link_latency_s": LATENCY_S,
         }
-        engines = {"one": bench.engine(studied(device_memory=SHARE, **link))}
+        engines = {"one": bench.engine(studied(device_memory=settings.share, **link))}
         for kind in HOMES:
-            options = studied(device_memory=SHARE / LINKS, homes=kind, **link)
+            options = studied(device_memory=settings.share / LINKS, homes=kind, **link)
             engines[kind] = bench.engine(options, devices=homes)
         for batch in settings.batches:
             tokens = settings.prompt_tokens
@@ -177,6 +178,9 @@ def _rows(case: str, one: Sequence[Waits], homes: Sequence[Waits]) -> Rows:
 
         got, named = of(homes, "s"), f"{case}, {phase}"
         less = {"peer": of(one, "s"), "peer_name": one_name, "bar": LESS_BAR}
+        # Of the links alone, without what a busy machine adds to a wait.
+        less["links_ratio"] = float(np.median(of(homes, "bound_s")))
+        less["links_ratio"] /= float(np.median(of(one, "bound_s")))
         bound = {"peer": of(homes, "bound_s"), "peer_name": busiest, "bar": BOUND_BAR}
         rows.append(make_row(named, got, unit, **less))
         rows.append(make_row(f"{named}, bound", got, unit, **bound))

@@ -1,0 +1,33 @@
+"""Suite `devices` on a tiny model: what waits are compared with."""
+
+import numpy as np
+import pytest
+
+from moe_edge.studies.speed import devices
+from tests.support.tiny_checkpoint import write_tiny_checkpoint
+
+
+@pytest.mark.slow
+def test_homes_wait_for_the_busiest_link_and_compute_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "LINKS", 2)
+    given = {"checkpoint": write_tiny_checkpoint(tmp_path / "tiny"), "share": 0.5}
+    sizes = {"batches": (2,), "prompt_tokens": 9, "steps": 6, "repeats": 1}
+    settings = devices.DevicesSettings(**given, **sizes)
+    rows = {row["case"]: row for row in devices.devices_rows(settings, tmp_path)}
+    assert [*rows] == [
+        f"batch 2, {kind} homes, {phase}{bound}"
+        for kind in ("free", "fixed")
+        for phase in ("decode", "prompt")
+        for bound in ("", ", bound")
+    ]
+    for case, row in rows.items():
+        assert row["emulated"] and row["link"]["latency_s"] == 50e-6
+        if case.endswith("bound"):
+            # Decoding computes nothing meanwhile: whoever waits, waits as long.
+            if "decode" in case:
+                assert row["ours"] >= 0.95 * row["peer"] > 4
+        else:
+            # Two links take at least half as long as one for what it carries.
+            assert 0.4 < row["links_ratio"] < 1.0
+    with pytest.raises(RuntimeError, match="free homes gave other logits"):
+        devices.check_same("free", np.zeros(2), np.ones(2))
