@@ -15,19 +15,20 @@ from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.hf_tensors import HEAD
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.progress import say_once
+from moe_edge.model.quantised import format_of
 
 DEFAULT_MODEL = Path(__file__).resolve().parent.parent / "default_model"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def check_floats(reader, purpose: str) -> None:
-    """Raises ConfigError where experts are quantised and `purpose` needs floats."""
-    kind = reader.layout.kind
+    """Raises ConfigError where weights are quantised and `purpose` needs floats."""
+    kind = format_of(reader.layout.kind or reader.dense_kind)
     if kind is not None:
         raise ConfigError(
-            f"{reader.path} has {kind} experts, whose neurons cannot be told apart in "
-            f"blocks of 32 weights: {purpose} takes the checkpoint it was made from; "
-            "quantise the result (moe-edge convert --expert_dtype)"
+            f"{reader.path} has {kind} weights, whose neurons cannot be told apart in "
+            f"blocks of 32: {purpose} takes the checkpoint it was made from; "
+            "quantise the result (moe-edge convert --dtype)"
         )
 
 

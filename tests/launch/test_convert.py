@@ -103,7 +103,7 @@ def test_quantised_experts_through_the_scripts(run_script, tmp_path):
     source = run_script("evaluate", "--checkpoint", hf, *text).summary
     ours, theirs = scored["perplexity"], same["perplexity"]
     assert abs(ours / theirs - 1) < 1e-4 < abs(ours / source["perplexity"] - 1)
-    refused = "q has q8_0 experts, whose neurons cannot be told apart in blocks of 32"
+    refused = "q has q8_0 weights, whose neurons cannot be told apart in blocks of 32"
     profile = run_script("profile_model", "--checkpoint", "q", *text, "--out_dir", "p")
     assert refused in profile.error and "profiling takes the" in profile.error
     flags = "--checkpoint", "q", "--profile", "p", "--out_dir", "r"

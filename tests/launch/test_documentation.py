@@ -111,6 +111,7 @@ def workspace(tmp_path_factory, run_script_in) -> Path:
 PREPARED = (
     "convert --src default --dst OURS",
     "convert --src default --dst Q --expert_dtype q8_0",
+    "convert --src default --dst Q4 --dtype q4_0",
     "profile_model --checkpoint default --text FILE --out_dir P",
     "generate --prompt One --device_memory 25% --trace T.csv.gz --out_dir G",
 )
