@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from moe_edge.convert import gguf_layer_kinds as kinds
 from moe_edge.convert import gguf_parts as parts
+from moe_edge.convert import gguf_states as states
 from moe_edge.convert.gguf_metadata import Metadata
 
 _POST_NORM = {"mlp_norm": "post_attention_norm.weight"}
@@ -238,6 +239,9 @@ ARCHITECTURES = {
     "exaone-moe": Architecture("exaone_moe", kinds.exaone_moe),
     "gemma4": Architecture("gemma4_text", kinds.gemma4, kinds.GEMMA4),
     "llama4": Architecture("llama4_text", kinds.llama4),
+    "lfm2moe": Architecture("lfm2_moe", states.lfm2moe, states.LFM2MOE),
+    "qwen3next": Architecture("qwen3_next", states.qwen3next, states.QWEN3NEXT),
+    "qwen35moe": Architecture("qwen3_5_moe_text", states.qwen35moe, states.QWEN35MOE),
     "mimo2": Architecture("mimo_v2_flash", kinds.mimo_v2_flash),
     "phimoe": Architecture("phimoe", _phimoe),
 }

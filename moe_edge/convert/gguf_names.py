@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moe_edge.checkpoint.schema import Item, Shapes, dense_items, item_shapes
+from moe_edge.convert import gguf_states
 from moe_edge.convert.gguf_families import Architecture
 from moe_edge.convert.gguf_parts import ROPE_FACTORS
 from moe_edge.model.config import ModelConfig
@@ -112,7 +113,9 @@ def dense_sources(
     """
     shapes = item_shapes(config, item)
     if isinstance(item, str):
-        return {n: [Source(TOP[n], shape, 0, shape)] for n, shape in shapes.items()}
+        own = {n: t for n, t in entry.tensors.items() if n in TOP and t in found}
+        top = TOP | own
+        return {n: [Source(top[n], shape, 0, shape)] for n, shape in shapes.items()}
     table, prefix = _LAYER | entry.tensors, layer_prefix(item)
     sources = {
         name: [Source(prefix + table[name], shape, 0, shape)]
@@ -127,6 +130,20 @@ def dense_sources(
         for name, shape in zip(names, own, strict=True):
             sources[name] = [Source(prefix + joined, whole, first, shape)]
             first += shape[0]
+    if "attn.conv" in shapes:  # without the axis of length one
+        D, _, L = shapes["attn.conv"]
+        name = prefix + table["attn.conv"]
+        sources["attn.conv"] = [Source(name, (D, L), 0, (D, L))]
+    if "attn.in_qkvz" in shapes:
+        rows, D = shapes["attn.in_qkvz"]
+        z = shapes["attn.out_proj"][1]
+        sources["attn.in_qkvz"] = [
+            Source(prefix + name, shape, 0, shape)
+            for name, shape in (
+                (table["attn.in_qkvz"], (rows - z, D)),
+                (gguf_states.GATE, (z, D)),
+            )
+        ]
     if "attn.kv_b" in shapes and sources["attn.kv_b"][0].name not in found:
         a = config.attention
         cut = (
@@ -180,6 +197,8 @@ def restore(
     config: ModelConfig, entry: Architecture, name: str, arrays: list[np.ndarray]
 ) -> np.ndarray:
     """A dense parameter as Hugging Face stores it, from its parts in the file."""
+    if config.has_states:
+        return gguf_states.restored(config, name, arrays)
     if len(arrays) == 2:
         k_HRN, v_HVR = arrays
         kv_b = np.concatenate([k_HRN.transpose(0, 2, 1), v_HVR], axis=1)

@@ -88,6 +88,7 @@ SAYABLE = {
         "rope_theta": 5e5,
     },
     "gemma4_text": {"rms_norm_eps": 1e-6},
+    "lfm2_moe": {"norm_eps": 1e-5, "routed_scaling_factor": 1.0},
     "exaone_moe": {
         "rms_norm_eps": 1e-5,
         "norm_topk_prob": True,
@@ -184,6 +185,26 @@ def test_logits_of_a_file_are_the_folders_bit_for_bit(family, tmp_path):
     )
     assert expected.std() > 0
     np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe_text"])
+def test_file_of_a_delta_net_is_its_folder_within_rounding(family, tmp_path):
+    """A file holds -exp(A_log), and one more than the weights of norms."""
+    raw = raw_config(family, rms_norm_eps=1e-6)
+    tensors = random_tensors(raw)
+    hf = write_folder(tmp_path / "hf", raw, tensors)
+    file = gguf(tmp_path / "x.gguf", raw, tensors)
+    expected, got = open_checkpoint(hf), open_checkpoint(file)
+    assert comparable(got.config) == comparable(expected.config)
+    for item in dense_items(expected.config):
+        ours, theirs = got.dense(item), expected.dense(item)
+        assert sorted(ours) == sorted(theirs)
+        for name, array in theirs.items():
+            changed = name.endswith(("norm", "a_log"))
+            np.testing.assert_allclose(
+                ours[name], array, rtol=0, atol=1e-6 if changed else 0, err_msg=name
+            )
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])

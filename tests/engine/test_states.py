@@ -19,7 +19,6 @@ from moe_edge.papers.od_moe.shadow.engine import cut_kv, make_shadow, widen_kv
 from moe_edge.papers.od_moe.shadow.follower import Follower, read_choices
 from tests.support.running import (
     alone,
-    engine_of,
     log_probs_of,
     resident,
     row,
@@ -105,10 +104,9 @@ ARRIVALS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["resident", "layered"])
-def test_rows_join_and_leave_without_a_step_run_twice(mode):
+def test_rows_join_leave_and_move_without_a_step_run_twice(engine):
     """A resident engine would run ahead, and run such steps again."""
-    slots = RowSlots(engine_of(mode, NAME), **SIZES)
+    slots = RowSlots(engine, **SIZES)
     got = tokens_of(run(slots, ARRIVALS, leave=[("a", 7)]))
     for _, each in ARRIVALS:
         most = 7 if each.id == "a" else each.max_new_tokens
@@ -117,7 +115,7 @@ def test_rows_join_and_leave_without_a_step_run_twice(mode):
 
 @pytest.mark.slow
 def test_k_changes_between_steps_and_a_resting_row_keeps_its_state(engine):
-    slots = RowSlots(engine, **SIZES)
+    slots = RowSlots(engine, deterministic=True, **SIZES)
     first, other = row("a", 20, 24, top_logprobs=0), row("b", 30, 2)
     slots.admit([first, other])
     got = []
@@ -175,9 +173,8 @@ def test_states_are_kept_behind_chunks_and_served_whole(engine, tmp_path):
 
 @pytest.mark.slow
 def test_evicted_state_is_computed_again(engine):
-    slots = RowSlots(engine, **SIZES)
-    one = slots.shapes.kept_bytes(128)
-    slots = RowSlots(engine, **SIZES, prompt_cache_bytes=one)
+    one = RowSlots(engine, **SIZES).shapes.kept_bytes(128)
+    slots = RowSlots(engine, deterministic=True, **SIZES, prompt_cache_bytes=one)
     first, other = row("a", 130, 5), row("b", 140, 5)
     wanted = tokens_of(run(slots, [(0, first)]))
     assert slots.cached_tokens(first.prompt) == 128

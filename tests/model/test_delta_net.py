@@ -51,6 +51,17 @@ def test_both_forms_are_the_recurrence():
         np.testing.assert_allclose(y_BHV, wanted[:, s], rtol=0, atol=1e-6)
 
 
+def test_keys_that_agree_cost_no_digits():
+    """A token over and over, nothing forgotten, each value taken as it is."""
+    q, k, v, g, beta, state = drawn()
+    k, g, beta = np.broadcast_to(k[:, :1], k.shape), 0 * g, np.ones_like(beta)
+    given = q, k, v, g, beta, state
+    wanted, last = written_out(*given)
+    y, state = jax.jit(delta_net.chunked)(*given)
+    np.testing.assert_allclose(y, wanted, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(state, last, rtol=0, atol=4e-6)
+
+
 def test_short_convolution_leaves_the_window_behind_each_rows_last_token():
     rng = np.random.default_rng(0)
     x, weight = rng.standard_normal((2, 7, 5)), rng.standard_normal((5, 1, 4))

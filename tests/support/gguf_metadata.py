@@ -28,6 +28,9 @@ ARCHS = {
     "mimo_v2_flash": "mimo2",
     "llama4_text": "llama4",
     "gemma4_text": "gemma4",
+    "lfm2_moe": "lfm2moe",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 _SOFTMAX, _SIGMOID = 1, 2
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -74,10 +77,12 @@ def _common(raw: dict) -> dict:
         "block_count": raw["num_hidden_layers"],
         "context_length": raw["max_position_embeddings"],
         "embedding_length": raw["hidden_size"],
-        "feed_forward_length": raw["intermediate_size"],
+        "feed_forward_length": raw.get("intermediate_size"),
         "attention.head_count": heads,
         "attention.head_count_kv": raw.get("num_key_value_heads", heads),
-        "attention.layer_norm_rms_epsilon": raw.get("rms_norm_eps"),
+        "attention.layer_norm_rms_epsilon": raw.get(
+            "rms_norm_eps", raw.get("norm_eps")
+        ),
         "attention.key_length": raw.get("head_dim"),
         "attention.value_length": raw.get("head_dim"),
         "rope.freq_base": None if theta is None else float(theta),
@@ -263,7 +268,36 @@ def _deepseek(raw: dict) -> dict:
     }
 
 
+def _lfm2_moe(raw: dict) -> dict:
+    full = [each == "full_attention" for each in raw["layer_types"]]
+    return {
+        "attention.head_count_kv": [raw["num_key_value_heads"] * each for each in full],
+        "shortconv.l_cache": raw["conv_L_cache"],
+        "leading_dense_block_count": raw["num_dense_layers"],
+        "expert_gating_func": _SIGMOID,
+    }
+
+
+def _qwen3_next(raw: dict) -> dict:
+    share = _rope(raw).get("partial_rotary_factor", 0.25)
+    values = raw["linear_num_value_heads"] * raw["linear_value_head_dim"]
+    return {
+        "ssm.conv_kernel": raw["linear_conv_kernel_dim"],
+        "ssm.state_size": raw["linear_key_head_dim"],
+        "ssm.group_count": raw["linear_num_key_heads"],
+        "ssm.time_step_rank": raw["linear_num_value_heads"],
+        "ssm.inner_size": values,
+        "full_attention_interval": raw.get("full_attention_interval", 4),
+        "rope.dimension_count": int(_head_dim(raw) * share),
+    }
+
+
 _OWN = {
+    "lfm2_moe": _lfm2_moe,
+    "qwen3_next": _qwen3_next,
+    "qwen3_5_moe_text": lambda raw: (
+        _qwen3_next(raw) | {"rope.dimension_sections": [11, 11, 10, 0]}
+    ),
     "deepseek": _deepseek,
     "glm4_moe": _glm4_moe,
     "solar_open": _glm4_moe,
