@@ -22,7 +22,7 @@ include_patterns = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "moe_edge/default_model/README.md",
-    "moe_edge/papers/coserve/demo_board/README.md",
+    "moe_edge/papers/**/README.md",
 ]
 exclude_patterns = ["results/local", "**/.*"]
 

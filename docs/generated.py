@@ -24,7 +24,7 @@ ASKED = re.compile(r"<!-- generated: (\w+) ?(\S*) -->")
 
 def fill(app, page: str, source: list[str]) -> None:
     """Handler of Sphinx's `source-read`: comments become what they ask for."""
-    if page.startswith("docs/"):
+    if page.startswith(("docs/", "moe_edge/papers/")):
         source[0] = ASKED.sub(lambda asked: PARTS[asked[1]](asked[2]), source[0])
 
 

@@ -10,6 +10,7 @@ from moe_edge.commands import main
 ROOT = Path(__file__).parents[1]
 _OURS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES = [*_OURS, *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES += sorted(ROOT.glob("moe_edge/papers/*/README.md"))
 # Folders of the package may be named without `moe_edge/` in front.
 BASES = (ROOT, ROOT / "moe_edge", ROOT / "docs")
 
@@ -21,12 +22,12 @@ def missing_links(page: Path, text: str) -> list[str]:
     return [t for t in local if not (page.parent / t).exists()]
 
 
-def missing_paths(text: str) -> list[str]:
+def missing_paths(text: str, *rooms: Path) -> list[str]:
     """Paths in `code` or in code blocks with one of our endings that do not exist."""
     names = re.findall(r"(?<![\w./~-])([A-Za-z][\w*-]*(?:/[\w*.-]+)+)", text)
     names = [name for name in names if re.search(r"\.(py|gin|md|sh)$", name)]
     names = [name for name in names if "NAME" not in name]  # stands for any
-    return [n for n in names if not any([*base.glob(n)] for base in BASES)]
+    return [n for n in names if not any([*base.glob(n)] for base in (*BASES, *rooms))]
 
 
 def missing_scripts(text: str) -> list[str]:
@@ -40,12 +41,12 @@ def missing_scripts(text: str) -> list[str]:
     return missing + [name for name in commands if name not in main.names()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_names_what_exists(page):
     text = page.read_text(encoding="utf-8")
     assert missing_links(page, text) == []
     assert missing_scripts(text) == []
-    assert missing_paths(text) == []
+    assert missing_paths(text, page.parent) == []
 
 
 def test_missing_names_are_found():

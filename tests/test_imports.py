@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -227,6 +228,37 @@ def imported_of(path: Path, folder: str) -> str:
 def test_order_names_every_folder():
     folders = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
     assert folders <= set(ORDER), "name the new folder in ORDER and the docs"
+
+
+def drawn() -> dict[str, tuple[int, int]]:
+    """Folder -> line and column in the drawing of docs/architecture.md."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    lines = page.partition("```\n")[2].partition("```")[0].splitlines()
+    found = [
+        (match[1], (line, match.start()))
+        for line, text in enumerate(lines)
+        for match in re.finditer(r"(?<![\w/])(\w+)/ ", f"{text} ")
+    ]
+    assert len(found) == len(dict(found)), "a folder is drawn twice"
+    return dict(found)
+
+
+def test_drawing_matches_the_code():
+    """Every folder is drawn, and imports only what is below it or to its right."""
+    place = drawn()
+    folders = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
+    assert place.keys() == folders
+    wrong = set()
+    for path in source_files():
+        room = path.relative_to(ROOT).parts[1]
+        if path.is_relative_to(PACKAGE) and path.parent != PACKAGE:
+            named = (f"{module}.".split(".")[:2] for module in imported_modules(path))
+            used = {name for package, name in named if package == PACKAGE.name}
+            wrong |= {(room, n) for n in used & folders if place[n] < place[room]}
+    assert wrong == set()
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    line = next(text for text in page.splitlines() if text.startswith(" papers/"))
+    assert {*line.split()[1:]} == {p.parent.name for p in PACKAGE.glob("papers/*/*.md")}
 
 
 def test_order_violations_forward_import_is_found():

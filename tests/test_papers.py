@@ -48,17 +48,10 @@ SAID = {
 # Tests outside a paper's that import one. Only shrinks.
 TESTED = {
     "bench/test_prompts.py": {"smoe"},
-    "bench/test_timed_cases.py": {"smoe"},
     "conftest.py": {"od_moe"},  # where there is one
     "core/test_json_reader.py": {"coserve"},
-    "engine/test_device_needs.py": {"od_moe"},
-    "engine/test_layer_kinds.py": {"od_moe"},
-    "engine/test_quantised_experts.py": {"od_moe"},
     "evaluate/test_fidelity.py": {"smoe"},
     "launch/test_formats.py": {"coserve"},
-    "launch/test_progress.py": {"coserve"},
-    "place/test_optimal.py": {"prism"},
-    "schedule/test_policies.py": {"moe_prism"},
     "test_public_face.py": {"smoe"},
 }
 

@@ -66,6 +66,9 @@ def test_every_page_is_in_the_index():
         for path in (ROOT / "docs").rglob(f"*.{kind}")
     }
     assert pages - names == {"index"}
+    text = read("docs/index.md")
+    for path in ROOT.glob("moe_edge/papers/*/README.md"):
+        assert f"<../{path.relative_to(ROOT).with_suffix('').as_posix()}>" in text
 
 
 def read(name: str) -> str:
@@ -128,7 +131,7 @@ def test_pages_ask_for_parts_that_there_are(generated, monkeypatch):
     monkeypatch.setattr(generated.main, "names", lambda: ["replay"])
     asked = [
         match
-        for path in (ROOT / "docs").rglob("*.md")
+        for path in [*ROOT.glob("docs/*.md"), *ROOT.glob("moe_edge/papers/*/*.md")]
         for match in generated.ASKED.findall(path.read_text(encoding="utf-8"))
     ]
     assert len(asked) >= 9

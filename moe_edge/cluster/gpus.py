@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moe_edge.cluster.modes import SERVERS
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import FIRST, SCHEDULER
 from moe_edge.core.checks import ConfigError
@@ -89,9 +90,7 @@ def has_several(options: ClusterOptions) -> bool:
 
 def _check_several(options: ClusterOptions) -> None:
     wrong = {
-        "--mode od_moe": options.mode != "prism",
-        "--combine partial": options.combine == "partial",
-        "--transport jax": options.transport == "jax",
+        f"--mode {options.mode}": options.mode != SERVERS,
     }
     wrong |= {f"--methods {name}": name in options.method_names for name in ALONE}
     for what in (what for what, is_given in wrong.items() if is_given):

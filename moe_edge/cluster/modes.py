@@ -5,12 +5,9 @@ what its functions need is imported inside them.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from moe_edge.core.tables import load, plugins
-
-if TYPE_CHECKING:
-    from moe_edge.cluster.options import ClusterOptions
 
 SERVERS = "prism"
 
@@ -19,12 +16,12 @@ class Mode(NamedTuple):
     """What a way to run a cluster consists of.
 
     Attributes:
-      check: raises ConfigError for options of this mode that cannot be.
+      check: (options): raises ConfigError for what of this mode cannot be.
       make_node: (number, options, transport, reader) -> a process but the scheduler.
       programme: -> the class of what the scheduler does.
     """
 
-    check: Callable[["ClusterOptions"], None]
+    check: Callable[..., None]
     make_node: Callable[..., object]
     programme: Callable[[], type]
 

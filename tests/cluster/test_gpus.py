@@ -78,10 +78,6 @@ def test_gpus_that_are_named_are_taken(machine):
         ({"gpus": "0,1+0+1,1"}, r"gives one process 1\+0\+1, expected each GPU once"),
         ({"gpus": "0,1+2,1"}, "--gpus names GPU 2, but this machine has 2"),
         (
-            {"gpus": "0+1,0,1", "combine": "partial"},
-            r"--gpus 0\+1,0,1 gives a server several GPUs, which --combine partial",
-        ),
-        (
             {"gpus": "0+1,0,1", "methods": "moe_infinity"},
             "several GPUs, which --methods moe_infinity does not use",
         ),

@@ -3,7 +3,6 @@
 import re
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -14,8 +13,6 @@ from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.engine.weights import load_weights, weight_shapes
-from moe_edge.offload.store import HostStore
-from moe_edge.papers.od_moe.shadow.engine import make_shadow, shadow_bytes
 from tests.support.layered import StoreReader
 from tests.support.tiny_checkpoints import hf_folder
 from tests.support.tiny_models import ALL
@@ -66,16 +63,6 @@ def test_shapes_of_a_checkpoint_take_what_its_weights_take(dtype, tmp_path):
         )
         loaded = load_weights(reader, with_experts=False)
         assert weight_shapes(reader).num_bytes == loaded.num_bytes
-
-
-@pytest.mark.parametrize("precision", ["full", "bf16", "int8", "nf4"])
-@pytest.mark.parametrize("name", ["gqa", "gpt_oss"])
-def test_shapes_of_a_shadow_take_what_it_takes(name, precision):
-    reader = StoreReader(ALL[name], dtype=ml_dtypes.bfloat16)
-    weights, store = load_weights(reader, with_experts=False), HostStore(reader)
-    records = jax.ShapeDtypeStruct((store.num_experts, store.record_size), store.dtype)
-    want = make_shadow(weights, precision, store).weights.num_bytes
-    assert shadow_bytes(weight_shapes(reader), precision, records) == want
 
 
 def test_no_more_tokens_than_the_context_are_assumed():

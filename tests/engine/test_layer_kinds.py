@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,8 +12,6 @@ from moe_edge.engine.offloaded import check_fits_model, make_offloaded
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.slots import RowSlots
-from moe_edge.papers.od_moe.shadow.engine import make_shadow
-from moe_edge.papers.od_moe.shadow.follower import Follower, read_choices
 from tests.support.layered import CAPACITY, StoreReader, resident_of
 from tests.support.running import SIZES, alone, row, run, tokens_of
 from tests.support.tiny_models import MIXED, random_prompts, score_all
@@ -102,22 +99,3 @@ def test_rows_join_leave_and_find_their_beginnings(resident):
     again = row("a", 40, 9, k=3)
     assert slots.cached_tokens(again.prompt) == 32
     assert tokens_of(run(slots, [(0, again)])) == {"a": got["a"]}
-
-
-def test_a_shadow_is_aligned_in_layers_of_both_kinds(resident):
-    shadow = make_shadow(resident.weights, "int8")
-    session = resident.new_session(1, CAPACITY)
-    resident.prefill(session, random_prompts(MIXED, [9]))
-    chosen, zero_B = [], jnp.zeros(1, jnp.int32)
-    for by_message in (False, True):
-        follower = Follower(shadow, 1, CAPACITY)
-        follower.begin([9])
-        if by_message:
-            kv = shadow.programs.read_kv(session.caches, zero_B, count=9)
-            assert [each.shape[0] for each in kv] == [3, 3, 2]  # k, v; both
-            follower.align_kv(jax.device_get(kv), zero_B)
-        else:
-            follower.copy_all_kv(session.caches)
-        choices = follower.step(jnp.ones(1, bool), jnp.array([5], jnp.int32))
-        chosen.append(read_choices(choices, 1, 3))
-    np.testing.assert_array_equal(*chosen)

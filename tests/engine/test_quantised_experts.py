@@ -14,7 +14,6 @@ from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from moe_edge.offload.store import pin_records
-from moe_edge.papers.od_moe.shadow.engine import make_shadow
 from tests.support.layered import (
     NINE,
     THREE,
@@ -104,18 +103,3 @@ def test_an_absolute_budget_buys_more_quantised_slots():
     assert many - few == 6
     with pytest.raises(CapacityError, match=f"slots of {layout.size} bytes"):
         make_offloaded(StoreReader(config), OffloadOptions(device_memory="1KiB"))
-
-
-@pytest.mark.parametrize("name", [*slow("q8_0"), "q4_0", *slow("mxfp4")])
-def test_a_shadow_is_made_of_what_blocks_mean(name):
-    weights = resident_of(name, F32).weights
-    shadow = make_shadow(weights, "int8")
-    layer = ALL[name].moe_layers[0]
-    want = RecordLayout.of(ALL[name]).part(np.asarray(weights.experts[layer]), "down")
-    found = np.asarray(shadow.weights.experts[layer].down.decode())
-    step = np.abs(want).max(axis=-1, keepdims=True) / 127
-    assert (np.abs(found - want) <= 0.51 * step).all() and found.any()
-    full = make_shadow(weights, "full")
-    prompts = random_prompts(ALL[name], NINE)
-    logits = forced_logits(full, prompts, STEPS)
-    np.testing.assert_array_equal(logits, resident_logits(name, F32, NINE, STEPS))

@@ -23,7 +23,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted(ROOT.glob("docs/*.md")),
-    *sorted(ROOT.glob("docs/*/*.md")),
+    *sorted(ROOT.glob("moe_edge/papers/*/README.md")),
 ]
 DEFAULT = ROOT / "moe_edge/default_model"
 BOARD = ROOT / "moe_edge/papers/coserve/demo_board"

@@ -6,7 +6,6 @@ import pytest
 
 from moe_edge.core import progress
 from tests.launch.test_place_experts import write_counts
-from tests.papers.coserve.launch.test_coserve import write_case, write_live
 from tests.support.traces import PUBLIC_HEAD
 
 
@@ -50,19 +49,6 @@ def test_commands_report_what_they_do(run_script, tmp_path, opened):
     flags = ["--trace", "t.csv", "--slots_per_layer", 4, "--num_experts", 8]
     assert run_script("replay", *flags, "--out_dir", "p").code == 0
     assert "cache policies replayed" in set(opened)
-    files = write_case(tmp_path)
-    machine = ["--simulate", "profile.json", "--executors", "gpu:2,cpu:1"]
-    flags = [*files, *machine, "--memory", "0.8KB,0.4KB", "--policies", "coserve"]
-    assert run_script("coserve", *flags, "--out_dir", "r").code == 0
-    whole = "Serves the same requests by every policy, and compares"
-    assert {"serving by coserve", whole} <= set(opened)
-
-
-def test_profile_coe_reports_compiling_and_rounds(run_script, tmp_path, opened):
-    write_live(tmp_path, 1)
-    flags = ["--graph", "coe.json", "--kinds", "cpu", "--most_batch", 2]
-    assert run_script("profile_coe", *flags, "--repeats", 2, "--out_dir", "o").code == 0
-    assert {"compiling sizes of batches", "rounds timed"} <= set(opened)
 
 
 def test_every_command_reports_itself(run_script, tmp_path, progress_clock):
