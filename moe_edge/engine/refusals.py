@@ -360,6 +360,11 @@ def curves_of_one(asked):
 # Rows that join and leave.
 
 
+def _has_companion(predictor: Any) -> bool:
+    kind = predictor if isinstance(predictor, type) else type(predictor)
+    return kind.companion is not Predictor.companion
+
+
 @_rule(
     "joining rows (`serve`, `load --target engine`)",
     "`static_prompt`, `moe_infinity`, `shadow`, a trace",
@@ -371,7 +376,7 @@ def rows_of_one_sequence(asked):
     what = None
     if asked.eviction is not None and asked.eviction.per_sequence:
         what = f"eviction policy {asked.eviction.name}"
-    elif asked.predictor is not None and "shadow" in asked.predictor.needs:
+    elif asked.predictor is not None and _has_companion(asked.predictor):
         what = f"predictor {asked.predictor.name}"
     elif asked.recorded:
         what = "a trace"

@@ -39,6 +39,7 @@ class SlotPrograms:
         # Nothing of the engine itself: programs may outlive it and its weights.
         layers = range(engine.config.num_layers)
         self._heads = [engine.cache_heads(layer) for layer in layers]
+        self._is_whole = [engine.config.attention_of(i).has_state for i in layers]
         read, write = engine.row_copies()
         read = functools.partial(read)  # counts its own programs
         self.read_row = jax.jit(read, static_argnames=("size", "heads"))
@@ -84,7 +85,7 @@ class SlotPrograms:
           moves: (row here, row there, how many of its tokens) of each.
           part: positions that are copied at a time; it divides both capacities.
         """
-        heads, whole = self._heads[layer], self._config.attention_of(layer).has_state
+        heads, whole = self._heads[layer], self._is_whole[layer]
         for to_row, row, tokens in moves:
             for start in (0,) if whole else range(0, tokens, part):
                 at, size = self._number(start), None if whole else part

@@ -14,15 +14,13 @@ from moe_edge.engine.prompt_files import PromptFiles
 from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
-from moe_edge.model.kv_cache import STATES as NAMES
-from moe_edge.papers.od_moe.shadow.engine import cut_kv, make_shadow, widen_kv
-from moe_edge.papers.od_moe.shadow.follower import Follower, read_choices
 from tests.support.running import (
     alone,
     log_probs_of,
     resident,
     row,
     run,
+    states_of,
     tokens_of,
 )
 from tests.support.tiny_models import STATES, random_prompts, score_all
@@ -36,16 +34,6 @@ KEPT = {"prompt_cache_bytes": 1 << 20}
 @pytest.fixture(scope="module")
 def engine():
     return resident(NAME)
-
-
-def states_of(session, row=0) -> list[np.ndarray]:
-    """Those of a row, of all layers."""
-    return [
-        np.asarray(array)[row]
-        for cache in session.caches
-        for name, array in cache.items()
-        if name in NAMES
-    ]
 
 
 def assert_same(*lists) -> None:
@@ -199,27 +187,6 @@ def test_caches_are_counted_by_kind(engine):
         layers = [sum(a.nbytes for a in each.values()) for each in session.caches]
         moved = sum(layers) + max(layers)
         assert shapes.peak_bytes(sum(layers)) >= moved
-
-
-@pytest.mark.slow
-def test_shadow_takes_whole_states(engine):
-    shadow = make_shadow(engine.weights, "int8")
-    session = engine.new_session(1, CAPACITY)
-    engine.prefill(session, random_prompts(STATES, [9]))
-    chosen, zero_B = [], jnp.zeros(1, jnp.int32)
-    for by_message in (False, True):
-        follower = Follower(shadow, 1, CAPACITY)
-        follower.begin([9])
-        if by_message:
-            kv = shadow.programs.read_kv(session.caches, zero_B, count=CAPACITY)
-            sent = cut_kv(session.caches, jax.device_get(kv), 9)
-            follower.align_kv(tuple(widen_kv(session.caches, sent, CAPACITY)), zero_B)
-        else:
-            follower.copy_all_kv(session.caches)
-        assert_same(states_of(follower.session), states_of(session))
-        choices = follower.step(jnp.ones(1, bool), jnp.array([5], jnp.int32))
-        chosen.append(read_choices(choices, 1, 3))
-    np.testing.assert_array_equal(*chosen)
 
 
 def test_bad_sizes_are_refused(engine):

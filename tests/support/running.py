@@ -12,6 +12,7 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from moe_edge.engine.weights import load_weights
+from moe_edge.model.kv_cache import STATES as STATE_NAMES
 from tests.support.layered import StoreReader
 from tests.support.tiny_models import (
     GPT_OSS,
@@ -106,3 +107,13 @@ def log_probs_of(got) -> dict:
 
 def numbers_of(scores) -> np.ndarray:
     return np.array([(score.logprob, *(x for _, x in score.top)) for score in scores])
+
+
+def states_of(session, row=0) -> list[np.ndarray]:
+    """Those of a row, of all layers."""
+    return [
+        np.asarray(array)[row]
+        for cache in session.caches
+        for name, array in cache.items()
+        if name in STATE_NAMES
+    ]
