@@ -140,9 +140,9 @@ class Link:
             for peer in self._peers.values():
                 peer.is_gone.wait(max(until_s - time.monotonic(), 0.0))
 
-    def wait_lost(self, seconds: float = GRACE_S) -> None:
+    def wait_lost(self) -> None:
         """Returns after some time: if another process is lost, this one ends before."""
-        time.sleep(seconds)
+        time.sleep(GRACE_S)
 
     def _lose(self, line: str) -> None:
         if self._closed.is_set() or not self._is_lost.acquire(blocking=False):

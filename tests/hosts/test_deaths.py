@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 # Who is struck: process 0 holds JAX's coordinator, whose end JAX answers by an abort.
 KILLED = ("kill 0 step", "kill 1 step", "kill 0 rest", "kill 1 rest")
-STOPPED = ("stop 1 step", "stop 0 rest")
+STOPPED = ("stop 0 step", "stop 1 step", "stop 0 rest", "stop 1 rest")
 PAUSED = ("pause 1 step",)
 DIFFERENT = "differ 1 start"
 

@@ -2,14 +2,19 @@
 
 import contextlib
 import inspect
+import os
 import signal
 
+import numpy as np
 import pytest
 
+from moe_edge.commands import common
 from moe_edge.core import processes
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.core.run_folder import RunFolder
 from moe_edge.engine.devices import mesh_for
 from moe_edge.engine.run_generate import run_generate
+from moe_edge.evaluate.logits import check_logits_path, write_logits
 from moe_edge.evaluate.run import run_evaluate
 from moe_edge.hosts import run
 from moe_edge.hosts.link import HostLostError
@@ -44,6 +49,41 @@ def test_a_second_process_without_the_first_ends_by_a_line_and_writes_nothing(tm
         folder = str(tmp_path / "o")
         run_generate(prompt=["A"], out_dir=folder, **given(join_timeout_s=0.1))
     assert not processes.writes() and [*tmp_path.iterdir()] == []
+
+
+def test_the_second_process_writes_no_results_and_no_logits(tmp_path):
+    processes.become(1, 2)
+    folder = RunFolder(tmp_path / "o")
+    with folder.taken():
+        folder.write(lambda at: pytest.fail("it writes"))
+    path = check_logits_path(tmp_path / "no folder" / "l.npz", overwrite=False)
+
+    class Engine:
+        config = ModelSize()
+        score = staticmethod(lambda rows: [(0, np.zeros((len(rows), 2, 5)))])
+
+    assert write_logits(Engine, np.ones((3, 2), np.int32), path) == (3, 2, 5)
+    assert [*tmp_path.iterdir()] == []
+
+
+class ModelSize:
+    vocab_size, max_positions = 5, 8
+
+
+def test_an_unexpected_error_of_one_of_several_ends_it_at_once(monkeypatch, capsys):
+    """Python's shutdown would wait for JAX's, and that for the other processes."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr("moe_edge.commands.signals.install", lambda: None)
+    processes.become(1, 2)
+
+    def fail(argv):
+        raise KeyError("x")
+
+    assert common.leave(common.guarded(fail, [])) == 1
+    assert codes == [1] and "KeyError: 'x'" in capsys.readouterr().err
+    assert common.leave(common.guarded(lambda argv: 0, [])) == 0
+    assert codes == [1]
 
 
 def test_a_dry_run_waits_for_nobody(tmp_path):
