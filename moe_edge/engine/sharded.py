@@ -6,6 +6,7 @@ the same bits.
 """
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -87,7 +88,6 @@ def load_sharded(
     reader,
     mesh: DeviceMesh,
     check_finite: bool = False,
-    dense: Weights | None = None,
     counts_LE: np.ndarray | None = None,
 ) -> Weights:
     """A model's weights on a mesh: experts' records cut, all others whole.
@@ -97,7 +97,7 @@ def load_sharded(
     Args:
       counts_LE: uses of every expert, by which devices get about equally many; None:
         neighbours stand together.
-      others: as of `load_weights`.
+      reader, check_finite: as of `load_weights`.
     Raises: as `load_weights`.
     """
 
@@ -115,7 +115,7 @@ def load_sharded(
             expert_NS = counted_places(counts_LE[layer], mesh.size)
         return put_experts(mesh, kept(records), expert_NS, own.start, experts)
 
-    given = {"check_finite": check_finite, "dense": dense}
+    given: dict[str, Any] = {"check_finite": check_finite}
     if len(own) < experts:
         given["own_experts"] = own
     return load_weights(reader, put_whole, put_experts=put_records, **given)

@@ -6,6 +6,8 @@ The devices are those that tests/conftest.py asks of JAX: cores of one machine.
 import functools
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ from moe_edge.engine.sharded_experts import (
 )
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
+from tests.support.gpu_kernels import interpreted_kernels
 from tests.support.sharded import collectives
 from tests.support.slow_cases import slow
 
@@ -76,6 +79,20 @@ def test_sum_has_the_bits_of_one_device(jit, tokens, dtype):
         share = -(-tokens // DEVICES)
         wanted = ("reduce-scatter", share * K * D), ("all-gather", share * DEVICES * D)
         assert moved == [*wanted]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens, dtype", [(7, ml_dtypes.bfloat16), (40, np.float32)])
+def test_sum_by_a_gpus_kernels_has_the_bits_of_one_device(tokens, dtype):
+    *choice, records_ER = given(tokens, np.float32)
+    records_ER = records_ER.astype(dtype)
+    with interpreted_kernels("3"):
+        plain = jit_step(functools.partial(run_experts, layout=LAYOUT, **RULE))
+        want = np.asarray(plain(*choice, jnp.asarray(records_ER)))
+        mesh, run = sharded_run(even_places(E, DEVICES))
+        experts = put_experts(mesh, records_ER, even_places(E, DEVICES))
+        np.testing.assert_array_equal(run(*mesh.put(choice), experts), want)
+    assert np.abs(want[:-2]).max() > 0.1
 
 
 def test_sharded_records_alone_would_be_gathered():

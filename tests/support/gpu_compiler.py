@@ -56,10 +56,17 @@ _jit = jax.jit
 
 
 @functools.cache
-def _device():
-    """The described device."""
-    given = {"topology": "1x1x1", "target_config": _H200}
-    return topologies.get_topology_desc("h200", "cuda", **given).devices[0]
+def described(count: int) -> list:
+    """So many described devices of one host."""
+    given = {"topology": f"1x1x{count}", "target_config": _H200}
+    return topologies.get_topology_desc("h200", "cuda", **given).devices
+
+
+def compile_for(function, *args) -> str:
+    """The text of a jitted function, compiled for the devices of its arguments."""
+    with on_some_gpu():
+        lowered = function.trace(*args).lower(lowering_platforms=("cuda",))
+    return lowered.compile(compiler_options=_OPTIONS).as_text()
 
 
 class Call(NamedTuple):
@@ -87,7 +94,7 @@ class Call(NamedTuple):
             device_assignment=np.zeros((1, 1), int),
             env_options_overrides=_OPTIONS,
         )
-        device = _device()
+        (device,) = described(1)
         executable = device.client.compile(
             lowered.compiler_ir("stablehlo"),
             executable_devices=type(_cpu_devices())((device,)),

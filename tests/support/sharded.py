@@ -73,6 +73,7 @@ def assert_shared(weights, devices: int) -> None:
 def collectives(text: str) -> list[tuple[str, int]]:
     """(name, elements of its result) of each collective of a compiled program."""
     names = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    found = re.findall(rf" = \(?\w+\[([\d,]*)\][^=]*? ({names})(?:-start)?\(", text)
+    # A GPU's begin and end: the end has the result.
+    found = re.findall(rf" = \w+\[([\d,]*)\]\S* ({names})(?:-done)?\(", text)
     sizes = [np.prod([int(d) for d in dims.split(",") if d]) for dims, _ in found]
     return [(name, int(size)) for size, (_, name) in zip(sizes, found, strict=True)]

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from moe_edge.convert.open import DEFAULT_MODEL
-from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
+from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import HOMES
 from moe_edge.offload.block_queue import Transfer
@@ -25,6 +25,7 @@ from moe_edge.studies.engines import Bench
 from moe_edge.studies.offloading import studied
 from moe_edge.studies.quickstart.texts import BOOKS
 from moe_edge.studies.rounds import interleave
+from moe_edge.studies.speed.devices_shared import shared_rows
 from moe_edge.studies.speed.offload_links import LATENCY_S
 from moe_edge.studies.speed.suite import (
     MS,
@@ -161,6 +162,16 @@ def devices_rows(settings: DevicesSettings, work_dir: Path) -> Rows:
     return [row | extra | {"homes_on": on, "steps": settings.steps} for row in rows]
 
 
+def suite_rows(settings: DevicesSettings, work_dir: Path) -> Rows:
+    """Homes over links; then, where there are several devices, what one of them holds
+    of shared experts."""
+    rows, tokens = devices_rows(settings, work_dir), settings.prompt_tokens
+    if len(jax.local_devices()) == 1:
+        return rows
+    prompts = pages(load_tokenizer(open_checkpoint(settings.checkpoint)), 1, tokens)
+    return rows + shared_rows(settings.checkpoint, prompts)
+
+
 def check_same(name: str, got: np.ndarray, want: np.ndarray) -> None:
     """Raises RuntimeError unless homes gave one device's bits."""
     if not np.array_equal(got, want):
@@ -195,8 +206,9 @@ def devices_models(settings: DevicesSettings, work_dir: Path) -> Models:
 STUDY = speed_study(
     "devices",
     f"How much less do offloaded experts wait with {LINKS} homes, each with a link of "
-    "its own, than with one device of as many slots?",
-    devices_rows,
+    "its own, than with one device of as many slots? What does each device hold where "
+    "several share a resident model?",
+    suite_rows,
     devices_models,
     settings=DevicesSettings,
     limit="Emulated links: 4 ms an expert and 50 us of latency; homes may share one "
