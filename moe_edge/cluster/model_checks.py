@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from moe_edge.cluster.gpus import one_gpu_each
+from moe_edge.cluster.gpus import has_several, one_gpu_each
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.core.checks import CapacityError, ConfigError, MoeEdgeError
@@ -53,7 +53,7 @@ def given_placement(
             f"--placement {stem} cannot be read: {type(error).__name__}: {error}; "
             "expected the stem of a .npy and a .json of moe-edge place_experts"
         ) from error
-    placement, gpus = one_gpu_each(placement, options.servers)
+    placement, gpus = one_gpu_each(placement, options.servers, has_several(options))
     shape = options.servers, len(layers), experts
     if placement.gpu_NLE.shape != shape:
         raise ConfigError(

@@ -98,8 +98,9 @@ class ClusterOptions:
         method (of od_moe: of all); pause:1@40 stops it for 3 s; accuse:1@40 lets it
         report all others as hung.
       cores: CPU cores of each process, separated by commas (`0,1,0-1`); None: all.
-      gpus: GPU of each process but the scheduler, separated by commas (`0,1`); None:
-        one each, in order, or those that a placement names.
+      gpus: GPU of each process but the scheduler, separated by commas (`0,1`); several
+        of one server, which share its blocks, are joined (`0+1,2`). None: one each, in
+        order, or those that a placement names.
       workers: od_moe: number of workers.
       groups: od_moe: number of groups of workers, of equal size; one computes while the
         others load.

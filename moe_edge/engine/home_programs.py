@@ -1,9 +1,12 @@
 """The jitted programs of layers whose experts have homes on several devices.
 
 A home computes the outputs of the (token, expert) pairs whose experts live there, a row
-each, and leaves minus zeros in all other rows, which a sum leaves as they are, bit by
-bit. The first device adds the homes' rows, so that each is what its home computed, and
+each. The first device brings the rows of all homes together, as they were computed, and
 only then weights and sums them, in the order of one device: same bits.
+
+Of a few pairs every home sends all rows, with minus zeros in those of others, which a
+sum leaves as they are, bit by bit. Of many (a layer in waves) it sends its own, in
+pieces of one size.
 """
 
 import jax.numpy as jnp
@@ -28,8 +31,11 @@ class HomePrograms:
         self.rows = jit_step(self._rows)
         self.start = jit_step(self._start)
         self.wave = jit_step(self._wave, donate_argnames="carry")
+        self.take = jit_step(_take)
         # On the first one.
         self.merge = jit_step(_merge)
+        self.put_first = jit_step(_put_first, static_argnames="count")
+        self.put = jit_step(_put, donate_argnames="rows_PD")
         self.experts = jit_step(self._experts)
         self.finish = jit_step(self._finish)
         self.advance = jit_step(
@@ -47,6 +53,14 @@ class HomePrograms:
     @property
     def attend(self):
         return self._programs.attend
+
+    @property
+    def num_experts(self) -> int:
+        return self._programs.config.moe.num_experts
+
+    def is_pairs(self, tokens: int) -> bool:
+        """As `LayerPrograms.is_pairs`."""
+        return self._programs.is_pairs(tokens)
 
     def _waves_of(self, x_TD, slots_SR):
         return self._programs.waves_of(x_TD.shape[0], slots_SR.dtype)
@@ -71,10 +85,9 @@ class HomePrograms:
 
     def _start(self, x_TD, ids_TK, slots_SR):
         waves = self._waves_of(x_TD, slots_SR)
-        rows = ids_TK.size
         if waves.method == "blocks":
-            rows = waves.start(x_TD, ids_TK).shape[0]
-        return jnp.full((rows, x_TD.shape[1]), -0.0, jnp.float32)
+            return waves.start(x_TD, ids_TK)
+        return jnp.zeros((ids_TK.size, x_TD.shape[1]), jnp.float32)
 
     def _wave(self, carry, x_TD, ids_TK, slots_SR, slot_E, weights_TK):
         """(carry, scalar that is ready when the slots may be written again)."""
@@ -124,6 +137,21 @@ class HomePrograms:
         x_BSD = self._experts(*chosen)
         following = layer, chunk, window, cache, top_a
         return self._programs.peek_step(kind, x_BSD, *following)
+
+
+def _take(carry, row_C):
+    """A piece `[C, D]` of a home's rows."""
+    return carry[row_C]
+
+
+def _put_first(piece_CD, row_C, count: int):
+    """Rows `[count, D]` with a piece in its places; those at `count` and above go."""
+    rows_PD = jnp.zeros((count, piece_CD.shape[1]), piece_CD.dtype)
+    return _put(rows_PD, piece_CD, row_C)
+
+
+def _put(rows_PD, piece_CD, row_C):
+    return rows_PD.at[row_C].set(piece_CD, mode="drop", unique_indices=True)
 
 
 def _merge(rows):

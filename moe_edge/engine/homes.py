@@ -6,6 +6,7 @@ sends them back, all homes at once; the first device joins them (`home_programs`
 """
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,33 +17,87 @@ from moe_edge.kernels import grouped
 from moe_edge.offload.home_slots import HomeSlots
 from moe_edge.offload.homes import Homes
 
+PIECE = 64  # rows that a home sends at once, at least where it has more
+
+
+class Carried(NamedTuple):
+    """A layer in waves: rows of each home, and which home computed an expert (E: none
+    is computed)."""
+
+    rows: dict[int, jax.Array]
+    home_E: np.ndarray
+
+
+class HomeCalls:
+    """Which homes run a layer, and their rows on the first device."""
+
+    def __init__(self, homes: Homes, devices: Sequence[jax.Device]):
+        self.homes, self.devices = homes, tuple(devices)
+        # By shape, on the first device: rows of a home that computes none.
+        self._no_rows: dict[tuple[int, ...], jax.Array] = {}
+        # Numbers of tokens whose programs every home has run once: which homes a
+        # routing needs must not decide what is compiled.
+        self._compiled: set[tuple[str, int]] = set()
+
+    def running(self, form: str, tokens: int, slots: np.ndarray) -> Iterable[int]:
+        """The homes that have a part in a form of a layer; one at least."""
+        if (form, tokens) not in self._compiled:
+            self._compiled.add((form, tokens))
+            return range(len(self.homes))
+        here = slots[slots < len(self.homes.home_S)]
+        return sorted(set(self.homes.home_S[here.reshape(-1)].tolist())) or [0]
+
+    def joined(
+        self, programs: HomePrograms, rows: dict[int, jax.Array], home_P: np.ndarray
+    ) -> jax.Array:
+        """Rows `[P, D]` on the first device, each from its home; zeros where it has
+        none.
+
+        Args:
+          rows: of homes, `[P, D]` and more.
+          home_P: the home of each row; other numbers are no homes.
+        """
+        P, N, joined = len(home_P), len(self.homes), None
+        size = P if P <= PIECE else max(PIECE, -(-P // (2 * N)))
+        spare = np.arange(P, P + size, dtype=np.int32)
+        for home, rows_PD in rows.items():
+            own = np.flatnonzero(home_P == home).astype(np.int32)
+            # At least one piece: what is compiled must not depend on the routing.
+            for first in range(0, max(1, len(own)), size):
+                row_C = own[first : first + size]
+                row_C = np.concatenate([row_C, spare[len(row_C) :]])
+                piece_CD = programs.take(rows_PD, row_C)
+                piece_CD = jax.device_put(piece_CD, self.devices[0])
+                if joined is None:
+                    joined = programs.put_first(piece_CD, row_C, count=P)
+                else:
+                    joined = programs.put(joined, piece_CD, row_C)
+        return joined
+
+    def gathered(self, rows: dict[int, jax.Array]) -> Sequence[jax.Array]:
+        """Rows of every home on the first device."""
+        shape, first = next(iter(rows.values())).shape, self.devices[0]
+        if shape not in self._no_rows:
+            minus_zeros = np.full(shape, -0.0, np.float32)
+            self._no_rows[shape] = jax.device_put(minus_zeros, first)
+        rows = {home: jax.device_put(each, first) for home, each in rows.items()}
+        none = self._no_rows[shape]
+        return tuple(rows.get(home, none) for home in range(len(self.homes)))
+
 
 class AtHome(Placed):
     """What the layered engine hands to the programs of homes."""
 
     def __init__(self, homes: Homes, slots: HomeSlots):
-        self._devices = slots.devices
-        super().__init__(self._devices[0])
+        self._calls = HomeCalls(homes, slots.devices)
+        super().__init__(slots.devices[0])
         self._homes, self._slots = homes, slots
         self._weighs = grouped.suits(slots.array[0])
-        # By shape, on the first device: rows of a home that computes none.
-        self._no_rows: dict[tuple[int, ...], jax.Array] = {}
         self._sent: tuple[jax.Array | None, dict[int, jax.Array]] = (None, {})
-        # Numbers of tokens whose programs every home has run once: which homes a
-        # routing needs must not decide what is compiled.
-        self._compiled: set[tuple[str, int]] = set()
 
     def steps(self, programs, reads):
         self._programs = HomePrograms.of(programs, self._weighs)
         return self._programs
-
-    def _running(self, form: str, tokens: int, slots: np.ndarray) -> Iterable[int]:
-        """The homes that have a part in a form of a layer."""
-        if (form, tokens) not in self._compiled:
-            self._compiled.add((form, tokens))
-            return range(len(self._homes))
-        here = slots[slots < len(self._homes.home_S)]
-        return sorted(set(self._homes.home_S[here.reshape(-1)].tolist())) or [0]
 
     def _to(self, home: int, array: jax.Array) -> jax.Array:
         """A layer's states on the device of a home; sent once a layer."""
@@ -50,26 +105,17 @@ class AtHome(Placed):
             self._sent = array, {}
         copies = self._sent[1]
         if home not in copies:
-            copies[home] = jax.device_put(array, self._devices[home])
+            copies[home] = jax.device_put(array, self._calls.devices[home])
         return copies[home]
 
     def _weights_at(self, home: int, weights_TK):
         if not self._weighs:
             return None
-        return jax.device_put(weights_TK, self._devices[home])
-
-    def _gathered(self, rows: dict[int, jax.Array]) -> Sequence[jax.Array]:
-        """Rows of every home on the first device."""
-        shape = next(iter(rows.values())).shape
-        if shape not in self._no_rows:
-            self._no_rows[shape] = self.put(np.full(shape, -0.0, np.float32))
-        rows = {home: self.put(rows_PD) for home, rows_PD in rows.items()}
-        none = self._no_rows[shape]
-        return tuple(rows.get(home, none) for home in range(len(self._homes)))
+        return jax.device_put(weights_TK, self._calls.devices[home])
 
     def chosen(self, layer, routed, slot_TK, reading, slots_SR, *other):
         rows = {}
-        for home in self._running("rows", len(slot_TK), slot_TK):
+        for home in self._calls.running("rows", len(slot_TK), slot_TK):
             rows[home] = self._programs.rows(
                 self._to(home, routed.hidden_TD),
                 self._homes.local(home, slot_TK),
@@ -77,21 +123,24 @@ class AtHome(Placed):
                 self._weights_at(home, reading.weights_TK),
             )
         given = reading.ids_TK, reading.weights_TK
-        return routed, self._gathered(rows), *given, *other
+        return routed, self._calls.gathered(rows), *given, *other
 
     # In waves each home keeps the rows of its pairs until the last.
 
     def start(self, routed, reading):
-        return {}
+        E = self._programs.num_experts
+        return Carried({}, np.full(E + 1, len(self._homes), np.int32))
 
     def wave(self, carry, routed, reading, slots_SR, slot_of):
         programs, done = self._programs, []
-        for home in self._running("waves", len(reading.ids_TK), slot_of):
+        is_here_E = slot_of < len(self._homes.home_S)
+        carry.home_E[:-1][is_here_E] = self._homes.home_S[slot_of[is_here_E]]
+        for home in self._calls.running("waves", len(reading.ids_TK), slot_of):
             x_TD, ids_TK = self._to(home, routed.hidden_TD), reading.ids_TK
-            if home not in carry:
-                carry[home] = self._start(home, routed, reading)
-            carry[home], is_done = programs.wave(
-                carry[home],
+            if home not in carry.rows:
+                carry.rows[home] = self._start(home, routed, reading)
+            carry.rows[home], is_done = programs.wave(
+                carry.rows[home],
                 *(x_TD, ids_TK, slots_SR[home], self._homes.local(home, slot_of)),
                 self._weights_at(home, reading.weights_TK),
             )
@@ -103,9 +152,10 @@ class AtHome(Placed):
         return self._programs.start(*given, self._slots.array[home])
 
     def finish(self, routed, reading, carry):
-        carry = carry or {0: self._start(0, routed, reading)}  # padding alone
-        # A program of its own: XLA would put the sum of rows into the sum over ranks,
-        # and round otherwise.
-        rows_PD = self._programs.merge(self._gathered(carry))
+        rows = carry.rows or {0: self._start(0, routed, reading)}  # padding alone
+        home_P = carry.home_E[reading.ids_TK.reshape(-1)]
+        if not self._programs.is_pairs(len(reading.ids_TK)):
+            home_P = home_P[reading.ids_TK.reshape(-1).argsort(kind="stable")]
+        rows_PD = self._calls.joined(self._programs, rows, home_P)
         given = reading.ids_TK, reading.weights_TK
         return self._programs.finish(routed, rows_PD, *given)

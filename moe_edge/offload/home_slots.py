@@ -57,5 +57,8 @@ class HomePart:
     def commit(self, slots: Sequence[int], staged: Sequence[jax.Array]) -> None:
         self._slots.commit([slot - self._first for slot in slots], staged)
 
+    def read(self, slot: int) -> np.ndarray:
+        return self._slots.read(slot - self._first)
+
     def recover(self) -> None:
         self._slots.recover()

@@ -63,6 +63,7 @@ def test_gpus_that_are_named_are_taken(machine):
     assert visible(named=[1, 0, 1], gpus="0,0,1") == ["4", "4", "4", "7"]
     assert visible(named=[1, 0, 1], environment={"JAX_PLATFORMS": "cpu"}) == [None] * 4
     assert visible(numbers=[3], gpus="1") == ["7"]
+    assert visible(gpus="1+0,1,0") == ["7", "7,4", "7", "4"]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,17 @@ def test_gpus_that_are_named_are_taken(machine):
         ({"gpus": "0,1"}, "--gpus names 2 GPUs, expected one for each of the 3 proc"),
         ({"gpus": "0", "numbers": [0]}, "names 1 GPUs, expected one for each of the 0"),
         ({"gpus": "0,2,1"}, "--gpus names GPU 2, but this machine has 2, counted fr"),
+        ({"gpus": "0+,1,1"}, r"--gpus is '0\+,1,1', expected numbers of GPUs"),
+        ({"gpus": "0,1+0+1,1"}, r"gives one process 1\+0\+1, expected each GPU once"),
+        ({"gpus": "0,1+2,1"}, "--gpus names GPU 2, but this machine has 2"),
+        (
+            {"gpus": "0+1,0,1", "combine": "partial"},
+            r"--gpus 0\+1,0,1 gives a server several GPUs, which --combine partial",
+        ),
+        (
+            {"gpus": "0+1,0,1", "methods": "moe_infinity"},
+            "several GPUs, which --methods moe_infinity does not use",
+        ),
         ({"named": [0, 5, 1]}, "--placement names GPU 5, but this machine has 2, cou"),
         (
             {"gpus": "0,0,0", "environment": {"JAX_PLATFORMS": "cpu"}},
@@ -101,6 +113,10 @@ def test_a_server_of_several_gpus_becomes_one_for_each():
     text = "over 2 servers with 3 GPUs in all; a process has one GPU: give --servers 3,"
     with pytest.raises(ConfigError, match=text):
         one_gpu_each(placed([0, 1, 1, -1], [-1, -1, 0, 0]), 2)
+    # A process that has them all spreads blocks over them itself.
+    placement, named = one_gpu_each(placed([0, 1, 1, -1], [-1, -1, 0, 0]), 2, True)
+    assert placement.gpu_NLE[:, 0].tolist() == [[0, 0, 0, -1], [-1, -1, 0, 0]]
+    assert named is None
 
 
 def test_gpus_of_servers_with_one_are_those_that_the_placement_names():

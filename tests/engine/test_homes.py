@@ -16,6 +16,8 @@ from moe_edge.engine.slots import RowSlots
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sub_experts import split_config
+from moe_edge.offload.slots import DonatedSlots
+from moe_edge.offload.transfer_queue import TransferQueue
 from tests.support.layered import (
     NINE,
     StoreReader,
@@ -215,3 +217,40 @@ def test_a_device_may_hold_one_expert_of_a_layer_and_one_too_many_holds_none():
         engine = make_offloaded(StoreReader(few), options, devices=devices(4))
         engine.close()
         assert engine.manager.cache.homes.slots_N == slots_N
+
+
+@pytest.mark.slow
+def test_homes_elsewhere_than_on_a_cpu_get_blocks_from_threads(monkeypatch):
+    """Slots that programs write, on each device by its own queue's thread."""
+
+    def make_slots(*shape, device):
+        return DonatedSlots(*shape, device)
+
+    monkeypatch.setattr("moe_edge.engine.offloaded.make_slots", make_slots)
+    engine = layered(*BITS[:2], 3, devices=3, predictor="stale_gate")
+    assert all(type(q) is TransferQueue for q in engine.manager.queue.queues)
+    assert_same_bits(engine, *BITS, STEPS)
+    assert_at_home(engine)
+    assert_moved(engine, 3)
+    engine.close()
+
+
+@pytest.mark.slow
+def test_homes_recover_after_a_transfer_that_failed(monkeypatch):
+    engine = layered(*BITS[:2], 3, devices=3, predictor="stale_gate")
+    store, left = engine.manager.queue.store, [20]
+
+    def record(layer, expert):
+        left[0] -= 1
+        if not left[0]:
+            raise OSError("no such block")
+        return store.record(layer, expert)
+
+    for queue in engine.manager.queue.queues:
+        monkeypatch.setattr(queue, "_source", record)
+    with pytest.raises(OSError, match="no such block"):
+        forced_logits(engine, random_prompts(GQA, NINE), STEPS)
+    engine.recover()
+    assert (engine.manager.cache.slot_LE < 0).all()
+    assert_same_bits(engine, *BITS, STEPS)
+    engine.close()

@@ -79,8 +79,8 @@ def forced_logits(engine, prompts, steps=STEPS, on_routing=None):
     for step in range(steps):
         if step == steps // 2 and len(prompts) > 1:
             active[1] = False
-        tokens = jax.device_put(np.array([row[step] for row in forced], np.int32))
-        active_B = jax.device_put(active.copy())
+        tokens = engine.put(np.array([row[step] for row in forced], np.int32))
+        active_B = engine.put(active.copy())
         out.append(engine.decode(session, tokens, active_B, on_routing))
     return np.stack(jax.device_get(out))
 

@@ -8,6 +8,7 @@ import numpy as np
 from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.engine import PlacedEngine
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
+from moe_edge.cluster.node.home_programs import ServerHomes
 from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
@@ -68,9 +69,10 @@ class Servers:
     Args:
       held_NLE: bool, what each holds.
       slots: of each server; None: enough for all blocks, one size for all tests.
+      devices: homes of each server's blocks.
     """
 
-    def __init__(self, name, dtype, held_NLE, *, partial=False, slots=None):
+    def __init__(self, name, dtype, held_NLE, *, partial=False, slots=None, devices=()):
         config, reader = ALL[name], StoreReader(ALL[name], dtype=dtype)
         weights, programs = dense_weights(name, dtype), programs_of(name, dtype)
         shape = config.num_layers, config.moe.num_experts
@@ -78,7 +80,10 @@ class Servers:
         self.holdings, self.tables, self.engines = [], [], []
         for me, held_LE in enumerate(held_NLE):
             own_slots = BLOCKS + 1 if slots is None else slots[me]
-            holdings = Holdings(own_slots, shape, BlockReader(reader))
+            holdings = Holdings(own_slots, shape, BlockReader(reader), devices)
+            if devices:
+                given = config, programs.dtype, holdings.homes
+                programs = ServerHomes(*given, devices)
             holdings.fill(held_LE)
             tables, ledger = Tables(me, holdings), Ledger(me, len(held_NLE), shape)
             answers = Answers(programs, holdings)

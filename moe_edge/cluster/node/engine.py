@@ -16,6 +16,7 @@ from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote, cut
 from moe_edge.cluster.node.tables import View
 from moe_edge.engine.base import Engine
+from moe_edge.engine.layer_exchange import Arrays, Placed
 from moe_edge.engine.layer_programs import Routed
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights, load_weights
@@ -46,10 +47,15 @@ class PlacedEngine(Engine):
         ledger: Ledger,
         programs: PlacedPrograms,
     ):
-        super().__init__(weights, programs)
+        self._placed = Arrays() if programs.device is None else Placed(programs.device)
+        super().__init__(self._placed.weights(weights), programs)
+        self._windows = self._placed.windows(self._windows)
         self.remote, self.holdings, self.ledger = remote, holdings, ledger
         self._is_moe = [i in self.config.moe_layers for i in range(len(self._windows))]
         self._nothing: dict[int, np.ndarray] = {}  # rows where none is computed here
+
+    def put(self, tree):
+        return self._placed.put(tree)
 
     def begin_prompts(self, session: Session, prompts) -> None:
         self._view: View = self.remote.tables.view
@@ -90,7 +96,10 @@ class PlacedEngine(Engine):
         parts = []
         if not view.all_here_L[layer]:
             parts = cut(ids_TK, view.asked_LE[layer], in_order=pairs)
-        if not parts:
+        if not parts and programs.device is not None:
+            rows = (routed, self._rows_here(routed, slot_of))
+            state = self._then(session, layer, programs.join, rows, chunk)
+        elif not parts:
             with self.holdings.lock:
                 chosen = (routed, slot_of, routing.weights_TK, self.holdings.array)
                 state = self._then(session, layer, programs.experts, chosen, chunk)
@@ -150,7 +159,7 @@ class PlacedEngine(Engine):
         if sent == real:
             if size not in self._nothing:
                 zeros = np.zeros((size, self.config.d_model), np.float32)
-                self._nothing[size] = jax.device_put(zeros)
+                self._nothing[size] = self.put(zeros)
             return self._nothing[size]
         return self._rows_here(routed, slot_of)
 

@@ -6,12 +6,14 @@ scheduler says that nobody asks for it any more.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
 
 from moe_edge.core.checks import CapacityError
+from moe_edge.offload.home_slots import HomeSlots
+from moe_edge.offload.homes import Homes
 from moe_edge.offload.slots import make_slots
 from moe_edge.offload.store import device_dtype
 
@@ -45,22 +47,46 @@ class BlockReader:
 class Holdings:
     """Slots of one server and what is in them; any thread may ask.
 
+    Args:
+      devices: several: blocks are spread over them.
+
     Attributes:
+      homes: of the slots, on several devices; None: on one.
       slot_LE: int32, the slot of each block; `num_slots` if it is not here. Replaced,
         not changed, so that whoever took it may go on reading.
       most_used: the most slots that were ever taken.
     """
 
-    def __init__(self, num_slots: int, shape_LE: tuple[int, int], blocks: BlockReader):
+    def __init__(
+        self,
+        num_slots: int,
+        shape_LE: tuple[int, int],
+        blocks: BlockReader,
+        devices: Sequence[jax.Device] = (),
+    ):
         # A server without room for blocks has one slot that stays empty.
         size = max(num_slots, 1)
-        self.num_slots, self.blocks = num_slots, blocks
-        self._slots = make_slots(size, blocks.record_size, blocks.dtype)
+        self.num_slots, self.blocks, self.homes = num_slots, blocks, None
+        shape, free = (blocks.record_size, blocks.dtype), range(num_slots)
+        if len(devices) > 1:
+            N = len(devices)
+            counts = [max(1, -(-(size - home) // N)) for home in range(N)]
+            self.homes, size = Homes(None, tuple(counts)), sum(counts)
+            parts = zip(counts, devices, strict=True)
+            parts = [
+                make_slots(count, *shape, device=device) for count, device in parts
+            ]
+            self._slots = HomeSlots(parts, devices)
+            # In turn, so that blocks that come together part.
+            place_S = np.concatenate([np.arange(count) for count in counts])
+            free = np.argsort(place_S, kind="stable")[:num_slots].tolist()
+        else:
+            self._slots = make_slots(size, *shape)
         self._nowhere = size
         # Programs take the array under this lock where a write makes a new array.
         self.lock = threading.RLock()
         self.slot_LE = np.full(shape_LE, size, np.int32)
-        self._free = list(range(num_slots - 1, -1, -1))
+        self._free = list(free)[::-1]
         self.most_used = 0
 
     @property
@@ -69,8 +95,9 @@ class Holdings:
         return self._nowhere
 
     @property
-    def array(self) -> jax.Array:
-        """The records [S, R]; take it, and dispatch with it, under `lock`."""
+    def array(self) -> jax.Array | tuple[jax.Array, ...]:
+        """The records [S, R], of every home; take it, and dispatch with it, under
+        `lock`."""
         return self._slots.array
 
     @property
@@ -117,12 +144,18 @@ class Holdings:
         self._set([(layer, block)], slot)
 
     def _write(self, slot: int, record_R: np.ndarray) -> None:
-        if self._slots.safe_in_thread:
-            self._slots.write(slot, record_R)
+        slots = self._slots_of(slot)
+        if slots.safe_in_thread:
+            slots.write(slot, record_R)
         else:  # the copy to the device keeps nobody waiting
-            staged = self._slots.stage([record_R])
+            staged = slots.stage([record_R])
             with self.lock:
-                self._slots.commit([slot], staged)
+                slots.commit([slot], staged)
+
+    def _slots_of(self, slot: int):
+        if self.homes is None:
+            return self._slots
+        return self._slots.part(int(self.homes.home_S[slot]))
 
     def lend(self, record_R: np.ndarray) -> int | None:
         """Writes a record into a free slot that no table shows; None: none is free."""
@@ -161,4 +194,4 @@ class Holdings:
             slot = int(self.slot_LE[layer, block])
             if slot == self._nowhere:
                 return None
-            return self._slots.read(slot)
+            return self._slots_of(slot).read(slot)

@@ -6,6 +6,7 @@ Otherwise its sum waits for others: `rows` computes the pairs whose blocks are h
 With `combine="partial"` every machine sums what it has (`part`), and `join` adds sums.
 """
 
+import jax
 import jax.numpy as jnp
 
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
@@ -15,7 +16,14 @@ from moe_edge.model.config import ModelConfig
 
 
 class PlacedPrograms(LayerPrograms):
-    """Programs of one model, for callers and for those who answer."""
+    """Programs of one model, for callers and for those who answer.
+
+    Attributes:
+      device: that runs all but the experts, where these are on several
+        (`home_programs`); None: the default one runs everything.
+    """
+
+    device: jax.Device | None = None
 
     def __init__(self, config: ModelConfig, dtype, top: TopPrograms | None = None):
         super().__init__(config, dtype, top)

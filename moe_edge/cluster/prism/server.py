@@ -16,6 +16,7 @@ from moe_edge.cluster.network.namespaces import DEVICE
 from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.engine import PlacedEngine, dense_weights
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
+from moe_edge.cluster.node.home_programs import ServerHomes, devices_of_process
 from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
@@ -83,12 +84,17 @@ class Server(ServingNode):
         config = weights.config
         self.me, self.options = me, options
         self._shape = config.num_layers, config.moe.num_experts
-        self.holdings = Holdings(options.slots, self._shape, BlockReader(reader))
+        devices = devices_of_process()
+        given = options.slots, self._shape, BlockReader(reader)
+        self.holdings = Holdings(*given, devices)
         self.tables = Tables(me, self.holdings)
         self.ledger = self.ledger_kind(me, others, self._shape)
         self._interface = Interface(options.device)
-        if programs is None:
-            programs = PlacedPrograms(config, self.holdings.blocks.dtype)
+        dtype, homes = self.holdings.blocks.dtype, self.holdings.homes
+        if homes is not None:
+            programs = ServerHomes(config, dtype, homes, devices)
+        elif programs is None:
+            programs = PlacedPrograms(config, dtype)
         self.answers = Answers(programs, self.holdings)
         remote = Remote(
             me,

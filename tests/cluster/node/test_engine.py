@@ -189,3 +189,25 @@ def test_tables_of_a_new_run_count_from_zero_and_replace_those_of_the_last():
         servers.tables[me].begin(0, target_LE)
     assert_same_bits(servers.engines[0], *BITS, NINE, STEPS)
     assert servers.tables[0].view.version == 0
+
+
+@pytest.mark.slow
+def test_servers_of_several_devices_give_the_resident_bits():
+    """Rows of calls too: two servers ask each other. Nothing compiles on the way."""
+    devices = jax.local_devices()[:3]
+    servers = Servers(*BITS, spread(ALL["gqa"], 2), devices=devices)
+    first, answers = servers.engines[0], servers.transport.answers[0]
+    warm_up(first, answers, [(40, CAPACITY - 40)])  # in blocks, then in pairs
+    compiled = first.num_compiled()
+    assert_same_bits(first, *BITS, (40,), STEPS)
+    assert first.num_compiled() == compiled
+    assert len(servers.transport.calls) > STEPS
+    holdings = servers.holdings[0]
+    for array, device in zip(holdings.array, devices, strict=True):
+        assert array.devices() == {device}
+    slots = holdings.slot_LE[holdings.held_LE]
+    held_N = np.bincount(holdings.homes.home_S[slots])
+    assert held_N.max() - held_N.min() <= 1 and held_N.sum() == len(slots)
+    layer, block = np.argwhere(holdings.held_LE)[0]
+    record_R = holdings.record(layer, block)
+    np.testing.assert_array_equal(record_R, holdings.blocks.read(layer, block))
