@@ -35,8 +35,8 @@ def test_homes_wait_for_the_busiest_link_and_compute_the_same(tmp_path, monkeypa
             # Decoding computes nothing meanwhile: whoever waits, waits as long.
             if "decode" in case:
                 assert row["ours"] >= 0.95 * row["peer"] > 4
-        else:
-            # Two links take at least half as long as one for what it carries.
-            assert 0.4 < row["links_ratio"] < 1.0
+    # Two links take at least half as long as one for what it carries.
+    ratios = [row["links_ratio"] for row in rows.values() if "links_ratio" in row]
+    assert len(ratios) == 4 and 0.4 < min(ratios) < 0.9
     with pytest.raises(RuntimeError, match="free homes gave other logits"):
         devices.check_same("free", np.zeros(2), np.ones(2))
