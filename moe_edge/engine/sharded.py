@@ -6,7 +6,6 @@ the same bits.
 """
 
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,10 +19,9 @@ from moe_edge.engine.sharded_experts import (
     put_experts,
     run_sharded,
 )
-from moe_edge.engine.weights import Weights, host_copy, kept, load_weights
+from moe_edge.engine.weights import Weights, kept, load_weights
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.quantised import Matrix
 from moe_edge.model.record import RecordLayout
 
 
@@ -102,8 +100,8 @@ def load_sharded(
     Raises: as `load_weights`.
     """
 
-    def put_whole(array: np.ndarray | Matrix) -> Any:
-        return mesh.put(host_copy(array))
+    def put_whole(array: np.ndarray) -> jax.Array:
+        return mesh.put(np.array(kept(array)))  # a copy, never a view of a file
 
     experts = reader.config.moe.num_experts
     even_NS, own = even_places(experts, mesh.size), range(experts)

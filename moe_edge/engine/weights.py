@@ -24,7 +24,7 @@ from moe_edge.checkpoint.schema import (
 from moe_edge.core.checks import CheckpointError, check_shape
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.packed import IN_BLOCKS, Blocks, Packed
+from moe_edge.model.packed import IN_BLOCKS, Packed
 from moe_edge.model.quantised import Matrix, scales, stored_shape
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Block
@@ -66,17 +66,8 @@ def kept(array: np.ndarray) -> np.ndarray:
     return array.view(dtype) if same_bits else array.astype(dtype)
 
 
-def host_copy(array: np.ndarray | Matrix) -> Any:
-    """One stored array as `to_device` would place it, still on the host."""
-    if isinstance(array, Matrix):
-        return IN_BLOCKS[array.kind](np.array(array.rows), array.shape[1])
-    return np.array(kept(array))
-
-
-def to_device(array: np.ndarray | Matrix) -> jax.Array | Packed:
+def to_device(array: np.ndarray) -> jax.Array:
     """One stored array on the device; always a copy, never a view of a file."""
-    if isinstance(array, Matrix):
-        return IN_BLOCKS[array.kind](jnp.array(array.rows), array.shape[1])
     return jnp.array(kept(array))
 
 
@@ -120,7 +111,7 @@ def bind_block(graph, flat: Mapping[str, jax.Array]) -> Block:
 
 def load_weights(
     reader,
-    put: Callable[[np.ndarray | Matrix], jax.Array | Packed] = to_device,
+    put: Callable[[np.ndarray], jax.Array] = to_device,
     check_finite: bool = False,
     with_experts: bool = True,
     dense: Weights | None = None,
@@ -143,16 +134,15 @@ def load_weights(
 
     def place(where: str, name: str, array, numbers=None, put=put):
         if isinstance(array, Matrix):
-            numbers = [np.ascontiguousarray(scales(array.kind, array.rows))]
+            found = [np.ascontiguousarray(scales(array.kind, array.rows))]
+            rows = place(where, name, array.rows, found)
+            return IN_BLOCKS[array.kind](rows, array.shape[1], layout.int8)
         if check_finite and not all(map(all_finite, numbers or [array])):
             raise CheckpointError(
                 f"{where}: {name} has NaN or infinite values; to run it all the same, "
                 "convert it with --allow_nonfinite"
             )
-        placed = put(array)
-        if isinstance(placed, Blocks):
-            return dataclasses.replace(placed, int8=layout.int8)
-        return placed
+        return put(array)
 
     def read_dense(layer: int, where: str) -> Flat:
         arrays = reader.dense_layer(layer)

@@ -122,14 +122,6 @@ class Matrix:
         each = EIGHT if is_interleaved(self.kind) else 1
         return Matrix(self.kind, self.rows[first // each : (first + count) // each])
 
-    def take(self, ids: np.ndarray) -> np.ndarray:
-        """float32 `[..., I]`: rows by their numbers."""
-        if not is_interleaved(self.kind):
-            return decode(self.kind, self.rows[ids])
-        return one_of_eight(
-            decode(self.kind, self.rows[ids // EIGHT][..., None, :]), ids
-        )
-
     def interleaved(self) -> "Matrix":
         """The same in eights; itself where its rows are none."""
         if is_interleaved(self.kind) or len(self.rows) % EIGHT:

@@ -15,7 +15,6 @@ from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_blocks import load_expert
 from moe_edge.model.experts import run_experts
 from moe_edge.model.layers import activate
-from moe_edge.model.quantised import Matrix
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import layer_window, make_chunk
 
@@ -55,11 +54,7 @@ class LayerPrograms:
         Raises:
           CheckpointError: one that is not finite.
         """
-        embed = self._reader.top()["embed"]
-        if isinstance(embed, Matrix):
-            x_NWD = embed.take(tokens_NW)
-        else:
-            x_NWD = np.asarray(embed)[tokens_NW].astype(np.float32)
+        x_NWD = np.asarray(self._reader.top()["embed"])[tokens_NW].astype(np.float32)
         if not np.isfinite(x_NWD).all():
             raise _not_finite("embeddings")
         scale = self.config.embed_scale

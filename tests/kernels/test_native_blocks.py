@@ -5,7 +5,6 @@ import functools
 import jax
 import numpy as np
 import pytest
-from moe_edge.model.packed import IN_BLOCKS
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.programs import jit_step
@@ -15,9 +14,9 @@ from moe_edge.kernels.experts_at import ExpertsAt
 from moe_edge.model.experts import pair_rows, run_pairs, sum_pair_rows
 from moe_edge.model.layers import activate
 from moe_edge.model.matvec import linear, linear_each
+from moe_edge.model.packed import IN_BLOCKS
 from moe_edge.model.quantised import (
     IN_EIGHTS,
-    STORED_KINDS,
     decode,
     encode,
     is_interleaved,
@@ -25,10 +24,13 @@ from moe_edge.model.quantised import (
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
 from tests.support.host_kernels import needs_kernels
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, random_prompts, random_weights
 
 pytestmark = needs_kernels
 E = 7
+# One or two of each way to hold rows.
+SHOWN = [*slow("q8_0", "q4_0", "mxfp4x8"), "mxfp4", "q8_0x8", "q4_0x8"]
 SILU = functools.partial(activate, kind="silu", limit=None)
 # Rows of one block, of odd numbers of them, and of many.
 SIZES = [(32, 32), (96, 32, True), (64, 160), (224, 96, True), (1024, 64)]
@@ -51,7 +53,7 @@ def case(layout, tokens, chosen=4, seed=0):
     return x_TD, ids_TK.astype(np.int32), weights_TK, records_ER
 
 
-@pytest.mark.parametrize("kind", STORED_KINDS)
+@pytest.mark.parametrize("kind", SHOWN)
 @pytest.mark.parametrize("size", SIZES)
 def test_experts_are_their_sum_whatever_the_company(size, kind):
     layout = RecordLayout(*size[:2], len(size) > 2, kind)
@@ -74,7 +76,7 @@ def test_experts_are_their_sum_whatever_the_company(size, kind):
     np.testing.assert_allclose(alone_TD, want_TD, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("kind", STORED_KINDS)
+@pytest.mark.parametrize("kind", SHOWN)
 def test_company_changes_no_bit_with_any_instructions(kind):
     """A compiler that joins products and sums must do so alike for 1 and 4 vectors."""
     layout = RecordLayout(96, 64, True, kind)
@@ -89,7 +91,7 @@ def test_company_changes_no_bit_with_any_instructions(kind):
             np.testing.assert_array_equal(run(*given, zeros_TD), np.concatenate(alone))
 
 
-@pytest.mark.parametrize("kind", STORED_KINDS)
+@pytest.mark.parametrize("kind", SHOWN)
 def test_weights_are_decoded_exactly_by_all_instructions(kind):
     """Hidden values of 1 at one neuron read single weights of down: no sum rounds."""
     layout = RecordLayout(32, 64, True, kind)
@@ -118,7 +120,7 @@ def test_weights_are_decoded_exactly_by_all_instructions(kind):
             np.testing.assert_allclose(y_TD, want_TD * factor, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("kind", STORED_KINDS)
+@pytest.mark.parametrize("kind", SHOWN)
 def test_rows_of_pairs_sum_to_the_bits_of_the_whole(kind):
     layout = RecordLayout(64, 32, False, kind)
     x_TD, ids_TK, weights_TK, records_ER = case(layout, 6)
@@ -131,7 +133,7 @@ def test_rows_of_pairs_sum_to_the_bits_of_the_whole(kind):
     np.testing.assert_array_equal(jax.jit(sum_pair_rows)(rows_PD, kept_TK), whole_TD)
 
 
-@pytest.mark.parametrize("kind", STORED_KINDS)
+@pytest.mark.parametrize("kind", SHOWN)
 def test_records_anywhere_give_the_bits_of_one_array(kind):
     layout = RecordLayout(96, 64, True, kind)
     x_TD, ids_TK, weights_TK, records_ER = case(layout, 5)
@@ -148,7 +150,7 @@ def test_records_anywhere_give_the_bits_of_one_array(kind):
     assert got_TD.any()
 
 
-@pytest.mark.parametrize("kind", STORED_KINDS)
+@pytest.mark.parametrize("kind", SHOWN)
 def test_dense_products_are_those_of_what_rows_mean(kind):
     """Of few vectors and of many; company and threads change no bit of a row."""
     rng = np.random.default_rng(5)
@@ -177,7 +179,7 @@ def test_dense_products_are_those_of_what_rows_mean(kind):
             np.testing.assert_array_equal(many(x_TI[7:12], rows), whole_TO[7:12])
 
 
-@pytest.mark.parametrize("kind", STORED_KINDS)
+@pytest.mark.parametrize("kind", SHOWN)
 def test_a_program_multiplies_blocks_alike_without_kernels(kind, monkeypatch):
     rng = np.random.default_rng(6)
     rows = encode(kind, rng.normal(size=(56, 64)).astype(np.float32))
