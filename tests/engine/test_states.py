@@ -17,6 +17,7 @@ from moe_edge.engine.shadow import cut_kv, make_shadow, widen_kv
 from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from moe_edge.model.kv_cache import STATES as NAMES
+from moe_edge.studies.od_moe.recorded import record
 from tests.support.running import (
     alone,
     log_probs_of,
@@ -220,6 +221,11 @@ def test_shadow_takes_whole_states(engine):
         choices = follower.step(jnp.ones(1, bool), jnp.array([5], jnp.int32))
         chosen.append(read_choices(choices, 1, 3))
     np.testing.assert_array_equal(*chosen)
+
+
+def test_recorded_runs_are_refused(engine):
+    with pytest.raises(ConfigError, match="qwen2_moe keep states"):
+        record(engine, [1, 2], 3)
 
 
 def test_bad_sizes_are_refused(engine):
