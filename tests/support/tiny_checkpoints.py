@@ -400,6 +400,7 @@ _SAME_EXPERTS |= {
     "exaone_moe",
 }
 _SAME_EXPERTS |= {"mimo_v2_flash", "llama4_text"}  # one a token: never refactored
+_SAME_EXPERTS |= {"lfm2_moe", "qwen3_next", "qwen3_5_moe_text"}
 KINDS_OF_EXPERTS = tuple(family for family in FAMILIES if family not in _SAME_EXPERTS)
 _TORCH_NAMES = {"float32": np.float32, "float16": np.float16}
 

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from moe_edge.core.checks import ConfigError
 from moe_edge.papers.od_moe.shadow.engine import cut_kv, make_shadow, widen_kv
 from moe_edge.papers.od_moe.shadow.follower import Follower, read_choices
+from moe_edge.papers.od_moe.studies.recorded import record
 from tests.support.running import resident, states_of
 from tests.support.tiny_models import STATES, random_prompts
 
@@ -34,3 +36,8 @@ def test_shadow_takes_whole_states():
         choices = follower.step(jnp.ones(1, bool), jnp.array([5], jnp.int32))
         chosen.append(read_choices(choices, 1, 3))
     np.testing.assert_array_equal(*chosen)
+
+
+def test_recorded_runs_are_refused():
+    with pytest.raises(ConfigError, match="qwen2_moe keep states"):
+        record(resident("states"), [1, 2], 3)
