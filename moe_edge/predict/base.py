@@ -132,8 +132,13 @@ class Predictor(PlugIn):
           made: engines that companions of one model share, by name; grows.
         Returns:
           an `engine.companion.Companion`.
+        Raises:
+          ConfigError: a predictor that needs one and does not write this.
         """
-        return None
+        raise ConfigError(
+            f"predictor {self.name} needs a shadow and does not say which; write "
+            "companion, as moe_edge.Predictor says"
+        )
 
     def companion_bytes(self, weights, records) -> int:
         """Bytes of the weights of `companion`, from shapes alone.
