@@ -6,6 +6,7 @@ the same bits.
 """
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
