@@ -80,11 +80,14 @@ def named_tensors(
         found[published] = Stored(file, name)
     if config.tie_embeddings and EMBED not in found and HEAD in found:
         found[EMBED] = found.pop(HEAD)  # one tensor under the other's name
-    later = _later_layers(found, config)
+    later, left_out = _later_layers(found, config), rules.family(config).left_out
+    # Most names of a large model are of experts: nothing of those is set aside.
+    may_go = (*left_out, *(f"model.layers.{layer}." for layer in later))
     reasons = {
         name: reason
         for name in found
-        if (reason := _why_unused(name, found, config, later)) is not None
+        if (".experts." not in name or name.startswith(may_go) or "mtp" in name)
+        and (reason := _why_unused(name, found, config, later)) is not None
     }
     return found, {found.pop(name).name: reason for name, reason in reasons.items()}
 

@@ -29,7 +29,7 @@ class PackedTensor(abc.ABC):
 
     def __init__(self, name: str, parts: dict[str, Stored]):
         self.name, self.parts = name, parts
-        known = all(part.shape is not None for part in parts.values())
+        known = all([part.shape is not None for part in parts.values()])
         self.shape: tuple[int, ...] | None = self._checked_shape() if known else None
 
     @abc.abstractmethod
@@ -54,9 +54,9 @@ class PackedTensor(abc.ABC):
     ) -> None:
         """Refuses a part of another shape or of none of the dtypes (empty: any)."""
         part = self.parts[role]
-        if tuple(part.shape) != shape:
+        if part.shape != shape:
             raise CheckpointError(
-                f"{part.name} has shape {tuple(part.shape)}, expected {shape} next to "
+                f"{part.name} has shape {part.shape}, expected {shape} next to "
                 f"the other tensors of {self.name}; copy the file again"
             )
         if dtypes and part.dtype not in dtypes:

@@ -10,6 +10,7 @@ Source: transformers 5.24, integrations/finegrained_fp8.py; compressed-tensors 0
 compressors/naive_quantized.
 """
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -69,7 +70,7 @@ def find_scaled(
         dtype = stored.dtype
         if dtype is not None and (dtype not in dtypes or name.endswith(ZERO)):
             continue
-        scales = [name + suffix for suffix in SCALES if name + suffix in files]
+        scales = [each for suffix in SCALES if (each := name + suffix) in files]
         if dtype is None and not scales:
             continue
         kind = "INT8" if dtype == INT8 else "FP8"
@@ -87,6 +88,21 @@ def find_scaled(
     return found
 
 
+@functools.cache
+def _fitting(
+    known: tuple[Blocks, ...], shape: tuple[int, ...], scales: tuple[int, ...]
+) -> tuple[Blocks | None, str]:
+    """Which blocks such scales are of, and the shapes that are expected of them."""
+    lead, grid = shape[:-2], scales[len(shape[:-2]) :]
+    grid = (*grid, 1, 1)[:2] if len(grid) < 2 else grid
+    if lead and TENSOR in known:  # of packed gate and up each half has its own
+        known = (*known, Blocks(max(1, shape[-2] // 2)))
+    fitting = [b for b in known if grid == b.grid(*shape[-2:])]
+    expected = " or ".join(str((*lead, *b.grid(*shape[-2:]))) for b in known)
+    fits = scales[: len(lead)] == lead and fitting
+    return (fitting[0] if fits else None), expected
+
+
 class ScaledTensor(PackedTensor):
     """One 8-bit weight, or one of each expert."""
 
@@ -95,26 +111,19 @@ class ScaledTensor(PackedTensor):
         super().__init__(name, parts)
 
     def _checked_shape(self):
-        shape, scales = (tuple(self.parts[p].shape) for p in ("weight", "scale"))
+        shape, scales = self.parts["weight"].shape, self.parts["scale"].shape
         kind = "INT8" if self.parts["weight"].dtype == INT8 else "FP8"
         if len(shape) not in (2, 3) or self.name.endswith("bias"):
             raise CheckpointError(
                 f"{self.name} is {kind} of shape {shape}, expected a matrix, or one of "
                 "each expert; copy the file again"
             )
-        lead, grid = shape[:-2], scales[len(shape[:-2]) :]
-        grid = (*grid, 1, 1)[:2] if len(grid) < 2 else grid
-        known = self._known
-        if lead and TENSOR in known:  # of packed gate and up each half has its own
-            known = (*known, Blocks(max(1, shape[-2] // 2)))
-        fitting = [b for b in known if grid == b.grid(*shape[-2:])]
-        if scales[: len(lead)] != lead or not fitting:
-            expected = " or ".join(str((*lead, *b.grid(*shape[-2:]))) for b in known)
+        self._blocks, expected = _fitting(self._known, shape, scales)
+        if self._blocks is None:
             raise CheckpointError(
                 f"{self.name} has {kind} scales of shape {scales} for a weight {shape}"
                 f", expected {expected}; copy the file again"
             )
-        self._blocks = fitting[0]
         allowed = FLOATS if kind == "INT8" else (*FLOATS, *_POWERS)
         self._check("scale", scales, allowed)
         if "zero" in self.parts:

@@ -102,17 +102,18 @@ def family(config: ModelConfig) -> Family:
 
 def published_name(config: ModelConfig, name: str) -> str:
     """The name in published checkpoints of a tensor that a file calls `name`."""
-    for theirs, ours in family(config).text_names.items():
+    own = family(config)
+    for theirs, ours in own.text_names.items():
         if name.startswith(theirs):
             name = ours + name.removeprefix(theirs)
             break
     if name.startswith(_WITHOUT_MODEL):
         name = "model." + name
-    match = _LAYER_PREFIX.match(name)
+    match = _LAYER_PREFIX.match(name) if own.renamed else None
     if match is None:
         return name
     prefix, rest = match[0], name[match.end() :]
-    for theirs, published in family(config).renamed.items():
+    for theirs, published in own.renamed.items():
         if rest.startswith(theirs):
             return prefix + published + rest.removeprefix(theirs)
     return name

@@ -79,14 +79,14 @@ class SafetensorsFile:
         header.pop("__metadata__", None)
         self.entries: dict[str, tuple] = {}
         for name, entry in header.items():
-            if entry["dtype"] not in DTYPES:
+            dtype = DTYPES.get(entry["dtype"])
+            if dtype is None:
                 raise CheckpointError(
                     f"{path}: tensor {name} has unknown dtype {entry['dtype']!r}; "
                     f"known: {', '.join(DTYPES)}"
                 )
             start = 8 + length + entry["data_offsets"][0]
-            dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-            self.entries[name] = (dtype, shape, start)
+            self.entries[name] = dtype, tuple(entry["shape"]), start
 
     def tensor(self, name: str) -> np.ndarray:
         """A read-only view of a tensor of this file."""
@@ -145,6 +145,7 @@ def open_folder(
             f"{folder} lacks {name_some(sorted(missing))}, named by {INDEX_NAME}"
         )
     found: dict[str, SafetensorsFile] = {}
+    places: dict[str, str] = {}
     for name in sorted(set(names) - missing):
         file = SafetensorsFile(folder / name)
         twice = sorted(file.entries.keys() & found.keys())
@@ -154,11 +155,12 @@ def open_folder(
                 f"{found[twice[0]].path.name} and in {name}"
             )
         found.update(dict.fromkeys(file.entries, file))
-    if weight_map is None:
+        places.update(dict.fromkeys(file.entries, name))
+    if weight_map is None or places == weight_map:
         return found
     absent = {name for name, file in weight_map.items() if file in missing}
     absent -= set(found)
-    wrong = {n for n, file in found.items() if file.path.name != weight_map.get(n)}
+    wrong = {name for name, file in places.items() if file != weight_map.get(name)}
     wrong |= weight_map.keys() - found.keys() - absent
     if wrong:
         raise CheckpointError(

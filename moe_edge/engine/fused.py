@@ -3,7 +3,9 @@
 Records of all experts lie in host memory, one array a layer; the device holds slots
 and the cache's state (`fused_cache`). Router, table, eviction and transfer are one
 program, so the host never waits for a router's choice and dispatches once a step.
-Prefill runs one program a layer.
+Prefill runs one program a layer. On a CPU a step of a deep model is some programs of
+equally many layers, which share one where the kinds of their layers are the same: it
+compiles as fast as a short model's.
 
 Lossless: seams keep XLA from fusing across the borders at which the resident engine
 changes programs, and the experts are summed in the same order (`expert_waves`), so
@@ -48,6 +50,8 @@ class FusedEngine(Engine):
       route: chooses what is computed in decoding (None: the model's own choice).
       zero_copy: decode steps run by `fused_zero_copy` where they can.
       device: that runs it; None: the first one.
+      layers_per_program: most of a decode step's programs, which get equally many.
+        None: 16, which takes no longer than all in one; on a GPU all, as timed there.
     Raises:
       ConfigError: a spec that does not fit the model, a policy for the host, or
         zero_copy where no kernel can.
@@ -64,6 +68,7 @@ class FusedEngine(Engine):
         route: Route | None = None,
         zero_copy: bool = False,
         device: jax.Device | None = None,
+        layers_per_program: int | None = None,
     ):
         config = weights.config
         moe, layout = config.moe, RecordLayout.of(config)
@@ -93,6 +98,13 @@ class FusedEngine(Engine):
         self._layer_ids = self.put([*np.arange(config.num_layers, dtype=np.int32)])
         self._decode = jit_step(
             self._decode_step, donate_argnames=("state", "positions_B", "caches")
+        )
+        some = config.num_layers if jax.default_backend() == "gpu" else 16
+        most = layers_per_program or some
+        programs = -(-config.num_layers // most)
+        self._layers_per_program = -(-config.num_layers // programs)
+        self._group = jit_step(
+            self._group_step, static_argnums=0, donate_argnames=("state", "caches")
         )
         self._layer = jit_step(
             self._layer_step, static_argnums=0, donate_argnames=("state", "kv")
@@ -250,16 +262,22 @@ class FusedEngine(Engine):
             top["embed"], tokens_B, positions_B, active_B, k_B
         )
         state = state._replace(step=state.step + 1)
+        parts = range(len(layers)), state, x, chunk, layers, caches
+        state, x, caches, routings = self._group_step(self.programs.kinds, *parts)
+        logits = self.programs.top.head_step(top, seam(x)[:, 0])
+        return logits, state, positions_B, caches, routings
+
+    def _group_step(self, kinds, numbers, state, x, chunk, layers, caches):
+        """Some layers of a decode step, by number; see `_layer_step`."""
         new_caches, routings = [], []
-        for layer, (arguments, kv) in enumerate(zip(layers, caches, strict=True)):
+        for kind, number, layer, kv in zip(kinds, numbers, layers, caches, strict=True):
             x, chunk = seam((x, chunk))  # here the resident engine changes programs
             state, x, kv, routing = self._layer_step(
-                self.programs.kinds[layer], state, x, chunk, layer, *arguments, kv
+                kind, state, x, chunk, number, *layer, kv
             )
             new_caches.append(kv)
             routings.append(routing)
-        logits = self.programs.top.head_step(top, seam(x)[:, 0])
-        return logits, state, positions_B, new_caches, routings
+        return state, x, new_caches, routings
 
     def num_compiled(self) -> int:
         return super().num_compiled() + count_compiled(self)
@@ -307,28 +325,55 @@ class FusedEngine(Engine):
         return x
 
     def decode(self, session: Session, tokens_B, active_B, on_routing=None):
-        """As `Engine.decode`, in one program."""
+        """As `Engine.decode`, in one program, or one a group of layers."""
         session.grow(session.growth)
         self._turn_to(session)
         tokens_B, active_B, session.positions_B, session.k_B = self.put(
             (tokens_B, active_B, session.positions_B, session.k_B)
         )
-        step = self._decode(
-            self.weights.top,
-            self._layers,
-            self._state,
-            tokens_B,
-            session.positions_B,
-            active_B,
-            session.k_B,
-            session.caches,
-        )
-        logits, self._state, session.positions_B, session.caches, routings = step
+        if len(self._layers) > self._layers_per_program:
+            logits, routings = self._decode_by_groups(session, tokens_B, active_B)
+        else:
+            step = self._decode(
+                self.weights.top,
+                self._layers,
+                self._state,
+                tokens_B,
+                session.positions_B,
+                active_B,
+                session.k_B,
+                session.caches,
+            )
+            logits, self._state, session.positions_B, session.caches, routings = step
         if on_routing is not None:
             for layer in self.config.moe_layers:
                 on_routing(layer, routings[layer])
         self._check_plug_ins()
         return logits
+
+    def _decode_by_groups(self, session: Session, tokens_B, active_B):
+        top, size, routings = self.programs.top, self._layers_per_program, []
+        x, chunk, session.positions_B = top.next_embed(
+            self.weights.top["embed"],
+            tokens_B,
+            session.positions_B,
+            active_B,
+            session.k_B,
+        )
+        self._state = self._state._replace(step=self._count(self._state.step))
+        for first in range(0, len(self._layers), size):
+            here = slice(first, first + size)
+            self._state, x, session.caches[here], found = self._group(
+                self.programs.kinds[here],
+                self._layer_ids[here],
+                self._state,
+                x,
+                chunk,
+                self._layers[here],
+                session.caches[here],
+            )
+            routings += found
+        return top.next_head(self.weights.top, x), routings
 
     def _check_plug_ins(self) -> None:
         """Refuses a policy that gave up a slot it may not, or a route that chose what

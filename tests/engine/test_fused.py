@@ -74,6 +74,29 @@ def shared_engine(name, dtype, slots, policy):
     return fused_of(weights_of(name, dtype), slots, policy)
 
 
+@pytest.mark.slow
+def test_programs_of_some_layers_have_the_bits_of_one():
+    """As a deep model has on a CPU."""
+    name, dtype, lengths = BITS
+    weights, told = weights_of(name, dtype), []
+    engine = fused_of(weights, 9, layers_per_program=2)  # of 3: 2 and 1
+    prompts = random_prompts(ALL[name], lengths)
+
+    def tell(layer, routing):
+        told.append(layer)
+
+    got = greedy_logits(engine, prompts, 8, on_routing=tell)
+    np.testing.assert_array_equal(got, resident_logits(*BITS)[:9])
+    assert told == [*weights.config.moe_layers] * 8  # of steps
+    whole = fused_of(weights, 9)
+    greedy_logits(whole, prompts, 8)
+    for counted, expected in zip(engine.counts(), whole.counts(), strict=True):
+        np.testing.assert_array_equal(counted, expected)
+    compiled = engine.num_compiled()
+    greedy_logits(engine, prompts, 2)
+    assert engine.num_compiled() == compiled
+
+
 @pytest.mark.parametrize(
     "name, dtype, lengths, slots, policy",
     [

@@ -17,7 +17,7 @@ def test_machine_info_says_how_a_gpu_multiplies(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.delenv("MOE_EDGE_PARTS", raising=False)
     found = machine.machine_info.__wrapped__()["kernels"]
-    kinds = "few rows of an expert exact, a step's attention by XLA"
+    kinds = "few rows of an expert exact, a step's attention by XLA, long caches whole"
     assert found.endswith(f"; on the GPU rows in bfloat16 parts: 1, {kinds}")
     monkeypatch.setenv("MOE_EDGE_PARTS", "3")
     found = machine.machine_info.__wrapped__()["kernels"]
