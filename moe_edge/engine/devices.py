@@ -130,7 +130,7 @@ def check_mesh(
     if split_attention:
         from moe_edge.engine.split_attention import check_split
 
-        check_split(reader.config, mesh.size)
+        check_split(reader.config, mesh.size, reader.dense_kinds)
     if devices_trace is not None:
         from moe_edge.engine.offloaded import count_trace
 

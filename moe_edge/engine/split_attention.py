@@ -9,6 +9,7 @@ first axis is (device, row of the batch, head of the device).
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from moe_edge.engine.mesh import AXIS, PARTED, WHOLE, DeviceMesh
 from moe_edge.engine.offloaded import count_trace
 from moe_edge.engine.sharded import ShardedEngine, ShardedPrograms, load_sharded
 from moe_edge.engine.weights import Weights, bind_block
-from moe_edge.model import kv_cache
+from moe_edge.model import kv_cache, quantised
 from moe_edge.model.attention import Attention
 from moe_edge.model.attention_config import AttentionConfig
 from moe_edge.model.config import ModelConfig
@@ -34,8 +35,16 @@ BY_HEAD = ("q", "q_bias", "sinks", *KV)
 AFTER = ("o", "o_bias")
 
 
-def check_split(config: ModelConfig, devices: int) -> None:
-    """Raises ConfigError for attention that so many devices cannot split."""
+def check_split(
+    config: ModelConfig,
+    devices: int,
+    dense_kinds: Callable[[int], Mapping[str, str]] = lambda layer: {},
+) -> None:
+    """Raises ConfigError for attention that so many devices cannot split.
+
+    Args:
+      dense_kinds: of a layer's matrices in blocks, by name (of an open checkpoint).
+    """
     for layer in range(config.num_layers):
         attention = config.attention_of(layer)
         reason = None
@@ -49,11 +58,23 @@ def check_split(config: ModelConfig, devices: int) -> None:
             reason = f"{attention.num_heads} heads cannot be shared equally"
         elif (heads := attention.num_kv_heads) % devices and devices % heads:
             reason = f"{heads} heads of k and v cannot be shared equally"
+        elif name := _parts_an_eight(config, attention, devices, dense_kinds(layer)):
+            reason = f"rows of {name} stand in eights, and a device's are no whole ones"
         if reason is not None:
             raise ConfigError(
                 f"split_attention with {devices} devices: in layer {layer} {reason}; "
                 "leave it out"
             )
+
+
+def _parts_an_eight(config: ModelConfig, attention, devices: int, kinds) -> str | None:
+    """A matrix whose rows stand interleaved, with an eight that two devices share."""
+    shapes = attention_shapes(own_attention(attention, devices), config.d_model)
+    for name in BY_HEAD:
+        in_eights = quantised.is_interleaved(kinds.get(f"attn.{name}"))
+        if in_eights and shapes[name][0] % quantised.EIGHT:
+            return name
+    return None
 
 
 def own_attention(attention: AttentionConfig, devices: int) -> AttentionConfig:
@@ -197,7 +218,7 @@ def make_sharded(
     Raises: as `load_sharded`, `check_split` and `count_trace`.
     """
     if split_attention:
-        check_split(reader.config, mesh.size)
+        check_split(reader.config, mesh.size, reader.dense_kinds)
     counts_LE = None
     if devices_trace is not None:
         counts_LE = count_trace(devices_trace, reader.config)
@@ -223,7 +244,11 @@ def split_weights(weights: Weights, mesh: DeviceMesh) -> Weights:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _repeated(array: jax.Array, heads: int, times: int) -> jax.Array:
-    """The rows of each head as often as devices have it."""
-    by_head = array.reshape(heads, -1, *array.shape[1:])
-    return jnp.repeat(by_head, times, axis=0).reshape(-1, *array.shape[1:])
+def _repeated(matrix, heads: int, times: int):
+    """The rows of each head as often as devices have it; blocks by their rows."""
+
+    def repeat(array: jax.Array) -> jax.Array:
+        by_head = array.reshape(heads, -1, *array.shape[1:])
+        return jnp.repeat(by_head, times, axis=0).reshape(-1, *array.shape[1:])
+
+    return jax.tree.map(repeat, matrix)

@@ -34,6 +34,15 @@ ATTENTION = dataclasses.replace(
 CONFIG = dataclasses.replace(ONE_LAYER, attention=ATTENTION)
 FEW = dataclasses.replace(ATTENTION, num_kv_heads=2, qkv_bias=True)
 FEW = dataclasses.replace(ONE_LAYER, attention=FEW)
+# Its matrices in blocks, rows in eights, and a gate beside q.
+GATED = {"num_heads": 4, "qkv_bias": False, "output_gate": True}
+BLOCKS = dataclasses.replace(
+    FEW,
+    d_model=64,
+    attention=dataclasses.replace(FEW.attention, **GATED),
+    moe=dataclasses.replace(FEW.moe, expert_dim=32, expert_kind="q4_0x8"),
+    norm_plus_one=True,
+)
 
 
 @functools.cache
@@ -47,7 +56,7 @@ def engine_of(devices: int, config=CONFIG):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "config", "lengths", "ks"),
-    [(4, FEW, (7,), None), (2, CONFIG, (5, 9, 5), (3, 1, 2))],
+    [(4, FEW, (7,), None), (4, BLOCKS, (7,), None), (2, CONFIG, (5, 9, 5), (3, 1, 2))],
 )
 def test_logits_are_those_of_one_device(devices, config, lengths, ks):
     """On these kernels bit by bit; others may round products of fewer rows apart."""
@@ -122,6 +131,17 @@ def test_each_device_holds_the_caches_and_rows_of_its_heads():
 def test_heads_that_stay_together_are_refused(config, devices, reason):
     with pytest.raises(ConfigError, match=f"{devices} devices: in layer 0 {reason}"):
         check_split(config, devices)
+
+
+def test_rows_in_eights_of_two_devices_are_refused():
+    config = dataclasses.replace(
+        BLOCKS, attention=dataclasses.replace(BLOCKS.attention, head_dim=12)
+    )
+    reader = RandomReader(config, dtype=BF16)
+    reason = "rows of k stand in eights, and a device's are no whole ones"
+    with pytest.raises(ConfigError, match=f"4 devices: in layer 0 {reason}"):
+        check_split(config, 4, reader.dense_kinds)
+    check_split(BLOCKS, 4, RandomReader(BLOCKS, dtype=BF16).dense_kinds)
 
 
 def test_one_device_splits_nothing():

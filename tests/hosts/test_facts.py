@@ -1,5 +1,6 @@
 """What processes compare, and how a difference is named."""
 
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -60,6 +61,16 @@ def test_version_and_kernels_that_differ_are_named(monkeypatch):
     monkeypatch.setattr("moe_edge.kernels.native.identity", lambda: "other")
     line = difference(1, program_facts(GIVEN, OWN), first)
     assert "in version of the kernels: other, there" in line
+
+
+def test_every_switch_between_forms_is_compared():
+    found = set()
+    for folder in ("kernels", "model"):
+        for path in (facts.PACKAGE / folder).glob("*.py"):
+            text = path.read_text()
+            found |= {*re.findall(r'^VARIABLE\b.* = \(?"(\w+)"', text, re.M)}
+    assert "MOE_EDGE_FILLED_ATTENTION" in found
+    assert found <= {*facts.VARIABLES}
 
 
 def test_checkpoint_is_compared_by_what_it_holds(tmp_path):
