@@ -19,7 +19,7 @@ from moe_edge.checkpoint.dtypes import KEEP_FLOAT32, cast
 from moe_edge.checkpoint.manifest import TOKENIZER_NAME, with_kind
 from moe_edge.checkpoint.reader import DenseReader
 from moe_edge.checkpoint.schema import Item, check_tensors, dense_items
-from moe_edge.convert import gguf_names
+from moe_edge.convert import gguf_names, gguf_states
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.gguf_blocks import KINDS, decode, is_quantised
 from moe_edge.convert.gguf_config import architecture, hf_config
@@ -215,6 +215,7 @@ class GgufReader(DenseReader):
             and not others
             and len(source.shape) == 2
             and may_be_blocks(name, source.shape, BLOCK)
+            and not gguf_states.parts_blocks(self.config, name)
         }
 
     def _read_blocks(self, name: str, source: gguf_names.Source, kind: str) -> Matrix:

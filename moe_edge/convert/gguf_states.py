@@ -13,6 +13,7 @@ import numpy as np
 from moe_edge.convert import gguf_parts as parts
 from moe_edge.convert.gguf_metadata import Metadata
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.quantised import BLOCK
 from moe_edge.model.state_config import DeltaConfig
 
 
@@ -100,7 +101,11 @@ _NORMS = ("final_norm", "attn_norm", "mlp_norm", "attn.q_norm", "attn.k_norm")
 
 
 def restored(config: ModelConfig, name: str, arrays: list[np.ndarray]) -> np.ndarray:
-    """A parameter as Hugging Face stores it, from its parts in the file."""
+    """A parameter as Hugging Face stores it, from its parts in the file.
+
+    Args:
+      arrays: of numbers, or rows of whole blocks (not where `parts_blocks`).
+    """
     array = arrays[0]
     if config.norm_plus_one and name in _NORMS:
         return array - array.dtype.type(1)
@@ -110,13 +115,27 @@ def restored(config: ModelConfig, name: str, arrays: list[np.ndarray]) -> np.nda
     return array[:, None] if name == "attn.conv" else array
 
 
+def parts_blocks(config: ModelConfig, name: str) -> bool:
+    """Whether `restored` moves columns of a matrix of which a block holds several."""
+    return name == "attn.out_proj" and any(
+        isinstance(each, DeltaConfig)
+        and _has_other_order(each)
+        and each.value_dim % BLOCK > 0
+        for each in config.other_attention
+    )
+
+
+def _has_other_order(delta: DeltaConfig) -> bool:
+    return not delta.grouped and delta.value_heads != delta.key_heads
+
+
 def _of_delta(delta: DeltaConfig, name: str, arrays: list[np.ndarray]) -> np.ndarray:
     array = arrays[0]
     if name == "attn.a_log":
         array = np.log(-array)
     if name == "attn.in_qkvz":
         return _by_key_head(delta, *arrays)
-    if delta.grouped or delta.value_heads == delta.key_heads:
+    if not _has_other_order(delta):
         return array
     keys = 2 * delta.key_heads * delta.key_dim
     if name in ("attn.in_qkv", "attn.conv"):

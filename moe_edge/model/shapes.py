@@ -10,6 +10,7 @@ Shapes = dict[str, tuple[int, ...]]
 # Matrices that vectors are multiplied by, and that may be in blocks (`quantised.py`).
 _PRODUCTS = (
     *("attn.q", "attn.k", "attn.v", "attn.o", "attn.q_a", "attn.q_b", "attn.kv_a"),
+    *("attn.in_proj", "attn.in_qkvz", "attn.in_qkv", "attn.in_z", "attn.out_proj"),
     *("mlp.gate", "mlp.up", "mlp.down", "shared.gate", "shared.up", "shared.down"),
     "head",
 )
@@ -18,7 +19,8 @@ _PRODUCTS = (
 def may_be_blocks(name: str, shape: tuple[int, ...], width: int) -> bool:
     """Whether a dense weight may be held in blocks of `width` weights.
 
-    Not routers, nor MLA's `kv_b`, which is no factor of a product but part of it.
+    Not routers, nor what gives a delta-net's rates and decays, both small; nor MLA's
+    `kv_b`, which is no factor of a product but part of it.
     """
     known = name in _PRODUCTS or name == "embed"
     return known and len(shape) == 2 and shape[1] % width == 0

@@ -10,10 +10,15 @@ from moe_edge.core.checks import CheckpointError
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.quantised import IN_EIGHTS, Matrix
-from tests.convert.test_gguf import WIDE, gguf, model
+from tests.convert.test_gguf import SAYABLE, WIDE, gguf, model
 from tests.support.conversion import convert, load_all
 from tests.support.slow_cases import slow
+from tests.support.tiny_checkpoints import random_tensors, raw_config
 from tests.support.tiny_models import random_prompts, score_all
+
+# Family, and width of a delta-net's value heads.
+STATES = [("qwen3_5_moe_text", 16), *slow(("qwen3_5_moe_text", 32))]
+STATES += slow(("qwen3_next", 32), ("lfm2_moe", 32))
 
 
 @pytest.mark.parametrize("family", ["mixtral", *slow("gpt_oss")])
@@ -75,6 +80,33 @@ def test_blocks_are_taken_over(family, kind, tmp_path):
     )
     for blocks in found:
         assert np.abs(blocks - floats).max() <= 1e-4 * floats.std()
+
+
+@pytest.mark.parametrize(("family", "value_dim"), STATES)
+def test_blocks_of_layers_with_states_mean_what_their_numbers_do(
+    family, value_dim, tmp_path
+):
+    """Columns of Qwen3.5's are moved by head: as blocks where a head is whole ones."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32}
+    if family == "lfm2_moe":
+        sizes |= SAYABLE[family]
+    else:
+        sizes |= {"linear_value_head_dim": value_dim, "rms_norm_eps": 1e-6}
+    raw = raw_config(family, **sizes)
+    file = gguf(tmp_path / "x.gguf", raw, random_tensors(raw), "Q8_0")
+    got, plain = open_checkpoint(file), open_checkpoint(file, np.dtype(np.float32))
+    names = {
+        "lfm2_moe": {"attn.in_proj", "attn.out_proj"},
+        "qwen3_next": {"attn.out_proj"},  # others are of two tensors
+        "qwen3_5_moe_text": {"attn.in_qkv", "attn.in_z"},
+    }[family]
+    names |= {"attn.out_proj"} if value_dim == 32 else set()
+    assert {n for n in got.dense_kinds(0) if n.startswith("attn.")} == names
+    blocks = got.dense_layer(0)
+    for name, array in plain.dense_layer(0).items():
+        found = blocks[name]
+        found = found.decode() if isinstance(found, Matrix) else found
+        np.testing.assert_array_equal(found, array, err_msg=name)
 
 
 @pytest.mark.parametrize("where", ["norm", "head", "scale", "bias"])
