@@ -29,7 +29,8 @@ class HomePrograms:
         self._programs, self._weighs = programs, weighs
         # On a home's device.
         self.rows = jit_step(self._rows)
-        self.start = jit_step(self._start)
+        # Not a number of its arguments is read: they say where its result is to be.
+        self.start = jit_step(self._start, keep_unused=True)
         self.wave = jit_step(self._wave, donate_argnames="carry")
         self.take = jit_step(_take)
         # On the first one.

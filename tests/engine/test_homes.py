@@ -132,6 +132,16 @@ def test_assisted_homes_equal_resident_by_gate_b():
     assert engine.backends[0].computed > 0 and engine.backends[0].links == 3
 
 
+def test_rows_of_a_home_begin_there():
+    """On another device they would be sent, and the first wave have own programs."""
+    engine = layered(*BITS[:2], 2, devices=2)
+    exchange, (_, second) = engine._exchange, devices(2)
+    x_TD = jax.device_put(np.zeros((32, GQA.d_model), np.float32), second)
+    given = np.zeros((32, GQA.moe.top_k), np.int32), exchange._slots.array[1]
+    rows_PD = exchange._programs.start(x_TD, *given)
+    assert rows_PD.devices() == {second} and rows_PD.committed
+
+
 @pytest.mark.slow
 def test_rows_join_and_leave_and_no_routing_compiles_after_a_warm_up():
     """Fewer slots than a step may choose: whether it fits depends on the routing."""
