@@ -126,7 +126,7 @@ def check_mesh(
     if devices is None and not split_attention and devices_trace is None:
         return
     mesh = mesh_for(reader, devices, offload)
-    check_several(mesh, split_attention, devices_trace)
+    check_several(mesh, split_attention, devices_trace, offload)
     if split_attention:
         from moe_edge.engine.split_attention import check_split
 
@@ -141,10 +141,20 @@ def check_several(
     mesh: "DeviceMesh | None",
     split_attention: bool = False,
     devices_trace: str | None = None,
+    offload: OffloadOptions | None = None,
 ) -> None:
-    """Raises ConfigError where there is one device for what is of several."""
+    """Raises ConfigError where there is one device for what is of several.
+
+    Args:
+      offload: not None: experts are offloaded, on however many devices.
+    """
     given = {"split_attention": split_attention, "devices_trace": devices_trace}
     wanted = [name for name, value in given.items() if value]
+    if wanted and offload is not None:
+        raise ConfigError(
+            f"{' and '.join(wanted)}: of several devices of a resident engine, and "
+            "experts are offloaded; leave it out, or device_memory"
+        )
     if wanted and mesh is None:
         raise ConfigError(
             f"{' and '.join(wanted)}: of several devices of a resident engine, and "

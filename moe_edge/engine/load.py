@@ -89,7 +89,7 @@ def load_engine(
     # Conversion has checked our own format already.
     check_finite = not isinstance(reader, CheckpointReader)
     mesh = mesh_for(reader, devices, offload)
-    check_several(mesh, split_attention, devices_trace)
+    check_several(mesh, split_attention, devices_trace, offload)
     with counter("loading the model"):
         if mesh is not None:
             from moe_edge.engine.split_attention import make_sharded

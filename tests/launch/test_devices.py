@@ -42,6 +42,8 @@ def test_no_flag_of_one_device_goes_with_several(tiny, run_script, tmp_path):
     ):
         error = run_script(name, *COMMANDS[name], *given[:3], flag).error
         assert f"{flag[2:].removesuffix('=t')}: of several devices of a resi" in error
+    error = run_script("generate", *flags, "--split_attention").error
+    assert "resident engine, and experts are offloaded; leave it out" in error
     error = run_script("generate", *COMMANDS["generate"], *given, "--devices_trace=t")
     assert error.error.startswith("error: t: no such file or directory")
 
