@@ -1,5 +1,6 @@
 """Converting to quantised dense weights, and back."""
 
+import dataclasses
 import json
 
 import ml_dtypes
@@ -9,11 +10,14 @@ import pytest
 from moe_edge.checkpoint.checksums import item_crc32
 from moe_edge.convert.convert import verify_checkpoint
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.requantise import is_encoded
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.weights import num_bytes, weight_shapes
 from moe_edge.kernels import native
 from moe_edge.model.quantised import decode, encode
+from moe_edge.model.shapes import layer_shapes
+from moe_edge.model.state_config import ConvConfig, DeltaConfig
 from tests.support.conversion import convert, load_all
 from tests.support.tiny_checkpoints import (
     hf_folder,
@@ -21,12 +25,13 @@ from tests.support.tiny_checkpoints import (
     raw_config,
     write_folder,
 )
-from tests.support.tiny_models import random_prompts, score_all
+from tests.support.tiny_models import STATES, random_prompts, score_all
 
 # qwen2_moe's; rows of two matrices are no whole blocks.
 SIZES = {"hidden_size": 96, "moe_intermediate_size": 32}
 PRODUCTS = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up")
 PRODUCTS += ("shared.gate", "shared.up", "head")
+DELTA = DeltaConfig(key_heads=2, value_heads=4, key_dim=20, value_dim=16, kernel=4)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +75,21 @@ def test_matrices_hold_the_encoded_weights_and_all_else_is_as_it_was(converted):
     shapes = weight_shapes(ours)
     assert shapes.num_bytes == num_bytes((weights.top, weights.layers))
     assert shapes.top["head"].codes.shape == weights.top["head"].codes.shape
+
+
+def test_matrices_of_layers_with_states_are_encoded_but_for_rates_and_decays():
+    sizes = {"d_model": 64, "other_attention": (ConvConfig(dim=64, kernel=3), DELTA)}
+    config = dataclasses.replace(STATES, **sizes)
+    shapes = [layer_shapes(config, layer) for layer in range(2)]
+    found = [
+        {name for name, shape in each.items() if is_encoded(config, name, shape)}
+        for each in shapes
+    ]
+    assert found[0] >= {"attn.in_proj", "attn.out_proj"}
+    assert {name for name in found[1] if name.startswith("attn.")} == {
+        *("attn.in_qkv", "attn.in_z", "attn.out_proj")
+    }
+    assert {*shapes[1]} >= {"attn.in_a", "attn.in_b", "attn.conv"}
 
 
 def test_export_is_what_the_blocks_mean(converted, tmp_path):
