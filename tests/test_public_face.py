@@ -728,7 +728,7 @@ def test_route_that_jit_refuses_is_refused_at_construction():
     match = "route policy BranchingRoute cannot run inside jit.*Tracer"
     with pytest.raises(me.ConfigError, match=match):
         tiny_model().offload("50%", route=BranchingRoute, mode="fused")
-    with pytest.raises(me.ConfigError, match="HostRoute runs on the host only"):
+    with pytest.raises(me.ConfigError, match="'HostRoute' runs on the host only"):
         tiny_model().offload("50%", route=HostRoute, mode="fused")
 
 

@@ -39,7 +39,9 @@ def check_split(config: ModelConfig, devices: int) -> None:
     for layer in range(config.num_layers):
         attention = config.attention_of(layer)
         reason = None
-        if attention.kind == "mla":
+        if attention.has_state:
+            reason = "a state is kept instead of keys and values"
+        elif attention.kind == "mla":
             reason = "all heads of latent attention share one cache"
         elif attention.qk_norm == "full":
             reason = "a norm of q and k is taken over all heads"
@@ -64,18 +66,28 @@ def own_attention(attention: AttentionConfig, devices: int) -> AttentionConfig:
 class OwnAttention(Attention):
     """Attention of a device's heads, without the product with `o`."""
 
-    def __init__(self, own: AttentionConfig, d_model: int, eps: float, rngs: nnx.Rngs):
-        self.config, self.eps = own, eps
+    def __init__(
+        self,
+        own: AttentionConfig,
+        d_model: int,
+        eps: float,
+        plus_one: bool,
+        rngs: nnx.Rngs,
+    ):
+        self.config, self.eps, self.plus_one = own, eps, plus_one
         shapes = attention_shapes(own, d_model)
         add_params(self, {n: s for n, s in shapes.items() if n not in AFTER}, rngs)
 
-    def _output(self, y_BSR) -> jax.Array:
-        return y_BSR
+    def _output(self, y_BSR, gate_BSR=None) -> jax.Array:
+        return self._gated(y_BSR, gate_BSR)
 
 
 @functools.cache
-def _own_graph(own: AttentionConfig, d_model: int, eps: float) -> nnx.GraphDef:
-    made = nnx.eval_shape(lambda: OwnAttention(own, d_model, eps, nnx.Rngs(0)))
+def _own_graph(
+    own: AttentionConfig, d_model: int, eps: float, plus_one: bool
+) -> nnx.GraphDef:
+    given = own, d_model, eps, plus_one
+    made = nnx.eval_shape(lambda: OwnAttention(*given, nnx.Rngs(0)))
     return nnx.split(made)[0]
 
 
@@ -91,7 +103,7 @@ class SplitAttention(Attention):
     def __call__(self, x_BSD, tables, start_B, window, cache=None):
         own = own_attention(self.config, self.mesh.size)
         names = [n for n in attention_shapes(own, self.d_model) if n not in AFTER]
-        graph = _own_graph(own, self.d_model, self.eps)
+        graph = _own_graph(own, self.d_model, self.eps, self.plus_one)
 
         def attend(weights, x_BSD, tables, start_B, window, cache):
             attention = bind_block(graph, weights)

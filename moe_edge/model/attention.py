@@ -147,10 +147,12 @@ class Attention(nnx.Module):
             given = products, self._vectors(), cache, tables, start_B, window
             y, cache = decode_attention.attend(*given, attention, self.eps)
             return self._output(y.reshape(B, S, -1), gate), cache
-        q = self._parts(q, "q", attention.num_heads)
-        k, v = self._parts(k, "k", G), self._parts(v, "v", G)
-        sinks = self.sinks[...].astype(jnp.float32) if attention.sinks else None
-        if cache is not None and S == 1 and self._has_plain_heads(q):
+        H, sinks = attention.num_heads, None
+        if attention.sinks:
+            sinks = self.sinks[...].astype(jnp.float32)
+        if cache is not None and S == 1 and self._has_plain_heads(x_BSD):
+            heads = {"q": (q, H), "k": (k, G), "v": (v, G)}
+            q, k, v = (self._parts(y, name, n) for name, (y, n) in heads.items())
             norms = None
             if attention.qk_norm in ("head", "unit"):
                 norms = self._head_weights("q"), self._head_weights("k")
@@ -161,8 +163,10 @@ class Attention(nnx.Module):
             options["chunked"] = attention.chunked
             y, k, v = native.step(*given, attention.scale, **options)
             return self._output(y.reshape(B, 1, -1), gate), {"k": k, "v": v}
-        q = self._tempered(self._turned(q, "q", tables), start_B)
-        k = self._turned(k, "k", tables)
+        q = self._turned(self._parts(q, "q", H), "q", tables)
+        q = self._tempered(q, start_B)
+        k = self._turned(self._parts(k, "k", G), "k", tables)
+        v = self._parts(v, "v", G)
         k, v = (y.transpose(0, 2, 1, 3).reshape(B * G, S, -1) for y in (k, v))
         first_query = start_B
         if cache is not None:
@@ -209,11 +213,11 @@ class Attention(nnx.Module):
         y = y.transpose(0, 3, 1, 2, 4).reshape(B, S, -1)
         return self._output(y, gate), cache
 
-    def _has_plain_heads(self, q) -> bool:
+    def _has_plain_heads(self, x_BSD) -> bool:
         """Whether `native.step` knows what is between products and attention here."""
         attention = self.config
         odd = attention.qk_norm_after_rope or attention.temperature
-        return not odd and native.suits(0, q)
+        return not odd and native.suits(0, x_BSD)
 
     def _vectors(self) -> dict[str, jax.Array]:
         """What `decode_attention.attend` takes beside the products."""
@@ -228,8 +232,9 @@ class Attention(nnx.Module):
         both = jnp.split(q_BSR.reshape(B, S, self.config.num_heads, -1), 2, axis=-1)
         return [each.reshape(B, S, -1) for each in both]
 
+    def _gated(self, y_BSR, gate_BSR) -> jax.Array:
+        return y_BSR if gate_BSR is None else y_BSR * jax.nn.sigmoid(gate_BSR)
+
     def _output(self, y_BSR, gate_BSR=None) -> jax.Array:
-        if gate_BSR is not None:
-            y_BSR = y_BSR * jax.nn.sigmoid(gate_BSR)
-        y_BSD = linear(y_BSR, self.o[...])
+        y_BSD = linear(self._gated(y_BSR, gate_BSR), self.o[...])
         return add_bias(y_BSD, self.o_bias if self.config.out_bias else None)

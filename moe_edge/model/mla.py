@@ -2,7 +2,8 @@
 
 Only the compressed latent and the shared rotary key are cached. Keys and values
 are never expanded: the up-projections are absorbed into the query and the output,
-so that decoding and prefill run the same arithmetic.
+so that decoding and prefill run the same arithmetic. A step of decoding on a CPU is one
+host call (`native.step_latent`).
 """
 
 import jax
@@ -29,27 +30,24 @@ class LatentAttention(nnx.Module):
         self.eps = config.norm_eps if eps is None else eps
         add_params(self, attention_shapes(attention, config.d_model), rngs)
 
-    def _projections(self, x_BSD):
-        """The queries' product or its low-rank part, and the latents'."""
-        first = self.q if self.config.q_lora_rank is None else self.q_a
-        return linear_each(x_BSD, first[...], self.kv_a[...])
+    def _first(self) -> jax.Array:
+        """What the queries' first product is with."""
+        return (self.q if self.config.q_lora_rank is None else self.q_a)[...]
 
     def _queries(self, q):
-        """`[B, S, H, nope + rope]`, not rotated."""
+        """Of their first product: `[B, S, H, nope + rope]`, not rotated."""
         attention = self.config
         if attention.q_lora_rank is not None:
             low = rms_norm(q, self.q_a_norm[...], self.eps)
             q = linear(low, self.q_b[...])
         return q.reshape(*q.shape[:2], attention.num_heads, attention.head_dim)
 
-    def _norm(self) -> jax.Array:
-        return self.kv_a_norm[...].astype(jnp.float32)
-
-    def _latents(self, low, tables):
+    def _latents(self, x_BSD, tables):
         """What is cached: normed latent and rotated shared key `[B, S, R+rope]`."""
         attention = self.config
+        low = linear(x_BSD, self.kv_a[...])
         latent, key = jnp.split(low, [attention.kv_lora_rank], axis=-1)
-        latent = rms_norm(latent, self._norm(), self.eps)
+        latent = rms_norm(latent, self.kv_a_norm[...], self.eps)
         key = rotate(key[:, :, None, :], tables, attention.rope.interleaved)
         return jnp.concatenate([latent, key[:, :, 0]], -1)
 
@@ -58,27 +56,19 @@ class LatentAttention(nnx.Module):
         attention = self.config
         B, S, _ = x_BSD.shape
         rank = attention.kv_lora_rank
-        q, latents = self._projections(x_BSD)
-        q = self._queries(q)
-        kv_b = self.kv_b[...]
-        if cache is not None and S == 1 and native.suits(0, kv_b):
-            given = q[:, 0], latents[:, 0], cache["latent"], self._norm(), kv_b, tables
-            options = {"interleaved": attention.rope.interleaved, "eps": self.eps}
-            given = *given, start_B, window, attention.scale
-            y, written = native.step_latent(
-                *given, value=attention.value_dim, **options
-            )
-            return linear(y.reshape(B, 1, -1), self.o[...]), {"latent": written}
-        q_nope, q_rope = jnp.split(q, [attention.nope_dim], axis=-1)
-        q_rope = rotate(q_rope, tables, attention.rope.interleaved)
-        latents = self._latents(latents, tables)
+        if cache is not None and S == 1 and native.suits(0, self.kv_b[...]):
+            return self._step(x_BSD, tables, start_B, window, cache)
+        q = self._queries(linear(x_BSD, self._first()))
+        q_nope, turned = q[..., : attention.nope_dim], q[..., attention.nope_dim :]
+        q_rope = rotate(turned, tables, attention.rope.interleaved)
+        latents = self._latents(x_BSD, tables)
         first_query = start_B
         if cache is not None:
             written, latents = kv_cache.write(cache["latent"], latents, start_B)
             cache = {"latent": written}
         else:
             first_query = jnp.zeros_like(start_B)
-        kv_b = to_float32(kv_b).reshape(attention.num_heads, -1, rank)
+        kv_b = to_float32(self.kv_b[...]).reshape(attention.num_heads, -1, rank)
         up_key, up_value = kv_b[:, : attention.nope_dim], kv_b[:, attention.nope_dim :]
         q_latent = einsum("BSHP,HPR->BHSR", q_nope, up_key)
         # Whole rows of the cache in both products: a part of them would be copied.
@@ -97,3 +87,23 @@ class LatentAttention(nnx.Module):
         context = context.reshape(B, H, S, -1)[..., :rank]
         y = einsum("BHSR,HPR->BSHP", context, up_value).reshape(B, S, -1)
         return linear(y, self.o[...]), cache
+
+    def _step(self, x_B1D, tables, start_B, window, cache):
+        """One token of each row, by the host kernel."""
+        attention = self.config
+        q, low = linear_each(x_B1D, self._first(), self.kv_a[...])
+        norm_R = self.kv_a_norm[...].astype(jnp.float32)
+        given = self._queries(q)[:, 0], low[:, 0], cache["latent"], norm_R
+        y_BHV, cache = native.step_latent(
+            *given,
+            self.kv_b[...],
+            tables,
+            start_B,
+            window,
+            attention.scale,
+            eps=self.eps,
+            interleaved=attention.rope.interleaved,
+            value=attention.value_dim,
+        )
+        y_B1R = y_BHV.reshape(*x_B1D.shape[:2], -1)
+        return linear(y_B1R, self.o[...]), {"latent": cache}

@@ -153,5 +153,5 @@ def test_mixed_file_is_quantised_again_where_asked_and_says_so(mixed, tmp_path, 
     assert done["expert_dtype"] == "q8_0" and "dequantised" not in done
     convert(folder, tmp_path / "hf", **asked)
     got, expected = open_checkpoint(tmp_path / "ours"), open_checkpoint(tmp_path / "hf")
-    assert got.layout.kind == "q8_0"
+    assert got.layout.kind == "q8_0x8"
     assert_same_weights(got, expected)

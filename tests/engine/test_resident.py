@@ -91,13 +91,12 @@ def test_engine_matches_plain_transformer(name):
     engine = engine_of(name)
     prompts = random_prompts(config, LENGTHS)
     model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
-    flat = dict(reader.top())
-    for layer in range(config.num_layers):
-        dense = reader.dense_layer(layer)
+    flat = dict(engine.weights.top)
+    for layer, dense in enumerate(engine.weights.layers):
         flat |= {f"blocks.{layer}.{name}": array for name, array in dense.items()}
     state = [
         (tuple(int(p) if p.isdigit() else p for p in name.split(".")), nnx.Param(array))
-        for name, array in jax.tree.map(jnp.asarray, flat).items()
+        for name, array in flat.items()
     ]
     nnx.update(model, nnx.from_flat_state(state))
     experts = [

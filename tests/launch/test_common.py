@@ -44,7 +44,7 @@ def test_script_loose_argument_is_one_line(run_script):
         (["--gin_param", "import os"], "--gin_param:1: import 'os' would run code"),
         (
             ["--gin_param", "generate.colour = 1"],
-            "generate: 'colour'; known: batch_size, ",
+            "generate: 'colour'; known: activations, ",
         ),
         (["--gin_file", "none.gin"], "gin file none.gin cannot be read: No such file"),
         (

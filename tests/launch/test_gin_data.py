@@ -10,7 +10,7 @@ DRY = "--prompt", "a", "--dry_run"
     [
         (
             "\ngenerate.colr = 3",
-            ":2: unknown parameter of generate: 'colr'; known: bat",
+            ":2: unknown parameter of generate: 'colr'; known: activ",
         ),
         (
             "generate:\n  top_kk = 3",

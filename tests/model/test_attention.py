@@ -226,7 +226,9 @@ def large_results(step, x, start, cache, least: int) -> list[str]:
         for name, shape, kind in found
         if math.prod(map(int, shape.split(","))) >= least
         and kind not in ("parameter", "bitcast")
-        and "dynamic-update-slice" not in name  # in place
+        # In place: a write, or what a host kernel wrote to.
+        and "dynamic-update-slice" not in name
+        and kind != "get-tuple-element"
     ]
 
 

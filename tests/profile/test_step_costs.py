@@ -92,7 +92,7 @@ def machine(monkeypatch):
 
 
 class Engine:
-    config, may_run_ahead = GQA, True
+    config, may_run_ahead, may_discard = GQA, True, True
 
 
 @pytest.mark.usefixtures("machine")

@@ -20,7 +20,7 @@ GROWING = (6, 120, 20)  # out of one capacity into the next
 class Watched:
     """An engine that keeps the shapes of what it runs; it runs no step ahead."""
 
-    may_run_ahead = False
+    may_run_ahead = may_discard = False
 
     def __init__(self, engine):
         self._engine, self.shapes, self.batches = engine, [], []

@@ -166,6 +166,13 @@ class RandomReader:
         in_blocks = self.layout.kind is not None and len(shape) == 2
         return in_blocks and is_encoded(self.config, name, shape)
 
+    @property
+    def dense_kind(self) -> str | None:
+        kinds = {
+            k for i in dense_items(self.config) for k in self.dense_kinds(i).values()
+        }
+        return "+".join(sorted(kinds)) or None
+
     def dense_kinds(self, item) -> dict[str, str]:
         found = {}
         for name, shape in item_shapes(self.config, item).items():
