@@ -59,7 +59,7 @@ def try_grammar(grammar: str) -> Trial:
         )
     except subprocess.TimeoutExpired:
         return Trial(f"it is not compiled after {_MOST_S} s")
-    if tried.returncode < 0:  # by a signal
+    if tried.returncode < 0 or not tried.stdout:  # by a signal, or its thread failed
         return Trial(
             "it nests too deeply, or compiling it takes too much time or memory"
         )

@@ -1,6 +1,8 @@
 """The host kernels against float64, and the order of their sums."""
 
 import functools
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -406,3 +408,15 @@ def test_products_of_the_same_vectors_are_one_call():
         alone = [jit_step(linear)(x_BSI, each) for each in weights]
         for got, want in zip(step(x_BSI), alone, strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+def test_no_constant_of_a_set_hides_one_of_all_sets():
+    """Its namespace's own would be used by the files after it, without a word."""
+    folder = Path(native.__file__).parent / "native"
+
+    def constants(pattern):
+        text = "\n".join(path.read_text() for path in folder.glob(pattern))
+        return set(re.findall(r"^(?:inline )?constexpr \w+ (k\w+)", text, re.M))
+
+    assert {"kBlock", "kColumns"} <= constants("*.h") and "kRows" in constants("*.inc")
+    assert constants("*.h") & constants("*.inc") == set()

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from moe_edge.serve import grammar
+from moe_edge.serve import grammar, grammar_trial
 from moe_edge.serve.chat_request import read_chat
 from moe_edge.serve.choices import make_choices
 from moe_edge.serve.completion_request import read_completion
@@ -285,3 +285,10 @@ def test_tokenizer_is_read_once_also_if_it_cannot_be(tokenizer, monkeypatch):
         with pytest.raises(ApiError, match="cannot read .* tokenizer: no such model"):
             grammars.compile(GrammarSpec("regex", "a", "f"))
     assert len(tried) == 1
+
+
+def test_a_trial_that_says_nothing_is_a_fault(tmp_path, monkeypatch):
+    """As where its thread has failed: the process ends well all the same."""
+    (silent := tmp_path / "silent.py").write_text("")
+    monkeypatch.setattr(grammar_trial, "__file__", str(silent))
+    assert "too deeply" in try_grammar("start: /tried only here/").fault
