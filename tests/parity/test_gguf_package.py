@@ -53,13 +53,20 @@ def test_names_of_tensors_are_those_of_the_packages_table(family):
     arch = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[ARCHS[family]]
     table = gguf.get_tensor_name_map(arch, config.num_layers)
     whole = {f"blk.{layer}.attn_kv_b.weight" for layer in range(config.num_layers)}
+    entry = ARCHITECTURES[ARCHS[family]]
+    whole |= {*entry.tensors.values()}
     for item in dense_items(config):
         names = rules.dense_names(config, item)
-        entry = ARCHITECTURES[ARCHS[family]]
-        for name, (source,) in dense_sources(config, entry, item, whole).items():
+        for name, sources in dense_sources(config, entry, item, whole).items():
+            if name == "attn.in_qkvz":
+                continue  # the converter cuts it and joins the parts otherwise
+            (source,) = sources
             if family.startswith("qwen") and name.startswith("mlp."):
                 continue  # the converter writes no dense layers of these
             hf = names[name].replace("_correction_bias", "_correction.bias")
+            # As the converter does.
+            hf = hf.replace(".dt_bias", ".dt_proj.bias")
+            hf += ".bias" * hf.endswith(".expert_bias")
             cut = ("input_linear.weight", "output_linear.weight")
             if hf.endswith((*cut, ".router.scale", ".per_expert_scale")):
                 continue  # the converter's own
