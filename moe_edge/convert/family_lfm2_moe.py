@@ -7,6 +7,7 @@ chosen by sigmoid scores and a bias, their weights divided by their sum and a mi
 from moe_edge.convert.family import ExpertNames, Family
 from moe_edge.convert.family_parts import listed_layers, read_gqa, read_moe, state_kinds
 from moe_edge.convert.hf_config import REQUIRED, Fields
+from moe_edge.core.checks import ConfigError
 from moe_edge.model.state_config import ConvConfig
 
 _FULL, _CONV = "full_attention", "conv"
@@ -17,7 +18,11 @@ def lfm2_moe(fields: Fields, common: dict) -> dict:
         tied = fields.bool("tie_embedding")
         fields.raw = fields.raw | {"tie_word_embeddings": tied}
     layers = common["num_layers"]
-    fields.get("layer_types", REQUIRED)
+    if fields.get("layer_types", REQUIRED) is None:
+        raise ConfigError(
+            "layer_types is null, expected a list of full_attention and conv; take "
+            "them from the published config.json"
+        )
     types = listed_layers(fields, "layer_types", layers, (_FULL, _CONV))
     fields.only("conv_bias", (False,), "biases of convolutions are not implemented")
     attention = read_gqa(fields, common, kv_heads=8, theta=1e6, qk_norm="head")
