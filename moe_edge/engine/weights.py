@@ -24,7 +24,7 @@ from moe_edge.checkpoint.schema import (
 from moe_edge.core.checks import CheckpointError, check_shape
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.packed import IN_BLOCKS, Packed
+from moe_edge.model.packed import Blocks, Packed
 from moe_edge.model.quantised import Matrix, scales, stored_shape
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.transformer import Block
@@ -87,7 +87,7 @@ def weight_shapes(reader) -> Weights:
         def shaped(name, shape):
             if (kind := kinds.get(name)) is not None:
                 codes = jax.ShapeDtypeStruct(stored_shape(kind, shape), np.uint8)
-                return IN_BLOCKS[kind](codes, shape[1])
+                return Blocks(codes, shape[1], kind)
             return jax.ShapeDtypeStruct(shape, _kept_dtype(len(shape), dtypes[name]))
 
         return {name: shaped(name, s) for name, s in named(config, item).items()}
@@ -136,7 +136,7 @@ def load_weights(
         if isinstance(array, Matrix):
             found = [np.ascontiguousarray(scales(array.kind, array.rows))]
             rows = place(where, name, array.rows, found)
-            return IN_BLOCKS[array.kind](rows, array.shape[1], layout.int8)
+            return Blocks(rows, array.shape[1], array.kind, layout.int8)
         if check_finite and not all(map(all_finite, numbers or [array])):
             raise CheckpointError(
                 f"{where}: {name} has NaN or infinite values; to run it all the same, "

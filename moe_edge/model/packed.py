@@ -48,7 +48,7 @@ def round_to(x: jax.Array, kind: str | None) -> jax.Array:
     return lax.reduce_precision(x, info.nexp, info.nmant)
 
 
-_STATIC = ("width", "int8")
+_STATIC = ("width", "kind", "int8")
 
 
 def _register(kind: type) -> type:
@@ -274,13 +274,13 @@ def _level(codes: jax.Array) -> jax.Array:
     return level[0].astype(jnp.float32)
 
 
+@_register
 @dataclasses.dataclass(frozen=True)
 class Blocks(Packed):
-    """A dense matrix in one of `quantised.STORED_KINDS`."""
+    """A dense matrix in blocks, its rows apart or in eights."""
 
+    kind: str  # of `quantised.STORED_KINDS`
     int8: bool = False  # whether kernels of few vectors round these to 8 bits
-
-    kind: ClassVar[str]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -310,57 +310,6 @@ class Blocks(Packed):
             # Without float32 weights, which a dot writes to memory.
             return jnp.sum(self.decode() * x_TI, axis=1)[None]
         return super().product(x_TI)
-
-
-@_register
-@dataclasses.dataclass(frozen=True)
-class Q8_0(Blocks):
-    """8.5 bits a weight."""
-
-    kind: ClassVar[str] = "q8_0"
-
-
-@_register
-@dataclasses.dataclass(frozen=True)
-class Q4_0(Blocks):
-    """4.5 bits a weight."""
-
-    kind: ClassVar[str] = "q4_0"
-
-
-@_register
-@dataclasses.dataclass(frozen=True)
-class Mxfp4(Blocks):
-    """4.25 bits a weight."""
-
-    kind: ClassVar[str] = "mxfp4"
-
-
-@_register
-@dataclasses.dataclass(frozen=True)
-class Q8_0x8(Blocks):
-    """Rows in eights, as the next two."""
-
-    kind: ClassVar[str] = "q8_0x8"
-
-
-@_register
-@dataclasses.dataclass(frozen=True)
-class Q4_0x8(Blocks):
-    """4.5 bits a weight."""
-
-    kind: ClassVar[str] = "q4_0x8"
-
-
-@_register
-@dataclasses.dataclass(frozen=True)
-class Mxfp4x8(Blocks):
-    """4.25 bits a weight."""
-
-    kind: ClassVar[str] = "mxfp4x8"
-
-
-IN_BLOCKS = {each.kind: each for each in (Q8_0, Q4_0, Mxfp4, Q8_0x8, Q4_0x8, Mxfp4x8)}
 
 
 FORMATS: dict[str, type[Packed]] = {

@@ -14,7 +14,7 @@ from moe_edge.kernels.experts_at import ExpertsAt
 from moe_edge.model.experts import pair_rows, run_pairs, sum_pair_rows
 from moe_edge.model.layers import activate
 from moe_edge.model.matvec import linear, linear_each
-from moe_edge.model.packed import IN_BLOCKS
+from moe_edge.model.packed import Blocks
 from moe_edge.model.quantised import (
     IN_EIGHTS,
     decode,
@@ -183,7 +183,7 @@ def test_dense_products_are_those_of_what_rows_mean(kind):
 def test_a_program_multiplies_blocks_alike_without_kernels(kind, monkeypatch):
     rng = np.random.default_rng(6)
     rows = encode(kind, rng.normal(size=(56, 64)).astype(np.float32))
-    matrix = IN_BLOCKS[kind](jax.numpy.array(rows), 64)
+    matrix = Blocks(jax.numpy.array(rows), 64, kind)
     x_TI, found = rng.normal(size=(3, 64)).astype(np.float32), {}
     for choice in ("native", "xla"):
         monkeypatch.setattr(native, "choice", lambda name=choice: name)

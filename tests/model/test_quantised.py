@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.model.packed import IN_BLOCKS
+from moe_edge.model.packed import Blocks
 from moe_edge.model.quantised import (
     BLOCK_BYTES,
     IN_EIGHTS,
@@ -114,7 +114,7 @@ def test_eight_rows_stand_interleaved(kind):
     np.testing.assert_array_equal(matrix.decode(), values)
     np.testing.assert_array_equal(matrix.part(8, 8).decode(), values[8:])
     ids = np.array([[3, 15], [8, 0]])
-    device = IN_BLOCKS[matrix.kind](jax.numpy.array(eights), 96)
+    device = Blocks(jax.numpy.array(eights), 96, matrix.kind)
     np.testing.assert_array_equal(jax.jit(lambda m: m.decode())(device), values)
     np.testing.assert_array_equal(jax.jit(lambda m, i: m[i])(device, ids), values[ids])
     assert np.isfinite(scales(matrix.kind, eights)).all()
