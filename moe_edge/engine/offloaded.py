@@ -125,13 +125,18 @@ def make_predictor(options: OffloadOptions, context: Context) -> Predictor:
     return predictor
 
 
-def check_fits_model(reader, options: OffloadOptions) -> None:
+def check_fits_model(
+    reader, options: OffloadOptions, devices: int = 1, recorded: bool = False
+) -> None:
     """What `check_offload` refuses without opening the device.
 
+    Args:
+      devices: that hold experts; recorded: whether a trace or events are wanted.
     Raises: as `make_offloaded`; of budgets only shares are judged.
     """
     config = reader.config
-    refuse(Asked.of(options, model=config))
+    asked = {"devices": devices, "recorded": recorded}
+    refuse(Asked.of(options, model=config, **asked))
     if options.horizon > config.num_layers:
         raise ConfigError(
             f"horizon {options.horizon} exceeds the model's {config.num_layers} layers"
@@ -165,10 +170,8 @@ def check_offload(
       what the run can give to policies: a profile trace is read here.
     Raises: as `make_offloaded`.
     """
-    check_fits_model(reader, options)
+    check_fits_model(reader, options, len(devices), recorded)
     config = reader.config
-    asked = {"devices": len(devices), "recorded": recorded}
-    refuse(Asked.of(options, model=config, **asked))
     dtype, context = device_dtype(reader.dtype), context_of(options, config)
     records = config.moe.num_experts, reader.layout.size
     needs = device_needs(

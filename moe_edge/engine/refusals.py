@@ -28,7 +28,6 @@ class Asked:
       model: of the checkpoint.
       devices: that hold experts.
       recorded: whether a trace or events are wanted.
-      backend: JAX's, once it has started.
       eviction, predictor, route: classes, or objects of an engine that is there.
       is_assisted: whether the host computes experts.
       has_rows: whether rows join and leave.
@@ -39,7 +38,6 @@ class Asked:
     model: ModelConfig | None = None
     devices: int = 1
     recorded: bool = False
-    backend: str | None = None
     eviction: Any = None
     predictor: Any = None
     route: Any = None
