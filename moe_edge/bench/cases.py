@@ -177,7 +177,7 @@ def prepare(
     for case in cases:
         options = on_link(case, link, bench.store.block_bytes)
         engine = bench.engine(options, case.batch)
-        engine.manager.predictor_run.learn(history)
+        engine.predictor_run.learn(history)
         engines.append(engine)
     for batch in batches:
         generate(bench.resident, warm[:batch], settings.new_tokens)

@@ -179,7 +179,7 @@ def _used(engine: Engine) -> np.ndarray:
     moved_bytes = engine.movement()["bytes_moved"]
     if not isinstance(engine, LayeredEngine):
         return np.array([moved_bytes, 0, 0, 0])
-    sent, counters = engine.manager.queue.stats(), engine.manager.counters
+    sent, counters = engine.queue.stats(), engine.layer_step.counters
     link_s = sent.demand.seconds + sent.prefetch.seconds
     wait_s = sum(counted.wait_s for counted in counters.values())
     host_s = sum(backend.busy_s for backend in engine.backends)

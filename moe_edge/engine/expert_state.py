@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moe_edge.model.config import ModelConfig
-from moe_edge.offload.manager import OffloadManager
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,24 +62,4 @@ def all_resident(config: ModelConfig) -> ExpertState:
     nothing = {phase: np.zeros((L, 2), np.int64) for phase in (True, False)}
     return ExpertState(
         "resident", resident_LE.sum(axis=1).tolist(), resident_LE, nothing
-    )
-
-
-def of_manager(manager: OffloadManager) -> ExpertState:
-    """What an offload manager keeps; an expert on its way counts as resident."""
-    cache, stats, run = manager.cache, manager.queue.stats(), manager.predictor_run
-    lookups = {}
-    for phase, layers in manager.statistics.layers.items():
-        lookups[phase] = np.zeros((cache.spec.num_layers, 2), np.int64)
-        for layer, counts in layers.items():
-            lookups[phase][layer] = counts
-    return ExpertState(
-        "layered",
-        list(cache.room_L),
-        cache.slot_LE >= 0,
-        lookups,
-        stats.demand.bytes,
-        stats.prefetch.bytes,
-        stats.wasted_bytes,
-        None if run.is_idle else run.accuracy.summary(),
     )

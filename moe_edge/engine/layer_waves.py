@@ -11,8 +11,8 @@ import numpy as np
 from moe_edge.engine.layer_exchange import Arrays
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.routing_reader import Reading
+from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.layer_visit import LayerVisit
-from moe_edge.offload.manager import OffloadManager
 
 MAX_GROUP = 8  # experts of a wave: more overlap worse, fewer cost more dispatches
 
@@ -29,11 +29,15 @@ class LayerWaves:
     def __init__(
         self,
         programs: LayerPrograms,
-        manager: OffloadManager,
+        layer_step: LayerStep,
         exchange: Arrays,
         asks_first: bool,
     ):
-        self._programs, self._manager, self._exchange = programs, manager, exchange
+        self._programs, self._exchange = programs, exchange
+        self._layer_step, self._residency = layer_step, layer_step.residency
+        self._cache, self._spec = layer_step.cache, layer_step.spec
+        queue = layer_step.queue
+        self._slots = queue.slots
         self._asks_first = asks_first
         self.last = None  # output of the last program here that reads slots
 
@@ -44,7 +48,7 @@ class LayerWaves:
             routed = routed._replace(routing=routing)
         carry = self._exchange.start(routed, reading)
         # Homes keep rows of pairs, which have no order.
-        has_homes = self._manager.cache.homes is not None
+        has_homes = self._cache.homes is not None
         if self._programs.is_pairs(len(reading.ids_TK)) and not has_homes:
             carry = self._segments(carry, routed, reading, visit)
         else:
@@ -52,15 +56,14 @@ class LayerWaves:
         return self._exchange.finish(routed, reading, carry)
 
     def _wave(self, carry, routed, reading, slot_of):
-        slots = self._manager.queue.slots
-        given = carry, routed, reading, slots.array, slot_of
+        given = carry, routed, reading, self._slots.array, slot_of
         carry, self.last = self._exchange.wave(*given)
         return carry, self.last
 
     def _groups(self, carry, routed, reading, visit):
         """Groups of experts: first those that are here, the next ones meanwhile."""
-        visit.begin_waves()
-        spec, cache = self._manager.spec, self._manager.cache
+        layer_step, spec, cache = self._layer_step, self._spec, self._cache
+        layer_step.begin_waves(visit)
         row, chosen = cache.rows[visit.layer], visit.chosen
         group, transfers = [expert for expert in chosen if row[expert] >= 0], []
         absent = [expert for expert in chosen if row[expert] < 0]
@@ -74,10 +77,10 @@ class LayerWaves:
 
         def ask():
             # The lookup protects what it found; from here the waves do.
-            visit.release()
+            cache.release()
             asked = []
             for left, size in zip(lefts, sizes, strict=True):
-                found = visit.demand(left[:size], busy)
+                found = layer_step.demand(visit, left[:size], busy)
                 del left[: len(found)]
                 asked += found
             return asked
@@ -85,7 +88,7 @@ class LayerWaves:
         while group or any(lefts):
             coming = []
             if group:
-                visit.wait(transfers)
+                layer_step.wait(visit, transfers)
                 busy = [row[expert] for expert in group]
                 if self._asks_first:
                     jax.block_until_ready(last)
@@ -106,11 +109,10 @@ class LayerWaves:
 
     def _segments(self, carry, routed, reading, visit):
         """Runs of pairs whose experts fit the slots, one after another."""
-        residency = self._manager.residency
         ids_P = reading.ids_TK.reshape(-1)
-        for first, end in visit.runs(reading.ids_TK):
-            slot_P = np.full(ids_P.shape, self._manager.spec.num_slots, np.int32)
-            slot_P[first:end] = residency.slots(visit.layer, ids_P[first:end])
+        for first, end in self._layer_step.runs(visit, reading.ids_TK):
+            slot_P = np.full(ids_P.shape, self._spec.num_slots, np.int32)
+            slot_P[first:end] = self._residency.slots(visit.layer, ids_P[first:end])
             slot_TK = slot_P.reshape(reading.ids_TK.shape)
             carry, done = self._wave(carry, routed, reading, slot_TK)
             done.block_until_ready()

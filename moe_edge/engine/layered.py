@@ -1,8 +1,8 @@
 """The layered engine: experts live on the host, which plans every layer's transfers.
 
 At each MoE layer the host reads the routing, lets a route policy change it, asks the
-offload manager for what is missing and for what a predictor expects, and dispatches
-the next program when the blocks are in their slots. Lossless unless the route policy
+layer step for what is missing and for what a predictor expects, and dispatches the
+next program when the blocks are in their slots. Lossless unless the route policy
 is not: the same kernels in the same order as the resident engine.
 
 A layer whose chosen experts do not fit the slots at once runs in waves.
@@ -21,20 +21,23 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import Backend
 from moe_edge.engine.base import Engine
 from moe_edge.engine.companion import Choices, Companion
-from moe_edge.engine.expert_state import ExpertState, Moved, of_manager
+from moe_edge.engine.expert_state import ExpertState, Moved
 from moe_edge.engine.homes import AtHome
 from moe_edge.engine.inline import is_inline
 from moe_edge.engine.layer_exchange import Arrays, Words
+from moe_edge.engine.layer_help import LayerHelp
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
+from moe_edge.engine.layer_report import LayerReport
 from moe_edge.engine.layer_waves import LayerWaves
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.routing_reader import Reading, RoutingReader
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.home_slots import HomeSlots
+from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.layer_visit import LayerVisit
-from moe_edge.offload.manager import OffloadManager
-from moe_edge.offload.slots import is_lost
+from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.slots import Slots, is_lost
 from moe_edge.predict.base import NOT_WANTED, rank_scores
 from moe_edge.route.base import Route, TopK
 from moe_edge.workload.traces import TraceRecorder
@@ -42,7 +45,7 @@ from moe_edge.workload.traces import TraceRecorder
 
 @dataclasses.dataclass
 class _Turn:
-    """Where the engines of one manager stand."""
+    """Where the engines of one `LayerStep` stand."""
 
     step: int = -1  # counts lookup rounds
     # Output of the last program that reads slots: an array after a step, in the middle
@@ -73,7 +76,7 @@ class LayeredEngine(Engine):
     def __init__(
         self,
         weights: Weights,
-        manager: OffloadManager,
+        layer_step: LayerStep,
         *,
         route: Route | None = None,
         backends: Sequence[Backend] = (),
@@ -84,36 +87,37 @@ class LayeredEngine(Engine):
         in_words: bool = False,
     ):
         config = weights.config
-        self._slots = manager.queue.slots
-        self._exchange = _exchange_of(manager, in_words)
+        self.layer_step, self.trace = layer_step, trace
+        self.cache, self.queue = layer_step.cache, layer_step.queue
+        self.predictor_run = layer_step.predictor_run
+        self._residency, self._slots = layer_step.residency, self.queue.slots
+        self._exchange = _exchange_of(self.cache, self._slots, in_words)
         weights = self._exchange.weights(weights)
         programs = programs or LayerPrograms(config, self._slots.dtype)
         programs.check_records(self._slots.dtype)
         super().__init__(weights, programs)
         self._windows = self._exchange.windows(self._windows)
-        self.manager, self.trace = manager, trace
         self.backends, self.route = tuple(backends), route or TopK()
         # Where programs run in this thread, transfers are requested before the
         # dispatch, so that they overlap it.
         self._plans_first = is_inline()
-        given = programs, manager, self._exchange, self._plans_first
+        given = programs, layer_step, self._exchange, self._plans_first
         self._waves = LayerWaves(*given)
-        manager.predictor_run.moe_layers = config.moe_layers
-        self._predictor = manager.predictor_run.predictor
-        self._peeks = "partial_state" in self._predictor.needs
-        # By number of tokens. Programs are compiled by whoever runs first, so backends
-        # and looking ahead run once before anything may pass them by.
-        self._zeros: dict[int, np.ndarray] = {}  # what backends add where all is here
-        self._peeked: set[int] = set()
+        self.predictor_run.moe_layers = config.moe_layers
+        self._predictor = self.predictor_run.predictor
+        peeks = "partial_state" in self._predictor.needs
+        self._help = LayerHelp(layer_step, self.backends, peeks)
         self._is_moe = [i in config.moe_layers for i in range(config.num_layers)]
         needs = {"trace_scores": trace_scores, "needs_weights": bool(self.backends)}
-        self._reader = RoutingReader(config.moe, manager, self.route, trace, **needs)
+        given = config.moe, layer_step, self.route, trace
+        self._reader = RoutingReader(*given, **needs)
         # What is called for layers whose experts all stand in slots.
         self._steps = self._exchange.steps(programs, self._reader.reads)
         self._turn = _Turn()
         self._shadow = shadow
         self._foreseen: Choices | None = None  # what it chose for the running token
         self._is_crowded = False
+        self._report = LayerReport(layer_step)
 
     @property
     def lossless(self) -> bool:
@@ -128,7 +132,7 @@ class LayeredEngine(Engine):
         dtype, top = self._slots.dtype, self.programs.top
         sibling = LayeredEngine(
             weights,
-            self.manager,
+            self.layer_step,
             route=self.route,
             backends=self.backends,
             programs=LayerPrograms(weights.config, dtype, top),
@@ -146,64 +150,53 @@ class LayeredEngine(Engine):
         return own + (self._shadow.num_compiled() if self._shadow else 0)
 
     def close(self) -> None:
-        self.manager.queue.close()
+        self.queue.close()
 
     def reset_records(self) -> None:
-        self.manager.reset_counters()
-        self.manager.recorder.clear()
+        self.layer_step.reset_counters()
         for backend in self.backends:
             backend.reset()
         self._reader.clear()
 
     def restart(self) -> None:
-        self.manager.restart()
+        self.layer_step.restart()
         self.reset_records()
 
     def recover(self) -> None:
         # Slots that a program still reads must not change.
         is_lost((self._turn.reader, self._waves.last))
         self._turn.reader = self._waves.last = self._foreseen = None
-        self.manager.recover()
+        self.layer_step.recover()
 
     def movement(self) -> dict:
-        return self.manager.movement()
+        return self._report.movement()
 
     def moved(self) -> Moved:
-        counted, sent = self.manager.statistics, self.manager.queue.stats()
-        sent_bytes = sent.demand.bytes, sent.prefetch.bytes, sent.wasted_bytes
-        return Moved(*sent_bytes, counted.choices, counted.rerouted)
+        return self._report.moved()
 
     def device_bytes(self) -> int:
         held = self.weights.num_bytes + self._slots.num_bytes
         return held + (self._shadow.num_bytes if self._shadow else 0)
 
     def expert_state(self) -> ExpertState:
-        return of_manager(self.manager)
+        return self._report.expert_state()
 
     def report(self) -> dict:
         helped = sum(backend.computed for backend in self.backends)
         mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
         if not self.lossless:
-            counted = self.manager.statistics
-            mode |= {"choices": counted.choices, "rerouted": counted.rerouted}
+            mode |= self._report.rerouted()
         if self._shadow is not None:
             mode["shadow_bytes"] = self._shadow.num_bytes
-        return mode | {"host_computed": helped} | self.manager.report()
+        return mode | {"host_computed": helped} | self._report.summary()
 
     def remarks(self) -> list[str]:
-        run, waves = self.manager.predictor_run, self.manager.statistics.waves[True]
-        if run.is_idle or not waves:
-            return []
-        return [
-            f"{waves} decode layers ran in waves (more experts than slots, or a batch "
-            f"of many rows), where predictor {self._predictor.name} is off; raise "
-            "device_memory or lower batch_size to use it"
-        ]
+        return self._report.remarks()
 
     def check_rows(self, deterministic: bool = False) -> None:
         refuse(
             Asked(
-                eviction=self.manager.cache.policy,
+                eviction=self.cache.policy,
                 predictor=self._predictor,
                 route=self.route,
                 recorded=self.trace is not None,
@@ -223,8 +216,7 @@ class LayeredEngine(Engine):
 
     def _must_fit(self, layer: int, ids_TK) -> bool:
         """Whether a layer runs at once if its experts fit; else in waves anyway."""
-        fits = self.manager.cache.surely_fits
-        return not self._is_crowded or fits(layer, ids_TK.size)
+        return not self._is_crowded or self.cache.surely_fits(layer, ids_TK.size)
 
     def new_session(
         self, batch: int, capacity: int, with_caches: bool = True
@@ -238,11 +230,12 @@ class LayeredEngine(Engine):
         session = super().new_session(batch, capacity, with_caches)
         sessions = self._turn.sessions
         if sessions:
-            self.manager.queue.poll()  # raises what went wrong
+            self.queue.poll()  # raises what went wrong
         else:
-            self.manager.drain()
+            self.layer_step.drain()
         sessions.add(session)
-        self.manager.finish_sequences({n for each in sessions for n in each.sequences})
+        running = {n for each in sessions for n in each.sequences}
+        self.layer_step.finish_sequences(running)
         return session
 
     def begin_prompts(self, session: Session, prompts) -> None:
@@ -280,7 +273,7 @@ class LayeredEngine(Engine):
         for layer, ids_BK in enumerate(choices):
             if ids_BK is not None:
                 wanted_LE[layer] = rank_scores(np.asarray(ids_BK), E)
-                self.manager.look_ahead(wanted_LE, self._turn.step)
+                self.layer_step.look_ahead(wanted_LE, self._turn.step)
 
     def _layer_arguments(self, session, layer: int, chunk) -> tuple:
         is_decode = chunk.valid_BS.shape[1] == 1
@@ -297,87 +290,49 @@ class LayeredEngine(Engine):
 
     def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
         """Plans and dispatches a layer's experts and the next layer's attention."""
-        manager, reader = self.manager, self._reader
+        layer_step, visit = self.layer_step, None
         if not self._slots.safe_in_thread:
-            manager.queue.poll()  # what has arrived goes into its slots
+            self.queue.poll()  # what has arrived goes into its slots
         where = layer, self._turn.step, session.sequences
-        reading = reader.read(*where, routed, chunk.valid_BS.shape)
+        reading = self._reader.read(*where, routed, chunk.valid_BS.shape)
         if on_routing is not None:
             on_routing(layer, reading.own)
-        pairs = self.programs.is_pairs(len(reading.ids_TK))
+        tokens, slot_TK = len(reading.ids_TK), None
+        other_TD = self._help.zeros.get(tokens)
+        pairs = self.programs.is_pairs(tokens)
         pairs = pairs and self._must_fit(layer, reading.ids_TK)
-        other_TD = self._zeros.get(len(reading.ids_TK))
-        if pairs and reading.is_decode and self._may_pass(len(reading.ids_TK)):
-            slot_TK = manager.residency.ready_slots(layer, reading.ids_TK)
-            if slot_TK is not None:
-                # Nothing to wait for: the device first, bookkeeping meanwhile.
-                visit = None
-                if self._plans_first:
-                    visit = reader.look_up(reading)
-                    visit.think_ahead()
-                chosen = slot_TK, reading, chunk, other_TD
-                state = self._dispatch(session, routed, *chosen)
-                reader.finish(reading, visit or reader.look_up(reading))
-                return state
-        visit = reader.look_up(reading)
-        if pairs and visit.fits:
+        if pairs and reading.is_decode and self._help.may_pass(tokens):
+            slot_TK = self._residency.ready_slots(layer, reading.ids_TK)
+        if slot_TK is None or self._plans_first:
+            visit = layer_step.begin(reading)
+        # Else there is nothing to wait for: the device first, bookkeeping meanwhile.
+        if slot_TK is None and pairs and layer_step.fits(visit):
             slot_TK, other_TD = self._bring(session, routed, reading, visit, chunk)
+        if slot_TK is not None:
             if self._plans_first:
-                visit.think_ahead()
+                layer_step.think_ahead(visit)
             state = self._dispatch(session, routed, slot_TK, reading, chunk, other_TD)
         else:
             arrays = self._exchange.in_arrays(routed, reading)
             state = self._waves.run(*arrays, visit)
             if layer + 1 < self.config.num_layers:
                 state = self._attend(session, layer + 1, state, chunk)
-        reader.finish(reading, visit)
+        visit = visit or layer_step.begin(reading)
+        layer_step.finish(visit)
+        self._reader.note(reading, visit)
         return state
 
-    def _may_pass(self, tokens: int) -> bool:
-        """Whether a layer whose experts are all here needs nobody's help."""
-        helped = not self.backends or tokens in self._zeros
-        return helped and (not self._peeks or tokens in self._peeked)
-
     def _bring(self, session, routed, reading: Reading, visit: LayerVisit, chunk):
-        """Brings a layer's experts, or lets backends compute absent ones.
+        """(slots of the chosen experts, what backends add: float32 [T, D] or None)."""
+        if self._help.is_idle:
+            self.layer_step.bring(visit)
+            return self._residency.slots(reading.layer, reading.ids_TK), None
 
-        Returns:
-          (slots of the chosen experts, what backends add: float32 [T, D] or None).
-        """
-        absent, elsewhere, parts = visit.misses, [], []
+        def peek(slot_TK):
+            return self._peek(session, routed, reading, slot_TK, chunk)
+
         hidden_TD = self._exchange.hidden_of(routed, reading)
-        if reading.is_decode:
-            for backend in self.backends:
-                taken = backend.take(reading, absent)
-                absent = [expert for expert in absent if expert not in taken]
-                elsewhere += taken
-                parts.append(backend.start(hidden_TD, reading, taken))
-        visit.computed_elsewhere(elsewhere)
-        outputs = []
-
-        def meanwhile():
-            # Where nothing had to be brought the next layer's own router sees the
-            # state as soon.
-            is_new = len(reading.ids_TK) not in self._peeked
-            if self._peeks and reading.is_decode and (visit.travels or is_new):
-                self._peek(session, routed, reading, visit, chunk)
-            outputs.extend(finish() for finish in parts)
-
-        fetched = visit.bring(absent, meanwhile)
-        for backend in self.backends:
-            backend.note(fetched)
-        slot_TK = self.manager.residency.slots(reading.layer, reading.ids_TK)
-        if elsewhere:
-            # One may be on its way for the next token already: not for this one.
-            slot_TK[np.isin(reading.ids_TK, elsewhere)] = self._slots.num_slots
-        if not outputs:
-            return slot_TK, None
-        # NumPy's always, the zeros too: an array of the device would compile a program
-        # of its own. On a CPU putting one there takes 60 us, a call with it 2.
-        other_TD = sum(outputs[1:], outputs[0])
-        if not elsewhere:
-            other_TD = self._zeros.setdefault(len(other_TD), other_TD)
-        return slot_TK, other_TD
+        return self._help.bring(reading, visit, hidden_TD, peek)
 
     def _dispatch(self, session, routed, slot_TK, reading, chunk, other_TD=None):
         """A layer's experts, which stand in slots, and the next layer's attention."""
@@ -395,24 +350,19 @@ class LayeredEngine(Engine):
         self._turn.reader = state
         return state
 
-    def _peek(self, session, routed, reading: Reading, visit, chunk) -> None:
-        """SMoE's prefetch: the next layer's choice on the state that is ready."""
-        manager, layer = self.manager, reading.layer
-        if layer + 1 == self.config.num_layers or not self._is_moe[layer + 1]:
-            return
-        slot_TK = manager.residency.slots(layer, reading.ids_TK, arrived_only=True)
+    def _peek(self, session, routed, reading: Reading, slot_TK, chunk):
+        """What the next layer would choose after the experts in these slots."""
+        following = reading.layer + 1
+        if following == self.config.num_layers or not self._is_moe[following]:
+            return None
         given = routed, slot_TK, reading, self._slots.array
-        chosen = self._exchange.chosen(layer + self.config.num_layers, *given)
-        arguments = self._layer_arguments(session, layer + 1, chunk)
-        self._peeked.add(len(reading.ids_TK))
-        given = self.programs.kinds[layer + 1], chosen, *arguments
-        wanted_E = self._steps.peek(*given, top_a=self._predictor.top_a)
-        manager.predictor_run.store(layer, np.asarray(wanted_E)[None])
-        visit.prefetch()
+        chosen = self._exchange.chosen(reading.layer + self.config.num_layers, *given)
+        arguments = self._layer_arguments(session, following, chunk)
+        given = self.programs.kinds[following], chosen, *arguments
+        return self._steps.peek(*given, top_a=self._predictor.top_a)
 
 
-def _exchange_of(manager: OffloadManager, in_words: bool) -> Arrays:
-    slots = manager.queue.slots
+def _exchange_of(cache: SlotCache, slots: Slots | HomeSlots, in_words: bool) -> Arrays:
     if isinstance(slots, HomeSlots):
-        return AtHome(manager.cache.homes, slots)
+        return AtHome(cache.homes, slots)
     return Words(jax.local_devices()[0]) if in_words else Arrays()

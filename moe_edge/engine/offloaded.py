@@ -32,8 +32,8 @@ from moe_edge.offload.home_queues import HomeQueues
 from moe_edge.offload.home_slots import HomeSlots
 from moe_edge.offload.homes import Homes
 from moe_edge.offload.indexed_slots import IndexedSlots
+from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.link import TransferLink
-from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.pinned import check_limit, pinned_gib
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
@@ -382,7 +382,7 @@ def assemble(
             given = recorder, options, timed
             queue = make_home_queues(store, homes, devices[: len(homes)], *given)
         try:
-            manager = OffloadManager(
+            layer_step = LayerStep(
                 cache,
                 queue,
                 predictor=predictor,
@@ -392,7 +392,7 @@ def assemble(
             )
             engine = LayeredEngine(
                 weights,
-                manager,
+                layer_step,
                 route=route,
                 backends=backends,
                 trace=trace,

@@ -17,8 +17,8 @@ from moe_edge.engine.offload_options import AVAILABLE
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.router import Routing
 from moe_edge.offload.evict_base import check_needs
+from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.layer_visit import LayerVisit
-from moe_edge.offload.manager import OffloadManager
 from moe_edge.route.base import Route, TopK, check_choice, gate_scores
 from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
 
@@ -46,7 +46,7 @@ class Reading(NamedTuple):
 
 
 class RoutingReader:
-    """Reads routings, applies the route policy, looks the experts up.
+    """Reads routings and applies the route policy.
 
     Args:
       trace: collects lookups, with the scores of all experts if `trace_scores`.
@@ -58,22 +58,25 @@ class RoutingReader:
     def __init__(
         self,
         moe: MoeConfig,
-        manager: OffloadManager,
+        layer_step: LayerStep,
         route: Route,
         trace: TraceRecorder | None,
         *,
         trace_scores: bool = True,
         needs_weights: bool = False,
     ):
-        check_needs(manager.cache.policy, AVAILABLE | {"profile"})
-        self._moe, self._manager, self._route, self._trace = moe, manager, route, trace
+        cache, predictions = layer_step.cache, layer_step.predictor_run
+        check_needs(cache.policy, AVAILABLE | {"profile"})
+        self._moe, self._route, self._trace = moe, route, trace
+        self._queue, self._residency = layer_step.queue, layer_step.residency
+        self._statistics, self._recorder = layer_step.statistics, layer_step.recorder
         self._traces_scores = trace is not None and trace_scores
         self._asks_route = type(route) is not TopK
         self._is_foreign = not is_ours(route)
         self._keeps_scores = self._traces_scores or self._asks_route
-        self._keeps_scores |= "scores" in manager.cache.policy.needs
-        self._keeps_scores |= manager.predictor_run.reads("scores")
-        self._keeps_hidden = manager.predictor_run.reads("hidden")
+        self._keeps_scores |= "scores" in cache.policy.needs
+        self._keeps_scores |= predictions.reads("scores")
+        self._keeps_hidden = predictions.reads("hidden")
         # In words hidden states cost backends nothing more to read.
         hidden = self._keeps_hidden or needs_weights
         self._keeps_weights = trace is not None or self._asks_route
@@ -86,14 +89,13 @@ class RoutingReader:
         self, layer: int, step: int, sequences, routed: Routed, shape_BS
     ) -> Reading:
         """Waits for a layer's routing and applies the route policy."""
-        manager = self._manager
         if routed.words is not None:
             own, hidden_TD, wanted_NE = self._from_words(routed)
         else:
             own, hidden_TD, wanted_NE = routed.routing, None, None
         ids_TK, weights_TK = np.asarray(own.ids_TK), own.weights_TK
-        read_s = manager.statistics.now()
-        manager.queue.poll()  # what the link has done meanwhile
+        read_s = self._now()
+        self._queue.poll()  # what the link has done meanwhile
         host_TK = scores_TE = None
         if self._keeps_weights:
             host_TK = np.asarray(weights_TK)
@@ -106,10 +108,10 @@ class RoutingReader:
             hidden_TD = np.asarray(routed.hidden_TD)
         if routed.wanted_NE is not None:
             wanted_NE = np.asarray(routed.wanted_NE)
-        if manager.recorder.enabled:
+        if self._recorder.enabled:
             self._note_compute(layer, step, read_s)
         if self._asks_route and shape_BS[1] == 1:
-            resident_E = manager.residency.arrived(layer)
+            resident_E = self._residency.arrived(layer)
             own_TK = ids_TK
             found = self._route.route(
                 layer, raw_TE, resident_E, self._moe, ids_TK, host_TK
@@ -122,7 +124,7 @@ class RoutingReader:
             weights_TK = np.asarray(weights_TK, np.float32)
             changed = int(np.count_nonzero(ids_TK != own_TK))
             real = int(np.count_nonzero(own_TK < self._moe.num_experts))
-            manager.statistics.count_route(real, changed)
+            self._statistics.count_route(real, changed)
             host_TK = weights_TK
         where = layer, step, sequences, shape_BS
         seen = host_TK, scores_TE, wanted_NE, hidden_TD, own
@@ -144,24 +146,8 @@ class RoutingReader:
         own = Routing(ids_TK, weights_TK, scores_TE)
         return own, hidden_TD, wanted_NE if len(wanted_NE) else None
 
-    def look_up(self, reading: Reading) -> LayerVisit:
-        """Looks the chosen experts up and tells the predictor."""
-        manager, layer, ids_TK = self._manager, reading.layer, reading.ids_TK
-        scores_TE, is_decode = reading.scores_TE, reading.is_decode
-        visit = manager.look_up(
-            layer, ids_TK, scores_TE, reading.step, is_decode, reading.sequences[0]
-        )
-        run = manager.predictor_run
-        shown = ids_TK, scores_TE, reading.hidden_TD
-        rows = {"sequences": reading.sequences, "shape_BS": reading.shape_BS}
-        run.show(layer, *shown, **rows)
-        if reading.wanted_NE is not None:
-            run.store(layer, reading.wanted_NE)
-        return visit
-
-    def finish(self, reading: Reading, visit: LayerVisit) -> None:
-        """The layer is dispatched: the rest of the visit, and the trace."""
-        visit.finish()
+    def note(self, reading: Reading, visit: LayerVisit) -> None:
+        """What the reading led to goes into the trace."""
         if self._trace is None:
             return
         B, S = reading.shape_BS
@@ -173,7 +159,7 @@ class RoutingReader:
             reading.ids_TK,
             reading.host_weights_TK,
             np.isin(reading.ids_TK, visit.hits),
-            visit.moved * self._manager.queue.block_bytes,
+            visit.moved * self._queue.block_bytes,
             visit.waited_s,
             reading.scores_TE if self._traces_scores else None,
             token_T // S,
@@ -193,12 +179,15 @@ class RoutingReader:
 
     def note_dispatch(self) -> None:
         """The device has work from here on."""
-        self._dispatched_s = self._manager.statistics.now()
+        self._dispatched_s = self._now()
+
+    def _now(self) -> float:
+        return self._recorder.clock.now() if self._recorder.enabled else 0.0
 
     def _note_compute(self, layer: int, step: int, read_s: float) -> None:
         """The time from a dispatch to its read-back: the experts of the layer before,
         then attention and router of this one."""
-        recorder, started_s = self._manager.recorder, self._dispatched_s
+        recorder, started_s = self._recorder, self._dispatched_s
         where = {"layer": layer, "step": step}
         recorder.add("compute", started_s, read_s - started_s, **where)
         recorder.add("route", read_s, **where)

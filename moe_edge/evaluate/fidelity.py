@@ -94,7 +94,7 @@ class SwitchEngine:
         self.route = CountedRoute(get_route(offload.route, **offload.route_options))
         self.engine = LayeredEngine(
             loaded.engine.weights,
-            loaded.engine.manager,
+            loaded.engine.layer_step,
             route=self.route,
             backends=loaded.engine.backends,
             programs=loaded.engine.programs,
@@ -102,7 +102,7 @@ class SwitchEngine:
 
     def empty(self) -> None:
         """Takes every block out of the cache and forgets all counts."""
-        self.engine.manager.empty()
+        self.engine.layer_step.empty()
         self.engine.reset_records()
 
     def start(self, route: Route) -> None:
@@ -117,7 +117,7 @@ class SwitchEngine:
 
     def close(self) -> None:
         """Ends the queue's thread."""
-        self.engine.manager.queue.close()
+        self.engine.queue.close()
 
 
 def lossy_routes(a_values, thresholds, bonuses=()) -> list[Route]:

@@ -322,6 +322,12 @@ class SlotCache:
             self._turn_to(NOBODY)
         self._records = {n: r for n, r in self._records.items() if n in running}
 
+    def empty(self) -> None:
+        """Takes every block out of its slot; the sequences' records end."""
+        for layer, expert in np.argwhere(self.slot_LE >= 0).tolist():
+            self.drop(layer, expert)
+        self.finish_sequences()
+
     def restart(self) -> None:
         """Every slot is empty, and the policy has seen nothing."""
         for layer, expert in np.argwhere(self.slot_LE >= 0).tolist():

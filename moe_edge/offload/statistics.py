@@ -10,6 +10,7 @@ together may exceed the distinct experts.
 import dataclasses
 
 from moe_edge.core.events import Recorder
+from moe_edge.offload.layer_visit import LayerVisit
 
 
 @dataclasses.dataclass
@@ -47,8 +48,8 @@ class Statistics:
         """The run's time, where events are recorded."""
         return self.recorder.clock.now() if self.recorder.enabled else 0.0
 
-    def count(self, visit) -> None:
-        """Enters a `LayerVisit` that has ended."""
+    def count(self, visit: LayerVisit) -> None:
+        """Enters a visit that has ended."""
         counters, hits = self.counters[visit.is_decode], len(visit.hits)
         misses = len(visit.missed) + len(visit.late)
         counters.hits += hits
@@ -73,10 +74,11 @@ class Statistics:
         self.choices += choices
         self.rerouted += rerouted
 
-    def waited(self, visit, start_s: float, waited_s: float) -> None:
-        """Enters a wait for transfers."""
+    def waited(self, visit: LayerVisit, waited_s: float) -> None:
+        """Enters a wait, part of which may have passed before it was asked for."""
         visit.waited_s += waited_s
         if self.recorder.enabled:
+            start_s = max(visit.begun_s, self.now() - waited_s)
             self.recorder.add(
                 "wait", start_s, waited_s, layer=visit.layer, step=visit.step
             )

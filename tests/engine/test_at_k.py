@@ -118,4 +118,4 @@ def test_predictors_read_proxy_gates(predictor):
     with layered(predictor=predictor) as engine:
         np.testing.assert_array_equal(logits(engine), logits(resident()))
         assert engine.movement()["hit_ratio"] > 0
-        assert np.nanmax(engine.manager.predictor_run.accuracy.recall_LA) > 0
+        assert np.nanmax(engine.predictor_run.accuracy.recall_LA) > 0

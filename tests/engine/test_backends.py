@@ -84,7 +84,7 @@ def test_assisted_with_prefetching_equals_resident(horizon):
         logits = forced_logits(engine, random_prompts(GQA, NINE))
         assert_gate_b(logits, resident_logits("gqa", BF16, NINE))
     assert engine.backends[0].computed > 8
-    assert engine.manager.queue.stats().prefetch.count > 8
+    assert engine.queue.stats().prefetch.count > 8
 
 
 def test_assisted_prefill_is_exact_and_the_host_idle():
@@ -99,10 +99,10 @@ def test_what_the_host_computes_is_not_moved():
     )
     for engine in (plain, assisted):
         forced_logits(engine, random_prompts(GQA, NINE))
-    counters, stats = assisted.manager.counters, assisted.manager.queue.stats()
+    counters, stats = assisted.layer_step.counters, assisted.queue.stats()
     misses = counters[True].misses + counters[False].misses
     assert stats.demand.count == misses - assisted.backends[0].computed
-    assert stats.demand.bytes < plain.manager.queue.stats().demand.bytes
+    assert stats.demand.bytes < plain.queue.stats().demand.bytes
 
 
 def test_what_the_host_computed_in_the_warm_up_is_not_counted():

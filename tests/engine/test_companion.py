@@ -72,7 +72,7 @@ def test_a_companion_runs_before_every_token_and_is_prefetched_for():
     assert_same_bits(engine, "gqa", np.float32, NINE, steps=STEPS)
     assert AHEAD.steps == STEPS and [*map(len, AHEAD.prompts)] == [*NINE]
     assert engine.report()["shadow_bytes"] == SIZE
-    asked = engine.manager.predictor_run.accuracy
+    asked = engine.predictor_run.accuracy
     assert asked.rounds_LA.sum() > 0, "its choices were held against the routing"
 
 

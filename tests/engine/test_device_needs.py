@@ -48,7 +48,7 @@ def test_the_minimum_that_a_check_names_is_the_engines(options):
             check(reader, with_budget(least - 1, **options), **ROOM)
     check_offload(reader, with_budget(least, **options), **ROOM)
     engine = make_offloaded(reader, with_budget(least, **options), **ROOM)
-    assert engine.manager.spec.num_slots == {"equal": 4, "planned": 8}.get(
+    assert engine.cache.spec.num_slots == {"equal": 4, "planned": 8}.get(
         options.get("slot_plan"), 2
     )
     engine.new_session(3, 100)

@@ -42,14 +42,13 @@ def devices(count: int) -> list:
 
 def assert_at_home(engine) -> None:
     """Each device has slots of its own, which hold only experts that may live there."""
-    manager = engine.manager
-    homes, slot_LE = manager.cache.homes, manager.cache.slot_LE
+    homes, slot_LE = engine.cache.homes, engine.cache.slot_LE
     layer_N, expert_N = np.nonzero(slot_LE >= 0)
     home_N = homes.home_S[slot_LE[layer_N, expert_N]]
     if homes.is_fixed:
         np.testing.assert_array_equal(home_N, homes.home_LE[layer_N, expert_N])
     assert {*home_N.tolist()} == {*range(len(homes))}
-    store, slots = manager.queue.store, manager.queue.slots
+    store, slots = engine.queue.store, engine.queue.slots
     arrays = slots.array
     assert [array.shape[0] for array in arrays] == list(homes.slots_N)
     assert [array.devices() for array in arrays] == [{d} for d in slots.devices]
@@ -61,7 +60,7 @@ def assert_at_home(engine) -> None:
 
 def assert_moved(engine, slots: int) -> None:
     report = engine.report()
-    assert engine.manager.counters[True].misses > 0
+    assert engine.layer_step.counters[True].misses > 0
     moved = sum(each["bytes"] for each in report["homes"])
     assert moved == report["bytes_moved"] > 0
     assert all(each["slots"] == slots for each in report["homes"])
@@ -88,7 +87,7 @@ def test_logits_equal_resident_while_homes_evict(count, slots, options):
     assert_at_home(engine)
     assert_moved(engine, slots)
     if "predictor" in options:
-        assert engine.manager.queue.stats().prefetch.count > 0
+        assert engine.queue.stats().prefetch.count > 0
     engine.close()
 
 
@@ -170,7 +169,7 @@ def test_a_budget_is_of_each_device_and_the_first_holds_the_rest():
         options = OffloadOptions(device_memory=budget, **homes)
         engine = make_offloaded(reader, options, capacity=8, devices=devices(2))
         engine.close()
-        slots_N = engine.manager.cache.homes.slots_N
+        slots_N = engine.cache.homes.slots_N
         assert engine.report()["slots"] == sum(slots_N)
         held_bytes = engine.device_bytes() - sum(slots_N) * record_bytes
         return slots_N, held_bytes
@@ -196,7 +195,7 @@ def test_a_profile_decides_about_homes_and_slots(monkeypatch):
     options = OffloadOptions(**given, homes="fixed")
     engine = make_offloaded(StoreReader(GQA), options, devices=devices(2))
     engine.close()
-    homes = engine.manager.cache.homes
+    homes = engine.cache.homes
     assert (homes.home_LE[1:, 0] != homes.home_LE[1:, 1]).all()
     assert (np.bincount(homes.home_LE[1]) == 6).all()
     assert homes.slots_N == (7, 7)
@@ -226,7 +225,7 @@ def test_a_device_may_hold_one_expert_of_a_layer_and_one_too_many_holds_none():
         options = OffloadOptions(**given, homes="fixed")
         engine = make_offloaded(StoreReader(few), options, devices=devices(4))
         engine.close()
-        assert engine.manager.cache.homes.slots_N == slots_N
+        assert engine.cache.homes.slots_N == slots_N
 
 
 @pytest.mark.slow
@@ -238,7 +237,7 @@ def test_homes_elsewhere_than_on_a_cpu_get_blocks_from_threads(monkeypatch):
 
     monkeypatch.setattr("moe_edge.engine.offloaded.make_slots", make_slots)
     engine = layered(*BITS[:2], 3, devices=3, predictor="stale_gate")
-    assert all(type(q) is TransferQueue for q in engine.manager.queue.queues)
+    assert all(type(q) is TransferQueue for q in engine.queue.queues)
     assert_same_bits(engine, *BITS, STEPS)
     assert_at_home(engine)
     assert_moved(engine, 3)
@@ -248,7 +247,7 @@ def test_homes_elsewhere_than_on_a_cpu_get_blocks_from_threads(monkeypatch):
 @pytest.mark.slow
 def test_homes_recover_after_a_transfer_that_failed(monkeypatch):
     engine = layered(*BITS[:2], 3, devices=3, predictor="stale_gate")
-    store, left = engine.manager.queue.store, [20]
+    store, left = engine.queue.store, [20]
 
     def record(layer, expert):
         left[0] -= 1
@@ -256,11 +255,11 @@ def test_homes_recover_after_a_transfer_that_failed(monkeypatch):
             raise OSError("no such block")
         return store.record(layer, expert)
 
-    for queue in engine.manager.queue.queues:
+    for queue in engine.queue.queues:
         monkeypatch.setattr(queue, "_source", record)
     with pytest.raises(OSError, match="no such block"):
         forced_logits(engine, random_prompts(GQA, NINE), STEPS)
     engine.recover()
-    assert (engine.manager.cache.slot_LE < 0).all()
+    assert (engine.cache.slot_LE < 0).all()
     assert_same_bits(engine, *BITS, STEPS)
     engine.close()

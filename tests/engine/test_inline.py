@@ -66,9 +66,9 @@ for options in (
     for group in (prompts, prompts[:1]):
         found.append(generate(engine, group, 40).tokens)
     if options is not None and options["device_memory"] == "25%":
-        assert engine.manager.statistics.waves[False] > 0
+        assert engine.layer_step.statistics.waves[False] > 0
     if options is not None and options.get("predictor") == "stale_gate":
-        assert engine.manager.queue.stats().prefetch.count > 5
+        assert engine.queue.stats().prefetch.count > 5
 assert is_inline()
 for n in range(0, len(found), 2):
     assert found[n : n + 2] == found[-2:], n

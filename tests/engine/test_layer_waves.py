@@ -51,7 +51,7 @@ def test_segments_cover_all_pairs_and_fit():
 def test_batch_above_pairs_decodes_in_groups_of_experts():
     engine = layered("gqa", BF16, eviction="lfu")
     assert_same_bits(engine, "gqa", BF16, MANY, 12)
-    counters, stats = engine.manager.counters, engine.manager.queue.stats()
+    counters, stats = engine.layer_step.counters, engine.queue.stats()
     assert counters[True].misses > 100 and counters[True].hits > 8
     # What is in a slot is computed first, so nothing is moved twice in a lookup.
     assert stats.demand.count == counters[True].misses + counters[False].misses
@@ -62,9 +62,9 @@ def test_hits_of_a_batch_beyond_its_slots_needed_no_transfer():
     # and that travelled again had counted as a hit.
     engine = layered("gqa", np.float32, 4)
     assert_same_bits(engine, "gqa", np.float32, THREE)
-    counters, stats = engine.manager.counters, engine.manager.queue.stats()
+    counters, stats = engine.layer_step.counters, engine.queue.stats()
     assert stats.demand.count == counters[True].misses + counters[False].misses
-    assert engine.manager.statistics.waves[True] > 12
+    assert engine.layer_step.statistics.waves[True] > 12
     trace = engine.trace.trace()
     decode = trace.phase == DECODE
     wanted, fetched = 0, 0
@@ -76,7 +76,7 @@ def test_hits_of_a_batch_beyond_its_slots_needed_no_transfer():
     assert counters[True].hits == wanted - fetched
     assert counters[True].misses > fetched  # some twice
     # Replay of the trace passes the same waves.
-    result = replay(trace, policy_of("lru", trace), engine.manager.spec.layer_S)
+    result = replay(trace, policy_of("lru", trace), engine.cache.spec.layer_S)
     assert result.hits_L.sum() / wanted == pytest.approx(
         counters[True].hits / wanted, abs=0.02
     )
@@ -98,8 +98,8 @@ def test_waves_among_wrong_prefetches_keep_bits():
     options = {"predictor_options": {"chosen_SLK": table}, "link_bytes_per_s": 8e6}
     engine = layered("gqa", np.float32, 6, predictor="oracle", **options)
     assert_same_bits(engine, "gqa", np.float32, THREE)
-    assert 20 < engine.manager.statistics.waves[True] < 2 * STEPS - 20
-    stats = engine.manager.queue.stats()
+    assert 20 < engine.layer_step.statistics.waves[True] < 2 * STEPS - 20
+    stats = engine.queue.stats()
     assert stats.prefetch.count > 20 and stats.wasted_bytes > 0
 
 

@@ -66,8 +66,8 @@ def test_logits_equal_resident_while_every_layer_evicts(
     engine = layered(name, dtype, slots, slot_plan=plan)
     assert_same_bits(engine, name, dtype, lengths)
     assert (decode_misses_L(engine)[1:] > STEPS // 3).all()
-    assert engine.manager.counters[False].misses > slots
-    assert engine.manager.counters[True].hits > 0 or slots == 2
+    assert engine.layer_step.counters[False].misses > slots
+    assert engine.layer_step.counters[True].hits > 0 or slots == 2
 
 
 @pytest.mark.parametrize("policy", [*RUNNABLE, "static_oracle"])
@@ -76,7 +76,7 @@ def test_logits_equal_resident_under_every_eviction_policy(policy):
     engine = engine_of(eviction=policy, eviction_options=profile)
     assert_same_bits(engine, *BITS)
     assert (decode_misses_L(engine)[1:] > 5).all()
-    assert (engine.manager.counters[True].hits > 0) == (policy != "on_demand")
+    assert (engine.layer_step.counters[True].hits > 0) == (policy != "on_demand")
 
 
 @functools.cache
@@ -95,7 +95,7 @@ def chosen_SLK() -> np.ndarray:
 
 
 def assert_prefetched_and_used(engine, least=5):
-    stats, counters = engine.manager.queue.stats(), engine.manager.counters[True]
+    stats, counters = engine.queue.stats(), engine.layer_step.counters[True]
     assert stats.prefetch.count > least
     assert stats.prefetch.bytes > stats.wasted_bytes + stats.unused_bytes
     trace = engine.trace.trace()
@@ -122,7 +122,7 @@ def test_logits_equal_resident_under_every_predictor(predictor, horizon, options
         engine.reset_records()
     assert_same_bits(engine, *BITS)
     assert_prefetched_and_used(engine)
-    accuracy = engine.manager.predictor_run.accuracy
+    accuracy = engine.predictor_run.accuracy
     # SMoE's looks ahead only where demands travel.
     least = STEPS / 2 if predictor == "smoe_partial" else STEPS - 1
     assert accuracy.rounds_LA.sum() >= least
@@ -136,8 +136,8 @@ def test_partial_states_are_read_only_where_demands_travel():
     for _ in range(2):
         engine.reset_records()
         assert_same_bits(engine, *BITS)
-        counters = engine.manager.counters[True]
-        rounds = engine.manager.predictor_run.accuracy.rounds_LA.sum()
+        counters = engine.layer_step.counters[True]
+        rounds = engine.predictor_run.accuracy.rounds_LA.sum()
         assert rounds <= counters.misses
     assert rounds == counters.misses == 0 < counters.hits
 
@@ -154,14 +154,16 @@ def test_logits_of_a_batch_equal_resident_under_every_predictor(predictor, horiz
 def test_asynchronous_equals_serial(predictor):
     serial = engine_of(predictor=predictor, asynchronous=False)
     assert_same_bits(serial, *BITS)
-    assert serial.manager.counters[True].late == 0
+    assert serial.layer_step.counters[True].late == 0
     for memory in ("host", "pinned"):  # by the engine's thread, and by another
         engine = engine_of(predictor=predictor, memory=memory)
         assert_same_bits(engine, *BITS)
         if predictor == "none":
-            counters = [each.manager.counters[True].misses for each in (serial, engine)]
+            counters = [
+                each.layer_step.counters[True].misses for each in (serial, engine)
+            ]
             assert counters[0] == counters[1]
-            stats = [each.manager.queue.stats().demand for each in (serial, engine)]
+            stats = [each.queue.stats().demand for each in (serial, engine)]
             assert stats[0].bytes == stats[1].bytes
 
 
@@ -178,13 +180,13 @@ def test_prefetches_are_asked_for_before_the_dispatch_only_if_inline(
         monkeypatch.setattr(
             owner, name, lambda *given, call=call: (seen.append("run"), call(*given))[1]
         )
-    ask = engine.manager.queue.request_all
+    ask = engine.queue.request_all
 
     def request_all(blocks, cause, step=None):
         seen.append(cause)
         return ask(blocks, cause, step)
 
-    monkeypatch.setattr(engine.manager.queue, "request_all", request_all)
+    monkeypatch.setattr(engine.queue, "request_all", request_all)
     assert_same_bits(engine, *BITS)
     # After a demand a prefetch comes before the dispatch in any case.
     alone = [i for i, each in enumerate(seen) if each == "prefetch"]
@@ -205,7 +207,7 @@ def test_slow_link_makes_true_prefetches_late_and_takes_wrong_ones_back():
             link_bytes_per_s=2e6,  # 1.9 ms a block
         )
         assert_same_bits(engine, *BITS)
-        counters, stats = engine.manager.counters[True], engine.manager.queue.stats()
+        counters, stats = engine.layer_step.counters[True], engine.queue.stats()
         found.append((counters.late, stats.cancelled, stats.wasted_bytes))
         moved = stats.demand.bytes + stats.prefetch.bytes
         seconds = stats.demand.seconds + stats.prefetch.seconds
@@ -246,7 +248,7 @@ def test_sessions_that_take_turns_keep_their_own_eviction_records():
     prompts = [random_prompts(GQA, NINE, seed) for seed in (1, 2)]
     sessions = [engine.new_session(1, CAPACITY) for _ in prompts]
     token, active = jax.device_put((np.ones(1, np.int32), np.ones(1, bool)))
-    seen, cache = [], engine.manager.cache
+    seen, cache = [], engine.cache
     for session, prompt in zip(sessions, prompts, strict=True):
         engine.prefill(session, prompt)
         seen.append(cache.state["tokens_B"][:-1].copy())
@@ -312,10 +314,10 @@ def test_replay_of_its_trace_finds_what_the_engine_found(name, model, dtype, slo
     # A prompt of one token, so that prefill and its replay make the same lookups.
     engine = layered(model, dtype, slots, eviction=name)
     forced_logits(engine, random_prompts(GQA, (1,)))
-    trace, spec = engine.trace.trace(), engine.manager.spec
+    trace, spec = engine.trace.trace(), engine.cache.spec
     result = replay(trace, policy_of(name, trace), spec.layer_S)
     np.testing.assert_array_equal(result.misses_L, decode_misses_L(engine))
-    counters = engine.manager.counters[True]
+    counters = engine.layer_step.counters[True]
     assert result.hits_L.sum() == counters.hits
     assert result.misses_L.sum() == counters.misses
 
@@ -324,7 +326,7 @@ def test_replay_weighs_logits_as_the_engine_does():
     # The scores of a gpt_oss router are logits.
     engine = layered("gpt_oss", BF16, 8, slot_plan="equal", eviction="smoe_score")
     forced_logits(engine, random_prompts(GQA, (1,)))
-    trace, spec = engine.trace.trace(), engine.manager.spec
+    trace, spec = engine.trace.trace(), engine.cache.spec
     result = replay(trace, policy_of("smoe_score", trace), spec.layer_S)
     np.testing.assert_array_equal(result.misses_L, decode_misses_L(engine))
 
@@ -333,29 +335,29 @@ def test_static_policy_learns_from_the_prompt_of_every_session():
     engine = engine_of(eviction="static_prompt")
     for _ in range(2):
         forced_logits(engine, random_prompts(GQA, NINE), 2)
-        assert engine.manager.cache.state["count_B"][:-1].sum() == 2 * 9 * 3
+        assert engine.cache.state["count_B"][:-1].sum() == 2 * 9 * 3
 
 
 def test_trace_counts_the_bytes_of_lookups_in_waves():
     engine = layered(*BATCH[:2], 6)
     assert_same_bits(engine, *BATCH)
-    moved = engine.manager.queue.stats().demand.bytes
+    moved = engine.queue.stats().demand.bytes
     assert engine.trace.trace().bytes_TK.sum() == moved
 
 
 def test_failed_serial_transfer_leaves_no_block_behind():
     engine = engine_of(asynchronous=False)
-    link, engine.manager.queue.link = engine.manager.queue.link, BrokenLink()
+    link, engine.queue.link = engine.queue.link, BrokenLink()
     with pytest.raises(OSError, match="the disk is gone"):
         assert_same_bits(engine, *BITS)
-    engine.manager.queue.link = link
+    engine.queue.link = link
     assert_same_bits(engine, *BITS)
 
 
 def test_trace_holds_the_counters_and_the_bytes():
     engine = engine_of()
     assert_same_bits(engine, *BITS)
-    trace, counters = engine.trace.trace(), engine.manager.counters[True]
+    trace, counters = engine.trace.trace(), engine.layer_step.counters[True]
     decode = trace.phase == DECODE
     assert trace.hit_TK[decode].sum() == counters.hits
     assert (~trace.hit_TK[decode]).sum() == counters.misses
@@ -396,25 +398,25 @@ def test_planning_holds_no_device_array_and_makes_no_program(predictor, monkeypa
     # So it can neither wait for the device nor run something on it.
     engine = layered(slots=9, predictor=predictor, with_trace=False)
     forced_logits(engine, random_prompts(GQA, NINE))
-    reader, manager, planned = engine._reader, engine.manager, []
-    look_up, ask = reader.look_up, manager.residency.ask
+    layer_step, planned = engine.layer_step, []
+    begin, ask = layer_step.begin, layer_step.residency.ask
 
     def on_host(tree):
         return not any(isinstance(x, jax.Array) for x in jax.tree.leaves(tree))
 
-    def checked_look_up(reading):
+    def checked_begin(reading):
         taken = reading.ids_TK, reading.scores_TE, reading.wanted_NE
-        assert on_host(taken) and on_host(manager.cache.state)
-        visit = look_up(reading)
-        assert on_host(manager.predictor_run.state)
+        assert on_host(taken) and on_host(engine.cache.state)
+        visit = begin(reading)
+        assert on_host(engine.predictor_run.state)
         return visit
 
     def checked_ask(blocks, *args):
         planned.append(len(blocks))
         return ask(blocks, *args)
 
-    monkeypatch.setattr(reader, "look_up", checked_look_up)
-    monkeypatch.setattr(manager.residency, "ask", checked_ask)
+    monkeypatch.setattr(layer_step, "begin", checked_begin)
+    monkeypatch.setattr(layer_step.residency, "ask", checked_ask)
     before = engine.num_compiled()
     forced_logits(engine, random_prompts(GQA, NINE))
     assert engine.num_compiled() == before and sum(planned) > STEPS
@@ -423,7 +425,7 @@ def test_planning_holds_no_device_array_and_makes_no_program(predictor, monkeypa
 def test_dead_mover_raises_what_it_died_of():
     engine = engine_of()
     session = engine.new_session(1, CAPACITY)
-    engine.manager.queue.link = BrokenLink()
+    engine.queue.link = BrokenLink()
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):
             engine.prefill(session, random_prompts(GQA, NINE))
@@ -435,6 +437,6 @@ def test_dead_mover_raises_what_it_died_of():
 def test_closed_mover_refuses_and_does_not_hang():
     engine = engine_of()
     session = engine.new_session(1, CAPACITY)
-    engine.manager.queue.close()
+    engine.queue.close()
     with pytest.raises(RuntimeError, match="closed"):
         engine.prefill(session, random_prompts(GQA, NINE))

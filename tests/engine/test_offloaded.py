@@ -58,7 +58,7 @@ def test_lossy_route_spares_transfers_and_says_that_it_is_lossy(route, options):
     expected = resident_logits(*BITS)
     np.testing.assert_array_equal(logits[0], expected[0])  # a prompt is exact
     assert np.isfinite(logits).all() and not np.array_equal(logits, expected)
-    ours, theirs = (each.manager.counters[True].misses for each in (engine, plain))
+    ours, theirs = (each.layer_step.counters[True].misses for each in (engine, plain))
     assert ours < 0.8 * theirs
 
 
@@ -119,8 +119,8 @@ def test_default_model_is_bit_equal_in_a_fiftieth_of_its_experts():
 def test_share_counts_expert_bytes_only():
     options = OffloadOptions(device_memory="25%")
     engine = make_offloaded(StoreReader(GQA), options)
-    assert engine.manager.spec.layer_S == (1, 1, 1, 2, 2, 2)
-    assert engine.manager.queue.slots.array.shape == (6, 1920)
+    assert engine.cache.spec.layer_S == (1, 1, 1, 2, 2, 2)
+    assert engine.queue.slots.array.shape == (6, 1920)
     engine.close()
 
 
@@ -132,7 +132,7 @@ def test_amount_holds_slots_weights_and_cache():
     other += share.weights.num_bytes
     budget = OffloadOptions(device_memory=f"{other + 7 * 7680 - 1}B")
     engine = make_offloaded(reader, budget, batch=2, capacity=capacity)
-    assert engine.manager.spec.num_slots == 6
+    assert engine.cache.spec.num_slots == 6
     least = OffloadOptions(device_memory=f"{other + 2 * 7680 - 1}B")
     with pytest.raises(CapacityError, match=f"minimum is 2 slots.*{other + 2 * 7680} "):
         make_offloaded(reader, least, batch=2, capacity=capacity)
@@ -350,8 +350,8 @@ BY_THREAD = OffloadOptions(memory="pinned")
 
 def test_closed_engine_lets_go_of_its_records():
     engine = make_offloaded(StoreReader(GQA), BY_THREAD)
-    thread = engine.manager.queue._thread
-    assert thread.is_alive() and isinstance(engine.manager.queue.store, HostStore)
+    thread = engine.queue._thread
+    assert thread.is_alive() and isinstance(engine.queue.store, HostStore)
     engine.close()
     engine.close()  # twice is as good
     assert not thread.is_alive()
@@ -371,8 +371,8 @@ def test_closed_engine_lets_go_of_its_records():
 )
 def test_who_carries_depends_on_where_blocks_come_from(options, kind, has_thread):
     engine = make_offloaded(StoreReader(GQA), OffloadOptions(**options))
-    assert type(engine.manager.queue) is kind
-    assert (engine.manager.queue._thread is not None) == has_thread
+    assert type(engine.queue) is kind
+    assert (engine.queue._thread is not None) == has_thread
     engine.close()
 
 
@@ -411,11 +411,11 @@ def test_profile_trace_is_read_once(monkeypatch):
     )
     options = OffloadOptions(eviction="static_oracle", profile_trace="of_the_model")
     with make_offloaded(StoreReader(GQA), options) as engine:
-        assert engine.manager.cache.policy.name == "static_oracle"
+        assert engine.cache.policy.name == "static_oracle"
     assert len(read) == 1
 
 
 def test_planned_slots_are_those_given():
     plan = {"slot_plan": "planned", "slot_plan_options": {"slots": [3, 6]}}
     with make_offloaded(StoreReader(GQA), OffloadOptions(**plan)) as engine:
-        assert engine.manager.spec.layer_S == (1,) * 3 + (2,) * 6
+        assert engine.cache.spec.layer_S == (1,) * 3 + (2,) * 6

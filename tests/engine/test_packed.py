@@ -57,7 +57,7 @@ def test_logits_equal_resident(name, dtype, lengths, slots, options):
     engine = packed(name, dtype, slots, **options)
     before = engine.programs.attend._cache_size()  # of other tests: programs are shared
     assert_same_bits(engine, name, dtype, lengths)
-    assert engine.manager.counters[True].misses > slots
+    assert engine.layer_step.counters[True].misses > slots
     assert engine._steps.attend._cache_size() > 0
     assert engine.programs.attend._cache_size() == before
 
@@ -75,9 +75,9 @@ def test_logits_equal_resident(name, dtype, lengths, slots, options):
 )
 def test_logits_equal_resident_where_programs_write_slots(options, on_device):
     engine = packed(**options)
-    assert isinstance(engine.manager.queue.slots, indexed_slots.IndexedSlots)
+    assert isinstance(engine.queue.slots, indexed_slots.IndexedSlots)
     assert_same_bits(engine, *BITS)
-    counters, stats = engine.manager.counters, engine.manager.queue.stats()
+    counters, stats = engine.layer_step.counters, engine.queue.stats()
     misses = counters[True].misses + counters[False].misses
     assert misses > 40 and stats.demand.count + stats.prefetch.count >= misses
     if options.get("predictor", "none") != "none":
@@ -212,7 +212,7 @@ def test_arrived_blocks_of_a_layer_are_written_by_few_programs(
 ):
     engine = packed(layer_io=layer_io, memory="pinned", with_trace=False, slots=4)
     forced_logits(engine, random_prompts(GQA, NINE), 2)
-    queue, written, programs = engine.manager.queue, indexed_slots._write, []
+    queue, written, programs = engine.queue, indexed_slots._write, []
     monkeypatch.setattr(
         indexed_slots,
         "_write",

@@ -209,7 +209,7 @@ def test_store_reaches_every_running_sequence():
     assert_same_bits(engine, "gqa", np.float32, THREE, steps=STEPS)
     first = MOE_LAYERS[0]
     assert calls == 2 * 3 * [(first, (1, E))] + 2 * 2 * [(first, (1, E))]
-    assert engine.manager.predictor_run.accuracy.summary()
+    assert engine.predictor_run.accuracy.summary()
 
 
 def test_the_base_predictor_answers_all_that_engines_ask():

@@ -37,7 +37,7 @@ def test_layered_gives_the_resident_bits(name, lengths, slots):
     """A prompt of 9 tokens runs as pairs, one of 99 in blocks; 2 slots in waves."""
     engine = layered(name, F32, slots)
     assert_same_bits(engine, name, F32, lengths, STEPS)
-    assert engine.manager.counters[True].misses > STEPS // 3
+    assert engine.layer_step.counters[True].misses > STEPS // 3
 
 
 @pytest.mark.parametrize("name", ["q8_0", *slow("q4_0", "mxfp4", "int8")])
@@ -73,11 +73,10 @@ def test_transfers_slots_and_budgets_count_the_bytes_of_blocks(name):
     layout, moe = RecordLayout.of(config), config.moe
     biases = 4 * (2 * 32 + 64) if moe.expert_bias else 0
     assert layout.size == 3 * 64 * 32 * bytes_per_weight(name) + biases
-    manager = engine.manager
-    assert manager.queue.block_bytes == layout.size
-    assert manager.queue.slots.num_bytes == 6 * layout.size
+    assert engine.queue.block_bytes == layout.size
+    assert engine.queue.slots.num_bytes == 6 * layout.size
     forced_logits(engine, random_prompts(config, NINE), STEPS)
-    misses = sum(manager.counters[phase].misses for phase in (False, True))
+    misses = sum(engine.layer_step.counters[phase].misses for phase in (False, True))
     assert engine.moved().demand_bytes == misses * layout.size
     shape = ModelShape.of(config, "tiny", "made up")
     assert shape.block.num_bytes == 3 * 64 * 32 * bytes_per_weight(name)
@@ -99,7 +98,7 @@ def test_an_absolute_budget_buys_more_quantised_slots():
         budget = OffloadOptions(device_memory=f"{needed + 70_000}B", **options)
         return make_offloaded(StoreReader(config), budget, capacity=8)
 
-    few, many = (engine_with(n).manager.spec.num_slots for n in (6, 12))
+    few, many = (engine_with(n).cache.spec.num_slots for n in (6, 12))
     assert many - few == 6
     with pytest.raises(CapacityError, match=f"slots of {layout.size} bytes"):
         make_offloaded(StoreReader(config), OffloadOptions(device_memory="1KiB"))

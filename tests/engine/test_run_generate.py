@@ -87,7 +87,7 @@ def test_generate_rows_samples_do_not_repeat_from_batch_to_batch():
 @pytest.mark.parametrize("predictor", ["none", "moe_infinity"])
 def test_offloaded_run_counts_from_empty_slots_and_from_one_moment(predictor):
     engine = layered("gqa", slots=24, predictor=predictor, with_trace=False)
-    queue, asked = engine.manager.queue, []
+    queue, asked = engine.queue, []
     request_all, restart = queue.request_all, engine.restart
 
     def noting(*args, **kwargs):
@@ -103,7 +103,7 @@ def test_offloaded_run_counts_from_empty_slots_and_from_one_moment(predictor):
     rows = random_prompts(GQA, [9, 5, 12, 3])  # two batches of one shape
     for _ in range(2):  # an engine that has run before starts over as well
         generate_rows(engine, rows, 2, Sampling(), batch_size=2)
-        engine.manager.drain()  # a prefetch may still be under way
+        engine.layer_step.drain()  # a prefetch may still be under way
         report = engine.report()
         # Every slot was empty: the prompts' experts had to come.
         assert report["prefill"]["misses"] > 8

@@ -34,7 +34,7 @@ def fail(monkeypatch, owner, name: str, call: int, is_after: bool) -> None:
 
 
 def transfers(engine):
-    return engine.manager.queue
+    return engine.queue
 
 
 def programs(engine):

@@ -13,11 +13,11 @@ from tests.support.tiny_models import BF16, GQA, random_prompts
 
 def short_fetch(engine, times):
     """Lets the first `times` fetches of decoding have no slot; returns their count."""
-    residency, refused = engine.manager.residency, []
+    residency, refused = engine.layer_step.residency, []
     demand = residency.demand
 
     def refusing(layer, experts, step, busy=()):
-        is_decode = engine.manager.counters[True].misses > 0
+        is_decode = engine.layer_step.counters[True].misses > 0
         if is_decode and len(experts) and len(refused) < times:
             refused.append(layer)
             return []
@@ -30,7 +30,7 @@ def short_fetch(engine, times):
 def test_a_layer_whose_slots_transfers_had_taken_keeps_its_bits():
     engine = layered("gqa", BF16, 9, predictor="previous")
     refused, drained = short_fetch(engine, times=1), []
-    residency = engine.manager.residency
+    residency = engine.layer_step.residency
     drain = residency.drain
     residency.drain = lambda: drained.append(len(refused)) or drain()
     assert_same_bits(engine, "gqa", BF16, NINE)

@@ -4,7 +4,7 @@ import pytest
 
 from moe_edge.offload.block_queue import Transfer
 from moe_edge.offload.evict_base import CacheSpec
-from moe_edge.offload.slot_pins import SlotPins
+from moe_edge.offload.residency import SlotPins
 
 
 def make():

@@ -115,9 +115,9 @@ def test_resident_experts_are_those_whose_records_lie_in_slots():
     driver = make_driver(engine, OPTIONS)
     watch = watching(driver)
     run(driver, watch)
-    engine.manager.drain()
-    cache, store = engine.manager.cache, engine.manager.queue.store
-    slots_SR = np.asarray(engine.manager.queue.slots.array)
+    engine.layer_step.drain()
+    cache, store = engine.cache, engine.queue.store
+    slots_SR = np.asarray(engine.queue.slots.array)
     for layer in watch.report(driver)["layers"]:
         for expert in layer["resident"]:
             slot = cache.slot_LE[layer["layer"], expert]

@@ -62,7 +62,7 @@ def layered(
     if devices > 1:
         given["devices"] = jax.local_devices()[:devices]
     engine = make_offloaded(reader, options, **given)
-    assert engine.manager.spec.num_slots == devices * slots
+    assert engine.cache.spec.num_slots == devices * slots
     return engine
 
 

@@ -15,9 +15,9 @@ WAYS = {"arrays": "layered", "packed": "layered packed", "direct": "layered dire
 INSIDE = {
     "read": lambda engine: (engine._reader, "read"),
     "advance": lambda engine: (engine._steps, "advance"),
-    "wait": lambda engine: (engine.manager.queue, "wait"),
+    "wait": lambda engine: (engine.queue, "wait"),
     "commit": lambda engine: (engine._slots, "commit"),
-    "request": lambda engine: (engine.manager.queue, "request_all"),
+    "request": lambda engine: (engine.queue, "request_all"),
 }
 
 

@@ -2,7 +2,7 @@
 
 Without a placement a server serves alone: MoE-Infinity, the baseline of Prism's table
 I. Every GPU has a slot cache over all layers that starts empty, run by the engine's own
-`OffloadManager` over a queue in computed time; block e belongs to GPU e mod G of its
+`LayerStep` over a queue in computed time; block e belongs to GPU e mod G of its
 server. What a layer misses travels over the host link of its GPU, one block after
 another and before prefetches, and is computed as it comes.
 
@@ -17,8 +17,8 @@ import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, Eviction
+from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import PREDICTORS, Predictor
@@ -34,7 +34,7 @@ class OffloadPolicy:
     Attributes:
       eviction, predictor: the engine's: names, classes or objects, that need nothing
         but the experts chosen, which is all that a simulated request has.
-      horizon, prefetch_limit: see `OffloadManager`.
+      horizon, prefetch_limit: see `LayerStep`.
       share: of the memory for experts that the cache has; the rest is the placement's.
     """
 
@@ -105,7 +105,7 @@ class HostMemory:
     """Lets the servers of a `loop.ClusterLoop` load what they lack.
 
     Attributes:
-      managers: of every server's GPUs.
+      layer_steps: of every server's GPUs.
       placed_slots: of every server int64 [G], what is left for the placement.
     """
 
@@ -113,7 +113,8 @@ class HostMemory:
         self.loop, self.policy = loop, policy
         slots = loop.cost_model.cluster.slots(loop.block_bytes)
         self.placed_slots = policy.placed(slots)
-        self.managers: list[list[OffloadManager]] = []
+        self.layer_steps: list[list[LayerStep]] = []
+        self._queues: list[CountedQueue] = []  # of each GPU
         for server, cached_G in enumerate(policy.cached(slots)):
             layer = -(-loop.pools.num_experts // len(cached_G))  # a GPU's share of it
             if cached_G.min() < layer:
@@ -122,24 +123,24 @@ class HostMemory:
                     f"loads; that needs room for its share of a layer, {layer}"
                 )
             first = loop.first_gpu[server]
-            self.managers.append(
-                [self._manager(first + g, int(n)) for g, n in enumerate(cached_G)]
+            self.layer_steps.append(
+                [self._new_step(first + g, int(n)) for g, n in enumerate(cached_G)]
             )
         self._step = [0] * len(loop.servers)
         self._cells: list[np.ndarray | None] = [None] * len(loop.servers)
         self._missed: list[list[tuple[int, float]]] = [[] for _ in loop.servers]
         loop.handlers[ROUTE], loop.handlers[LOADED] = self._route, self._loaded
 
-    def _manager(self, gpu: int, slots: int) -> OffloadManager:
+    def _new_step(self, gpu: int, slots: int) -> LayerStep:
         pools, policy = self.loop.pools, self.policy
         any_layer = (-1,) * min(slots, pools.num_blocks)
         spec = CacheSpec(pools.num_layers, pools.num_experts, pools.top_k, any_layer)
         eviction, predictor = policy.make()
-        return OffloadManager(
+        given = self.loop.links, gpu, self.loop.block_bytes, pools.num_experts
+        self._queues.append(CountedQueue(*given))
+        return LayerStep(
             SlotCache(spec, eviction),
-            CountedQueue(
-                self.loop.links, gpu, self.loop.block_bytes, pools.num_experts
-            ),
+            self._queues[gpu],
             predictor=predictor,
             horizon=policy.horizon,
             prefetch_limit=policy.prefetch_limit,
@@ -148,7 +149,7 @@ class HostMemory:
     @property
     def hit_ratio(self) -> float | None:
         """Share of lookups that were there in time; None where all was placed."""
-        counters = [m.counters[True] for managers in self.managers for m in managers]
+        counters = [step.counters[True] for steps in self.layer_steps for step in steps]
         hits, misses = (
             sum(getattr(c, n) for c in counters) for n in ("hits", "misses")
         )
@@ -160,8 +161,7 @@ class HostMemory:
 
     def catch_up(self, gpu: int, time_s: float) -> None:
         """Begins what the host link of a GPU was free for before `time_s`."""
-        server = self.loop.server_of[gpu]
-        queue = self.managers[server][gpu - self.loop.first_gpu[server]].queue
+        queue = self._queues[gpu]
         queue.now_s = max(queue.now_s, time_s)
         queue.poll()
 
@@ -178,8 +178,8 @@ class HostMemory:
           fresh: whether a request is in its first step.
         """
         if fresh:
-            for manager in self.managers[server]:
-                manager.finish_sequences()
+            for layer_step in self.layer_steps[server]:
+                layer_step.finish_sequences()
         self._step[server] += 1
         self._cells[server] = cells
         asked, counts = np.unique(cells, return_counts=True)
@@ -189,24 +189,24 @@ class HostMemory:
         """Routing of a layer is known."""
         state, pools = self.loop.servers[server], self.loop.pools
         E, K, layer = pools.num_experts, pools.top_k, state.layer
-        managers, missed = self.managers[server], self._missed[server]
+        layer_steps, missed = self.layer_steps[server], self._missed[server]
         ids_TK = self._cells[server][:, layer * K : (layer + 1) * K] - layer * E
         counts_E = np.bincount(ids_TK.reshape(-1), minlength=E)
         missed.clear()
         state.end_s = time_s
-        owner_E = np.arange(E) % len(managers)
+        owner_E = np.arange(E) % len(layer_steps)
         if self.loop.table is not None:
             first = self.loop.first_gpu[server]
             gpu_E = self.loop.table.gpu_NX[server, layer * E : (layer + 1) * E]
-            for g in range(len(managers)):
+            for g in range(len(layer_steps)):
                 held_E = gpu_E == first + g
                 self._compute(time_s, server, first + g, counts_E * held_E)
             owner_E[gpu_E >= 0] = -1
-        for g, manager in enumerate(managers):
+        for g, layer_step in enumerate(layer_steps):
             gpu = self.loop.first_gpu[server] + g
             mine_TK = np.where(owner_E[ids_TK] == g, ids_TK, E).astype(np.int32)
-            manager.queue.now_s = time_s
-            visit = manager.pass_layer(layer, mine_TK, None, self._step[server])
+            self._queues[gpu].now_s = time_s
+            visit = layer_step.pass_layer(layer, mine_TK, None, self._step[server])
             transfers, here_E = visit.transfers, np.zeros(E, bool)
             here_E[visit.hits] = True
             self._compute(time_s, server, gpu, counts_E * here_E)

@@ -1,10 +1,10 @@
 """Replays a route trace with a cost model: what time per token to expect.
 
-The layered engine's own `OffloadManager` runs over a queue in computed time, in the
-order of `offload/layer_visit.py`; a layer's experts are computed when all of them have
-arrived. One compute resource and one link, both serial. Decode steps only: prefill rows
-warm cache and predictor without taking time. Between two sequences the link comes to
-rest, as in the engine; no step is charged for that.
+The layered engine's own `LayerStep` runs over a queue in computed time; a layer's
+experts are computed when all of them have arrived. One compute resource and one link,
+both serial. Decode steps only: prefill rows warm cache and predictor without taking
+time. Between two sequences the link comes to rest, as in the engine; no step is charged
+for that.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from moe_edge.core.checks import (
 )
 from moe_edge.offload.block_queue import TransferStats
 from moe_edge.offload.evict_base import Eviction
+from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.offload.manager import OffloadManager
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.statistics import Counters
 from moe_edge.offload.virtual_queue import VirtualQueue
@@ -127,8 +127,9 @@ def replay_time(
         raise ConfigError("the trace has no decode step (phase 1): nothing to time")
     route_L, experts_L = costs.layers(trace.num_layers)
     queue = VirtualQueue(costs.link, costs.block_bytes, trace.num_experts)
-    manager = OffloadManager(
-        SlotCache(cache_spec(trace, layer_S), policy),
+    cache = SlotCache(cache_spec(trace, layer_S), policy)
+    layer_step = LayerStep(
+        cache,
         queue,
         predictor=predictor,
         horizon=horizon,
@@ -139,14 +140,14 @@ def replay_time(
         layer = routed.layer
         if routed.new_sequence:
             queue.poll()
-            manager.drain()
-            manager.finish_sequences()
+            layer_step.drain()
+            layer_step.finish_sequences()
         if routed.phase != DECODE:
-            pass_cache(manager.cache, routed)
+            pass_cache(cache, routed)
             prompt.append(routed)
             continue
         for whole in whole_prompts(prompt, trace.num_experts):
-            whole.show(manager.predictor_run)
+            whole.show(layer_step.predictor_run)
         prompt.clear()
         if routed.step != step:
             starts.append(queue.now_s)
@@ -155,13 +156,13 @@ def replay_time(
             step = routed.step
         queue.now_s += route_L[layer]
         seen = routed.ids_TK, routed.scores_TE
-        manager.pass_layer(layer, *seen, step, routed.sequences)
+        layer_step.pass_layer(layer, *seen, step, routed.sequences)
         queue.now_s += experts_L[layer]
         ends[-1] = queue.now_s
     compute_L = (route_L + experts_L)[np.unique(trace.layer)]
     return TimedResult(
         step_s=np.subtract(ends, starts),
         resident_s=float(costs.step_s + compute_L.sum()),
-        counters=manager.counters[True],
+        counters=layer_step.counters[True],
         moved=queue.stats(),
     )

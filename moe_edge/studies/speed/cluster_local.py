@@ -58,7 +58,7 @@ def local_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Row
         "layered": lambda: MS * float(np.median(decode(layered).step_s)),
     }
     found = interleave(cases, ROUNDS * settings.repeats)
-    if layered.manager.counters[True].misses:
+    if layered.layer_step.counters[True].misses:
         raise RuntimeError("a budget of 100 % missed experts that an equal run loaded")
     layered.close()
     return [

@@ -107,11 +107,11 @@ class Busiest:
 
 def waits(engine: LayeredEngine, prompts: np.ndarray, fed_NB: np.ndarray) -> Waits:
     """Of prompts [B, S] and the tokens that are fed after them, from empty slots."""
-    manager, (B, S) = engine.manager, prompts.shape
+    B, S = prompts.shape
     session = engine.new_session(B, S + len(fed_NB))
-    manager.empty()
+    engine.layer_step.empty()
     engine.reset_records()
-    with Busiest(manager.queue) as busiest:
+    with Busiest(engine.queue) as busiest:
         logits = [engine.prefill(session, prompts.tolist())]
         jax.block_until_ready(logits)
         prompt_bound_s = busiest.taken_s()
@@ -120,7 +120,7 @@ def waits(engine: LayeredEngine, prompts: np.ndarray, fed_NB: np.ndarray) -> Wai
             logits.append(engine.decode(session, *arrays))
         jax.block_until_ready(logits)
         decode_bound_s = busiest.taken_s()
-    found, counters = np.stack(logits), manager.counters
+    found, counters = np.stack(logits), engine.layer_step.counters
     decode = counters[True].wait_s, decode_bound_s
     return Waits(found, *decode, counters[False].wait_s, prompt_bound_s)
 
@@ -158,7 +158,7 @@ def devices_rows(settings: DevicesSettings, work_dir: Path) -> Rows:
                 check_same(kind, runs[kind][-1].logits, runs["one"][-1].logits)
                 rows += _rows(f"batch {batch}, {kind} homes", runs["one"], runs[kind])
     on = f"{len(set(homes))} device" + "s" * (len(set(homes)) > 1)
-    extra = {"emulated": True, "link": engines["one"].manager.queue.link.describe()}
+    extra = {"emulated": True, "link": engines["one"].queue.link.describe()}
     return [row | extra | {"homes_on": on, "steps": settings.steps} for row in rows]
 
 

@@ -101,7 +101,7 @@ def host_rows(name: str, folder, settings: OffloadSettings, repeats: int) -> Row
         share: load_offloaded(folder, device_memory=f"{share}%", mode="fused")
         for share in (100, 50)
     }
-    store = layered.manager.queue.store
+    store = layered.queue.store
     cases = {
         "resident": functools.partial(_median_s, resident, prompts, steps),
         "layered": functools.partial(_all_hit_s, layered, prompts, steps),
@@ -154,7 +154,7 @@ def _all_hit_s(engine, prompts, steps: int) -> float:
     decode_run(engine, prompts, steps, cold=False, forced=True)
     engine.reset_records()
     run = decode_run(engine, prompts, steps, cold=False, forced=True)
-    if engine.manager.counters[True].misses:
+    if engine.layer_step.counters[True].misses:
         raise RuntimeError("a budget of 100 % missed experts that an equal run loaded")
     return float(np.median(run.step_s))
 

@@ -25,7 +25,7 @@ def assist_rows(name: str, folder, repeats: int) -> Rows:
     order."""
     engine = load_offloaded(folder, device_memory=SHARE, assist="two_pointer")
     backend, config = engine.backends[0], engine.config
-    store = engine.manager.queue.store
+    store = engine.queue.store
     rng, top_k = np.random.default_rng(0), config.moe.top_k
     hidden_TD = rng.standard_normal((1, config.d_model), np.float32)
     weights_TK = np.full((1, top_k), 1 / top_k, np.float32)

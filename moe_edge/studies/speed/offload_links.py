@@ -152,7 +152,7 @@ def _rows_at(
     cases["beside"] = functools.partial(
         step_beside_transfers,
         bench.by_layer,
-        engines["oracle"].manager,
+        engines["oracle"],
         link=link,
         blocks_per_step=first.used_blocks / len(first.step_s),
         **decode.keywords,
@@ -190,10 +190,10 @@ def _row(
     case: str, engine, runs: Sequence[TimedRun], costs: Sequence[CostModel]
 ) -> dict:
     """One predictor at one link; `costs`: of each round."""
-    manager, bounds, needed = engine.manager, [], []
-    is_oracle = manager.predictor_run.predictor.name == "oracle"
+    bounds, needed = [], []
+    is_oracle = engine.predictor_run.predictor.name == "oracle"
     for run, cost in zip(runs, costs, strict=True):
-        played = replayed(manager, run, cost, with_predictions=not is_oracle)
+        played = replayed(engine, run, cost, with_predictions=not is_oracle)
         blocks = min(run.used_blocks, played.misses) if is_oracle else run.used_blocks
         needed.append(blocks / len(run.step_s))
         link_s = needed[-1] * cost.link.seconds(cost.block_bytes)
@@ -213,21 +213,21 @@ def _row(
 
 
 def replayed(
-    manager, run: TimedRun, costs: CostModel, with_predictions: bool = True
+    engine, run: TimedRun, costs: CostModel, with_predictions: bool = True
 ) -> TimedResult:
     """A run's lookups in computed time, with its predictions or without any."""
     predictor, horizon = None, 1
     if with_predictions:
         predictor = Replayed([ids_NM for *_, ids_NM in run.log.lookups])
-        horizon = manager.predictor_run.horizon
+        horizon = engine.predictor_run.horizon
     return replay_time(
-        trace_of(run, manager.spec.num_experts),
+        trace_of(run, engine.cache.spec.num_experts),
         get_eviction("lru"),
-        manager.spec.layer_S,
+        engine.cache.spec.layer_S,
         costs,
         predictor,
         horizon,
-        manager.prefetcher.limit,
+        engine.layer_step.prefetch_limit,
     )
 
 

@@ -55,7 +55,7 @@ def device_rows(name: str, folder, settings: OffloadSettings) -> Rows:
         steps = min(settings.host_steps, CAPACITY - PROMPT_TOKENS - 1)
         decode_run(engine, prompts, steps, cold=False, on_routing=sample)
         parts = {
-            "slots": engine.manager.queue.slots.num_bytes,
+            "slots": engine.queue.slots.num_bytes,
             "dense": engine.weights.num_bytes,
             "kv": cache_bytes(engine.config, 1, CAPACITY),
         }
@@ -138,7 +138,7 @@ def measure(checkpoint: Path, memory: str, budget: str) -> dict:
     """
     engine = load_offloaded(checkpoint, device_memory=budget, memory=memory)
     run = decode_run(engine, np.ones((1, 16), np.int32), CHILD_STEPS)
-    slot_bytes = engine.manager.queue.slots.num_bytes
+    slot_bytes = engine.queue.slots.num_bytes
     engine.close()
     return {
         "peak_rss_bytes": peak_rss_bytes(),

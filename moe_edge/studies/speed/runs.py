@@ -135,20 +135,20 @@ def decode_run(
       on_routing: see `Engine.decode`; of a run that keeps no log.
     """
     B, S = np.shape(prompts)
-    manager, log, waited = getattr(engine, "manager", None), None, {}
+    layer_step, log, waited = getattr(engine, "layer_step", None), None, {}
     session = engine.new_session(B, S + steps + 1)
-    if manager is not None:
-        manager.predictor_run.restart()
+    if layer_step is not None:
+        engine.predictor_run.restart()
     next_B = greedy(engine.prefill(session, prompts))
     active_B = jax.device_put(np.ones(B, bool))
     tokens, step_s = [np.asarray(next_B)], []
-    if manager is not None and cold:
-        manager.empty()
-        manager.reset_counters()
-        manager.queue.link = _fresh(link)
-        spec = manager.spec
-        log = RunLog(spec.num_layers, spec.num_experts, manager.predictor_run.horizon)
-        manager.predictor_run.accuracy, on_routing = log, log.lookup
+    if layer_step is not None and cold:
+        layer_step.empty()
+        layer_step.reset_counters()
+        engine.queue.link = _fresh(link)
+        run, spec = engine.predictor_run, layer_step.spec
+        log = RunLog(spec.num_layers, spec.num_experts, run.horizon)
+        run.accuracy, on_routing = log, log.lookup
     rng = np.random.default_rng(1)
     fed_NB = rng.integers(0, engine.config.vocab_size, (steps, B)).astype(np.int32)
     fed_NB = [jax.device_put(fed_B) for fed_B in fed_NB]
@@ -159,11 +159,11 @@ def decode_run(
         next_B = greedy(engine.decode(session, fed_B, active_B, on_routing))
         tokens.append(np.asarray(next_B))
         step_s.append(time.perf_counter() - started)
-    if manager is not None:
-        waited = {"waited_s": manager.counters[True].wait_s}
-        waited["merged"] = manager.queue.stats().merged
-        manager.queue.link = TransferLink()
-        manager.drain()
+    if layer_step is not None:
+        waited = {"waited_s": layer_step.counters[True].wait_s}
+        waited["merged"] = engine.queue.stats().merged
+        engine.queue.link = TransferLink()
+        layer_step.drain()
     used_blocks = _used_blocks(engine) - before
     return TimedRun(np.array(step_s), np.stack(tokens), log, used_blocks, **waited)
 
@@ -179,9 +179,9 @@ def _used_blocks(engine) -> int:
     """Transfers so far whose block was computed with; 0 of a resident engine."""
     if hasattr(engine, "counts"):
         return int(engine.counts().misses_L.sum())
-    if not hasattr(engine, "manager"):
+    if not hasattr(engine, "layer_step"):
         return 0
-    queue = engine.manager.queue
+    queue = engine.queue
     stats, moved = queue.stats(), engine.movement()["bytes_moved"]
     return (moved - stats.wasted_bytes - stats.unused_bytes) // queue.block_bytes
 
@@ -243,7 +243,7 @@ def step_after_waits(engine, prompts, steps: int, wait_s: float) -> float:
 
 def step_beside_transfers(
     engine,
-    manager,
+    offloaded,
     prompts,
     steps: int,
     link: EmulatedLink,
@@ -257,13 +257,13 @@ def step_beside_transfers(
 
     Args:
       engine: resident; all its layers have experts.
-      manager: of an offloaded engine, whose slots are emptied.
+      offloaded: an engine whose slots are emptied.
       link: of the transfers.
       blocks_per_step: how many, spread evenly over the layers.
       forced: see `decode_run`.
     """
     _check_borders(engine)
-    queue, spec = manager.queue, manager.spec
+    queue, spec = offloaded.queue, offloaded.cache.spec
     blocks = spec.num_layers * spec.num_experts
     stride = spec.num_experts + 1  # another layer and another expert each time
     underway, asked, calls = deque(), 0, 0
@@ -281,7 +281,7 @@ def step_beside_transfers(
             underway.append(queue.request(*block, slot, "demand"))
             asked += 1
 
-    manager.empty()  # the cache knows nothing of what is written below
+    offloaded.layer_step.empty()  # the cache knows nothing of what is written below
     queue.link = _fresh(link)
     try:
         run = decode_run(engine, prompts, steps, forced=forced, on_routing=read_and_ask)

@@ -102,7 +102,7 @@ def test_a_block_that_was_foreseen_is_loaded_while_its_layer_waits():
     # Request 2: layer 0 is there at 20.5. Its block of layer 1 is asked for at once and
     # there at 21.625; routed at 21.25, computed at 21.875 instead of 22.625.
     assert loop.finish_R.tolist() == [3.75, 13.75, 21.875]
-    assert loop.memory.managers[0][0].counters[True].late == 1
+    assert loop.memory.layer_steps[0][0].counters[True].late == 1
 
 
 def test_a_placement_stays_and_what_a_server_lacks_is_loaded():
@@ -141,7 +141,7 @@ def test_a_migrating_cluster_may_load_what_its_servers_lack():
     assert both.migration.placement.gpu_NLE.tolist() == right
     assert result.facts["migrated"] == 1 and result.facts["peak_memory"] == 1.5
     assert not result.bytes_NN["call"].any() and result.local_ratio == 1
-    assert both.memory.managers[0][0].counters[True].misses == 2
+    assert both.memory.layer_steps[0][0].counters[True].misses == 2
     latency_s = both.finish_R - [row[1] for row in rows]
     assert (latency_s[-4:] == 2 * 2 * 0.75).all()
     assert both.finish_R[0] == alone.finish_R[0]

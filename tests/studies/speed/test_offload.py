@@ -72,8 +72,8 @@ def test_run_starts_cold_and_moves_what_a_replay_misses(engine, prompts):
     first = runs.decode_run(engine, prompts, 5)
     again = runs.decode_run(engine, prompts, 5)
     assert first.used_blocks == again.used_blocks > 0
-    costs = CostModel(1e-4, 1e-4, engine.manager.queue.store.block_bytes, SLOW)
-    played = offload_links.replayed(engine.manager, first, costs)
+    costs = CostModel(1e-4, 1e-4, engine.queue.store.block_bytes, SLOW)
+    played = offload_links.replayed(engine, first, costs)
     assert played.misses == first.used_blocks
     assert len(played.step_s) == len(first.step_s) == 5
 
@@ -90,7 +90,7 @@ def test_forced_runs_feed_other_tokens_and_a_shorter_one_is_their_beginning(
 
 def test_run_over_a_link_takes_at_least_its_transfers(engine, prompts):
     run = runs.decode_run(engine, prompts, 3, SLOW)
-    block_bytes = engine.manager.queue.store.block_bytes
+    block_bytes = engine.queue.store.block_bytes
     assert run.step_s.sum() >= 0.99 * run.used_blocks * SLOW.seconds(block_bytes)
     assert 0 < run.waited_s < run.step_s.sum()
 
@@ -103,14 +103,14 @@ def test_foreseen_is_what_the_run_chose_after_the_prompt(engine, prompts):
 
 
 def test_replayed_repeats_a_runs_predictions_lookup_by_lookup(engine, prompts):
-    run, manager = runs.decode_run(engine, prompts, 4), engine.manager
+    run = runs.decode_run(engine, prompts, 4)
     follow = [ids_TK for _, ids_TK, _ in run.log.lookups[1:]]
-    costs = CostModel(1.0, 1.0, manager.queue.store.block_bytes, SLOW)
+    costs = CostModel(1.0, 1.0, engine.queue.store.block_bytes, SLOW)
     played = {
         name: replay_time(
             offload_links.trace_of(run, 16),
-            manager.cache.policy,
-            manager.spec.layer_S,
+            engine.cache.policy,
+            engine.cache.spec.layer_S,
             costs,
             offload_links.Replayed(predicted),
         )
@@ -174,19 +174,19 @@ def test_step_beside_transfers_waits_for_its_blocks(folder):
     prompts = runs.random_prompts(engine, 1, 16)
     offloaded = runs.load_offloaded(folder, device_memory="25%")
     runs.decode_run(offloaded, prompts, 2)  # fills slots
-    manager, link = offloaded.manager, EmulatedLink(1e12, 0.02)
-    assert (manager.cache.slot_LE >= 0).any()
+    link = EmulatedLink(1e12, 0.02)
+    assert (offloaded.cache.slot_LE >= 0).any()
 
     def step(blocks_per_step):
         return runs.step_beside_transfers(
-            engine, manager, prompts, 4, link, blocks_per_step
+            engine, offloaded, prompts, 4, link, blocks_per_step
         )
 
     step(0)  # compiles
-    free_s, moved = step(0), manager.queue.stats().demand.count
+    free_s, moved = step(0), offloaded.queue.stats().demand.count
     assert step(5) >= 5 * 0.02 * 0.9 > free_s
-    assert manager.queue.stats().demand.count - moved == 20
-    assert (manager.cache.slot_LE < 0).all() and not manager.queue.link.emulated
+    assert offloaded.queue.stats().demand.count - moved == 20
+    assert (offloaded.cache.slot_LE < 0).all() and not offloaded.queue.link.emulated
     offloaded.close()
 
 

@@ -2,7 +2,7 @@
 
 A service level asks for the compute of so many experts, in quarters (with U = 4). The
 original has to run the next whole number of experts and to move whole experts; the
-refactored model runs and moves just as many sub-experts. Both run the offload manager
+refactored model runs and moves just as many sub-experts. Both run the offload machinery
 of section 5.2: LRU over blocks, misses copied asynchronously.
 """
 
@@ -117,8 +117,8 @@ def _step(engine: LayeredEngine, new_tokens: int, prompts) -> Step:
     """One round of a case."""
     engine.reset_records()
     done = generate(engine, prompts, new_tokens)
-    misses = engine.manager.counters[True].misses
-    missed_bytes = misses * engine.manager.queue.store.block_bytes
+    misses = engine.layer_step.counters[True].misses
+    missed_bytes = misses * engine.queue.store.block_bytes
     hit_ratio = engine.movement()["hit_ratio"]
     return Step(done.decode_s / done.steps, hit_ratio, missed_bytes / done.steps)
 

@@ -88,7 +88,7 @@ def run(settings: Table1Settings) -> Findings:
             for case, engine in zip(cases, ready.engines, strict=True):
                 engine.reset_records()
                 done = generate(engine, prompts, settings.new_tokens)
-                log = engine.manager.predictor_run.accuracy
+                log = engine.predictor_run.accuracy
                 judged[case.policy].add(log, done.steps * per_step)
                 is_same.append(done.tokens == expected.tokens)
         workload, model, moe = ready.workload(settings), bench.model, bench.config.moe

@@ -159,7 +159,7 @@ class Table2:
         found = {}
         for name, one in options.items():
             found[name] = bench.engine(linked(one, budget, link))
-            found[name].manager.predictor_run.learn(history)
+            found[name].predictor_run.learn(history)
         return found
 
     @property
@@ -220,7 +220,7 @@ def run(settings: Table2Settings) -> Findings:
             **own_bytes,
         }
         for name, engine in engines.items():
-            slots_bytes = engine.manager.spec.num_slots * block_bytes
+            slots_bytes = engine.cache.spec.num_slots * block_bytes
             device_bytes[name] = roles(dense_bytes, 0, slots_bytes)
         link = EmulatedLink(table.bytes_per_s).describe()
         found = Measured(

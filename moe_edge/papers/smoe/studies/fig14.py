@@ -141,7 +141,7 @@ def watch(
     """Which choices a case had to bring, over the rounds' prompts."""
     options = linked(case.options, case.budget, timing.ready.link)
     engine = bench.engine(options, case.batch, with_trace=True)
-    engine.manager.predictor_run.learn(history)
+    engine.predictor_run.learn(history)
     warm = timing.ready.pool.rows[settings.history :]  # of `prepare`, never measured
     generate(engine, warm[: case.batch], settings.new_tokens)
     engine.reset_records()

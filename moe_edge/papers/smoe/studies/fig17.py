@@ -187,10 +187,10 @@ def run(settings: PredictorSettings) -> Findings:
 
 def watch(bench: Bench, engine: LayeredEngine, prompts, settings: PredictorSettings):
     """(log, tokens) of one generation."""
-    config, manager = bench.config, engine.manager
+    config, predictions = bench.config, engine.predictor_run
     engine.reset_records()
-    manager.predictor_run.accuracy = log = TopScoreLog(
-        config.num_layers, config.moe.num_experts, manager.predictor_run.horizon,
+    predictions.accuracy = log = TopScoreLog(
+        config.num_layers, config.moe.num_experts, predictions.horizon,
         moe=config.moe, top_a=settings.a, batch=len(prompts),
     )  # fmt: skip
     run = generate(engine, prompts, settings.new_tokens, on_routing=log.note)

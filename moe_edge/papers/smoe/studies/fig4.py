@@ -113,7 +113,7 @@ def run(settings: RankSettings) -> Findings:
             for kind in (LEFT_OUT, REPLACED):
                 route = OneRank(rank, kind == REPLACED)
                 given = {"route": route, "programs": whole.programs}
-                engine = LayeredEngine(bench.weights, whole.manager, **given)
+                engine = LayeredEngine(bench.weights, whole.layer_step, **given)
                 scored = score_batches(engine, texts, settings.batch_size)
                 runs[kind, rank] = compare(scored, reference)
         shares = []

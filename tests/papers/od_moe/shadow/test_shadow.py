@@ -213,15 +213,15 @@ def shadowed(name="gqa", dtype=BF16, slots=9, **options):
 def test_logits_equal_resident_and_experts_were_prefetched(options):
     engine = shadowed(predictor_options=options)
     assert_same_bits(engine, *ONE)
-    stats = engine.manager.queue.stats()
+    stats = engine.queue.stats()
     assert stats.prefetch.count > 20
-    accuracy = engine.manager.predictor_run.accuracy
+    accuracy = engine.predictor_run.accuracy
     # The first MoE layer stands two after the token's begin, the second one after it.
     assert accuracy.rounds_LA[[1, 2], [1, 0]].tolist() == [64, 64]
     found = accuracy.recall_LA[[1, 2], [1, 0]].min()
     if options == {"precision": "full"}:
         assert found == 1.0
-        counters = engine.manager.counters[True]
+        counters = engine.layer_step.counters[True]
         assert stats.demand.count < counters.hits  # most were there in time
     elif options.get("token_period", 1) == 1:
         assert found > 0.9
@@ -232,8 +232,8 @@ def test_logits_equal_resident_and_experts_were_prefetched(options):
 def test_logits_of_a_batch_equal_resident():
     engine = shadowed(*BATCH[:2], slots=12)
     assert_same_bits(engine, *BATCH)
-    assert engine.manager.queue.stats().prefetch.count > 10
-    accuracy = engine.manager.predictor_run.accuracy
+    assert engine.queue.stats().prefetch.count > 10
+    accuracy = engine.predictor_run.accuracy
     assert accuracy.recall_LA[[1, 2], [1, 0]].min() > 0.9
 
 
@@ -263,7 +263,7 @@ def test_sessions_may_take_turns_and_compile_nothing_more():
         for session in sessions:
             engine.decode(session, jnp.array([step], jnp.int32), active_B)
     assert engine.num_compiled() == compiled
-    assert engine.manager.predictor_run.accuracy.recall_LA[[1, 2], [1, 0]].tolist() == [
+    assert engine.predictor_run.accuracy.recall_LA[[1, 2], [1, 0]].tolist() == [
         1.0,
         1.0,
     ]
@@ -279,7 +279,7 @@ def test_shadow_follows_to_another_operating_point():
     engine.prefill(session, random_prompts(GQA, NINE))
     for step, which in enumerate((engine, point, engine, point)):
         which.decode(session, jnp.array([step], jnp.int32), jnp.ones(1, bool))
-    accuracy = engine.manager.predictor_run.accuracy
+    accuracy = engine.predictor_run.accuracy
     assert accuracy.recall_LA[[1, 2], [1, 0]].tolist() == [1.0, 1.0]
     assert accuracy.predicted_LA[2, 0] == 3 + 2 + 3 + 2
 
@@ -292,7 +292,7 @@ def test_absolute_budget_counts_the_shadow_and_its_cache():
     total_bytes = other_bytes + shadow.weights.num_bytes + 5 * block_bytes
     options = OffloadOptions(device_memory=f"{total_bytes / 2**20}MiB", **SHADOW)
     with make_offloaded(StoreReader(GQA, dtype=BF16), options, capacity=64) as engine:
-        assert engine.manager.spec.num_slots == 5
+        assert engine.cache.spec.num_slots == 5
 
 
 @pytest.mark.parametrize(
