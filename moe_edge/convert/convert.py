@@ -28,7 +28,7 @@ from moe_edge.convert.sinks import HfSink, OursSink
 from moe_edge.convert.stream import content_sha256, stream, stream_items
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.convert.unfinished import unfinished_work
-from moe_edge.convert.weights import as_written, hf_dtypes, num_bytes
+from moe_edge.convert.weights import EXPERT_DTYPES, as_written, hf_dtypes, num_bytes
 from moe_edge.core.checks import (
     CheckpointError,
     ConfigError,
@@ -41,7 +41,7 @@ from moe_edge.core.files import check_room
 from moe_edge.core.process import peak_rss_bytes
 from moe_edge.core.progress import say
 from moe_edge.core.run_folder import RunFolder
-from moe_edge.model.quantised import DENSE_KINDS, KINDS, format_of
+from moe_edge.model.quantised import DENSE_KINDS, format_of
 from moe_edge.model.record import RecordLayout
 
 
@@ -73,7 +73,8 @@ def convert_checkpoint(
         quantise matrices to q8_0 or q4_0, all but routers and an embedding that is not
         the head; lossy: moe-edge fidelity --checkpoint DST --reference SRC says how
         much.
-      expert_dtype: quantise the routed experts, q8_0, q4_0 or mxfp4 (None: as others).
+      expert_dtype: quantise the routed experts, q8_0, q4_0 or mxfp4 (None: as others);
+        fp8, int4: take them over as a Hugging Face folder stores them, bit for bit.
       overwrite: replace a non-empty `dst`.
       allow_nonfinite: accept NaN and infinity in weights.
       shard_size: most bytes of a safetensors shard (to="hf").
@@ -232,7 +233,7 @@ def _checked(
     if not src:
         raise ConfigError("no src given; name a folder with --src")
     if expert_dtype is not None:
-        check_known("expert dtype", expert_dtype, KINDS)
+        check_known("expert dtype", expert_dtype, EXPERT_DTYPES)
     found = checks.check_checkpoint(src, dtype)
     if expert_dtype is not None and found.config is not None:
         with found.collecting():

@@ -9,10 +9,13 @@ from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.checkpoint.schema import Item, dense_items, item_shapes, name_some
 from moe_edge.convert import rules
 from moe_edge.convert.gguf_reader import GgufReader
+from moe_edge.convert.kept import Kept
 from moe_edge.convert.requantise import Dequantised, Interleaved, Quantised, not_whole
 from moe_edge.core.checks import CheckpointError, ConfigError, check_known
 from moe_edge.core.progress import say_once
-from moe_edge.model.quantised import BLOCK, KINDS, format_of, row_bytes
+from moe_edge.model.quantised import BLOCK, KEPT_KINDS, KINDS, format_of, row_bytes
+
+EXPERT_DTYPES = (*KINDS, *KEPT_KINDS)
 
 
 def as_written(
@@ -35,7 +38,7 @@ def as_written(
     """
     kind = reader.layout.kind
     if expert_dtype is not None:
-        check_known("expert dtype", expert_dtype, KINDS)
+        check_known("expert dtype", expert_dtype, EXPERT_DTYPES)
         if to == "hf":
             flag = "--dtype" if dense == expert_dtype else "--expert_dtype"
             raise ConfigError(
@@ -58,6 +61,8 @@ def as_written(
         )
     if to == "hf":
         return Dequantised(reader, wanted) if kind or reader.dense_kind else reader
+    if expert_dtype in KEPT_KINDS:
+        reader, expert_dtype = Kept(reader, expert_dtype), None
     if expert_dtype is None and dense is None:
         changed = reader  # blocks of a GGUF file among its weights are taken over
     else:
