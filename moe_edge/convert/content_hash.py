@@ -8,23 +8,19 @@ over all tensors that the model uses, as an unquantised HF folder of the same dt
 stores them (little-endian, row-major; dtype names as numpy's: bfloat16, float32, ..).
 Of quantised weights that is the float32 they mean, as export writes them.
 Hashing per tensor first makes the result independent of the order of reading, so
-both formats are hashed in one pass, layer by layer.
+both formats are hashed in one pass, by several threads (stream.py).
 """
 
 import hashlib
-import itertools
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from moe_edge.checkpoint.dtypes import all_finite
-from moe_edge.checkpoint.schema import Item, Shapes, dense_items
+from moe_edge.checkpoint.schema import Item, Shapes
 from moe_edge.convert import rules
 from moe_edge.core.checks import CheckpointError
-from moe_edge.core.progress import progress
 from moe_edge.model.quantised import EIGHT, Matrix
 
 # Bytes of expert records that are in memory together. The page cache takes a few
@@ -33,7 +29,10 @@ CHUNK_BYTES = 32 << 20
 
 
 class ContentHash:
-    """Collects the tensors of a model, in pieces, in any order between tensors."""
+    """Collects the tensors of a model, in pieces, in any order between tensors.
+
+    Threads may add pieces of different tensors at once.
+    """
 
     def __init__(self, shapes: Shapes):
         self._shapes = shapes
@@ -58,6 +57,14 @@ class ContentHash:
         self._lines[name] = (
             f"{name}\t{array.dtype.name}\t{shape}\t{digest.hexdigest()}\n"
         )
+
+    def lines(self, names: Iterable[str]) -> list[str]:
+        """The lines of complete tensors."""
+        return [self._lines[name] for name in names]
+
+    def restore(self, lines: Iterable[str]) -> None:
+        """Takes what `lines` gave, in place of the tensors."""
+        self._lines |= {line.partition("\t")[0]: line for line in lines}
 
     def hexdigest(self) -> str:
         """The hash, once every tensor is complete."""
@@ -107,66 +114,3 @@ def check_finite(piece: rules.Piece, advice: str) -> None:
             f"tensor {piece.name} has NaN or infinite values (as "
             f"{piece.array.dtype.name}); {advice}"
         )
-
-
-def content_sha256(reader) -> str:
-    """Hashes a checkpoint by reading it once."""
-    return stream(reader, None, allow_nonfinite=True)
-
-
-def stream(reader, sink, allow_nonfinite: bool, shown: bool = True) -> str:
-    """Moves the weights from a reader to a sink, layer by layer.
-
-    One thread reads and writes, a second hashes and checks.
-
-    Args:
-      sink: of `sinks.py`; None: the weights are only hashed.
-      allow_nonfinite: accept NaN and infinity.
-      shown: show progress.
-    Returns:
-      The content hash.
-    Raises:
-      CheckpointError: NaN or infinity.
-    """
-    config = reader.config
-    content = ContentHash(rules.hf_shapes(config))
-
-    def examine(pieces: Iterable[rules.Piece]) -> None:
-        """Checks and hashes a tensor while the processor's cache holds it."""
-        for piece in pieces:
-            if not allow_nonfinite:
-                check_finite(
-                    piece,
-                    "add --allow_nonfinite to keep them, or choose another --dtype if "
-                    "the cast overflowed",
-                )
-            content.add(piece)
-
-    rows = config.moe.num_experts
-    step = chunk_rows(reader, rows)
-    buffers = itertools.cycle(np.empty((2, step, reader.layout.size), reader.dtype))
-    # One worker, so that the pieces of a tensor are hashed in order.
-    with ThreadPoolExecutor(1) as pool:
-        pending = deque([], maxlen=2)  # of the records in either buffer
-        # The top last: it is large, and by then Orbax has been imported.
-        items = sorted(dense_items(config), key=lambda item: isinstance(item, str))
-        for item in progress(items, "layers", shown=shown):
-            arrays = reader.dense(item)
-            examined = pool.submit(examine, dense_pieces(config, item, arrays))
-            if sink is not None:
-                sink.dense(item, arrays)
-            examined.result()
-            reader.release()
-            for first in range(0, rows if item in config.moe_layers else 0, step):
-                if len(pending) == pending.maxlen:
-                    pending[0].result()  # this buffer is free again
-                records = next(buffers)[: min(step, rows - first)]
-                reader.read_experts(item, first, records)
-                pieces = rules.records_to_hf(config, item, first, records)
-                pending.append(pool.submit(examine, pieces))
-                if sink is not None:
-                    sink.experts(item, first, records)
-                reader.release()
-        for future in pending:
-            future.result()
-    return content.hexdigest()

@@ -1,10 +1,10 @@
 """Converts a checkpoint: Hugging Face or GGUF -> ours, or -> Hugging Face.
 
-Nothing appears at the destination before everything is there.
+Nothing appears at the destination before everything is there. What an interrupted
+conversion has done is kept beside it (unfinished.py), and the same command goes on.
 """
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,25 +15,33 @@ import numpy as np
 from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
 from moe_edge.checkpoint.manifest import with_kind
 from moe_edge.checkpoint.reader import CheckpointReader
-from moe_edge.checkpoint.schema import dense_items, item_shapes, name_some
 from moe_edge.convert import check as checks
-from moe_edge.convert import rules
-from moe_edge.convert.content_hash import content_sha256, stream
+from moe_edge.convert.digest import source_facts
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.gguf_reader import GgufReader
 from moe_edge.convert.hf_files import converted_config, read_generation
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.refactored_config import refactored_hf_config
-from moe_edge.convert.requantise import Dequantised, Interleaved, Quantised, not_whole
+from moe_edge.convert.requantise import Dequantised
 from moe_edge.convert.safetensors_writer import parse_size
 from moe_edge.convert.sinks import HfSink, OursSink
+from moe_edge.convert.stream import content_sha256, stream, stream_items
 from moe_edge.convert.tokenizer import load_tokenizer
-from moe_edge.core.checks import CheckpointError, ConfigError, OutputError, check_known
+from moe_edge.convert.unfinished import unfinished_work
+from moe_edge.convert.weights import EXPERT_DTYPES, as_written, hf_dtypes, num_bytes
+from moe_edge.core.checks import (
+    CheckpointError,
+    ConfigError,
+    OutputError,
+    check_count,
+    check_from_zero,
+    check_known,
+)
 from moe_edge.core.files import check_room
 from moe_edge.core.process import peak_rss_bytes
-from moe_edge.core.progress import say_once
+from moe_edge.core.progress import say
 from moe_edge.core.run_folder import RunFolder
-from moe_edge.model.quantised import BLOCK, DENSE_KINDS, KINDS, format_of, row_bytes
+from moe_edge.model.quantised import DENSE_KINDS, format_of
 from moe_edge.model.record import RecordLayout
 
 
@@ -47,6 +55,8 @@ def convert_checkpoint(
     overwrite: bool = False,
     allow_nonfinite: bool = False,
     shard_size: str | int = "5GB",
+    workers: int = 0,
+    max_layers: int | None = None,
     progress: bool = True,
     verify: bool = False,
     check: bool = False,
@@ -63,10 +73,15 @@ def convert_checkpoint(
         quantise matrices to q8_0 or q4_0, all but routers and an embedding that is not
         the head; lossy: moe-edge fidelity --checkpoint DST --reference SRC says how
         much.
-      expert_dtype: quantise the routed experts, q8_0, q4_0 or mxfp4 (None: as others).
+      expert_dtype: quantise the routed experts, q8_0, q4_0 or mxfp4 (None: as others);
+        fp8, int4: take them over as a Hugging Face folder stores them, bit for bit.
       overwrite: replace a non-empty `dst`.
       allow_nonfinite: accept NaN and infinity in weights.
       shard_size: most bytes of a safetensors shard (to="hf").
+      workers: threads that read, change, hash and write; 0: as many as cores. Each
+        holds some 100 MB, or of quantised experts a few times one expert as float32.
+      max_layers: stop after so many layers; the same command goes on with the next
+        ones (None: do all).
       progress: show a progress bar on stderr.
       verify: read `src`, of ours, and compare its weights with the hash in its
         manifest; write nothing.
@@ -77,7 +92,8 @@ def convert_checkpoint(
     Returns:
       bytes (of weights written), seconds, peak_rss_bytes, content_sha256, tensors,
       dropped (names the model does not use); expert_dtype, dense_dtype, or dequantised
-      (what they were) where they changed; with `verify` content_sha256 and seconds;
+      (what they were) where they changed; where `max_layers` stopped it finished=False,
+      items_left and work_dir instead; with `verify` content_sha256 and seconds;
       with `check` see `check.summary`.
     Raises:
       CheckpointError, ConfigError: bad source; OutputError: bad destination.
@@ -101,10 +117,11 @@ def convert_checkpoint(
             raise ConfigError(f"no {name} given; name a folder with --{name}")
     check_known("target", to, ("ours", "hf"))
     shard_bytes = parse_size(shard_size)
+    check_from_zero("workers", workers)
+    if max_layers is not None:
+        check_count("max_layers", max_layers)
     source = open_checkpoint(src, wanted)
-    reader = _requantised(source, to, expert_dtype, dense, wanted)
-    if to == "ours" and (reader.layout.kind or reader.dense_kind):
-        reader = Interleaved(reader)
+    reader = as_written(source, to, expert_dtype, dense, wanted)
     raw, refactor = reader.config.hf_config, None
     generation = read_generation(reader.hf_files)
     if reader.config.moe.sub_experts > 1 and to == "ours":
@@ -137,17 +154,35 @@ def convert_checkpoint(
             "model_type": reader.config.model_type,
             "dropped": reader.dropped,
         }
+    facts = {
+        "source": source_facts(source),
+        "to": to,
+        "dtype": dtype,
+        "expert_dtype": expert_dtype,
+        "allow_nonfinite": allow_nonfinite,
+        "shard_size": shard_bytes if to == "hf" else None,
+    }
+    items = stream_items(reader.config)
     try:
-        with run.writing() as folder:
-            dtypes, num_bytes = hf_dtypes(reader), _num_bytes(reader)
-            check_room(folder, num_bytes)
+        with run.taken(), unfinished_work(run.path, facts) as work:
+            folder, left = work.made, [i for i in items if i not in work.done(items)]
+            check_room(folder, num_bytes(reader, left[:max_layers]))
             if to == "ours":
                 subs = reader.config.moe.sub_experts
                 sink = OursSink(folder, config, reader, subs, refactor)
             else:
-                sink = HfSink(folder, config, reader, dtypes, shard_bytes)
+                sink = HfSink(folder, config, reader, hf_dtypes(reader), shard_bytes)
             with contextlib.closing(sink):
-                digest = stream(reader, sink, allow_nonfinite, progress)
+                how = {"workers": workers, "unfinished": work, "most": max_layers}
+                digest = stream(reader, sink, allow_nonfinite, progress, **how)
+                if digest is None:
+                    say(f"stopped; the same command goes on in {work.path}")
+                    return {
+                        "finished": False,
+                        "items_left": len(left) - max_layers,
+                        "work_dir": str(work.path),
+                        **_measured(start),
+                    }
                 if isinstance(source, CheckpointReader):
                     if not cast and expert_dtype is None:
                         _check_digest(source, digest)
@@ -156,19 +191,25 @@ def convert_checkpoint(
                         # what was read: read once more.
                         _check_digest(source)
                 sink.finish(digest)
+            run.move(folder)
     except OSError as error:
         raise OutputError(f"converting {src} to {dst} failed: {error}") from error
     return {
-        "bytes": num_bytes,
-        "seconds": round(time.monotonic() - start, 3),
-        "peak_rss_bytes": peak_rss_bytes(),
+        "bytes": num_bytes(reader, items),
+        **_measured(start),
         "content_sha256": digest,
-        "tensors": len(dtypes),
+        "tensors": len(hf_dtypes(reader)),
         "dropped": reader.dropped,
         **({"expert_dtype": expert_dtype} if expert_dtype else {}),
         **({"dense_dtype": dense} if dense else {}),
         **({"dequantised": was} if was else {}),
     }
+
+
+def _measured(start: float) -> dict[str, Any]:
+    """Time since `start`, and memory."""
+    seconds = round(time.monotonic() - start, 3)
+    return {"seconds": seconds, "peak_rss_bytes": peak_rss_bytes()}
 
 
 def _weight_dtype(name: str | None) -> np.dtype | None:
@@ -192,7 +233,7 @@ def _checked(
     if not src:
         raise ConfigError("no src given; name a folder with --src")
     if expert_dtype is not None:
-        check_known("expert dtype", expert_dtype, KINDS)
+        check_known("expert dtype", expert_dtype, EXPERT_DTYPES)
     found = checks.check_checkpoint(src, dtype)
     if expert_dtype is not None and found.config is not None:
         with found.collecting():
@@ -204,76 +245,6 @@ def _checked(
         reasons = "; ".join(found.reasons)
         raise checks.DoesNotLoad(f"{src} does not load: {reasons}", summary)
     return summary
-
-
-def _requantised(
-    reader,
-    to: str,
-    expert_dtype: str | None,
-    dense: str | None,
-    wanted: np.dtype | None,
-):
-    """The reader, or one that quantises its weights, or one that undoes it.
-
-    Raises:
-      ConfigError: an unknown kind, one for a HF folder, or sizes that it cannot hold.
-      CheckpointError: weights that are quantised already.
-    """
-    kind = reader.layout.kind
-    if expert_dtype is not None:
-        check_known("expert dtype", expert_dtype, KINDS)
-        if to == "hf":
-            flag = "--dtype" if dense == expert_dtype else "--expert_dtype"
-            raise ConfigError(
-                f"{flag} {expert_dtype} is of our format, Hugging Face folders have no "
-                f"such weights; leave out one of {flag} and --to hf"
-            )
-    is_ours = isinstance(reader, CheckpointReader)
-    was = format_of(kind or reader.dense_kind)
-    if to == "ours" and is_ours and was is not None:
-        raise CheckpointError(
-            f"{reader.path} has {was} weights and is in our format already; convert "
-            "the checkpoint it was made from"
-        )
-    if isinstance(reader, GgufReader):
-        _say_rounded(reader, expert_dtype, dense)
-    if dense is not None and (floats := not_whole(reader.config)):
-        say_once(
-            f"{reader.path}: {name_some(sorted(floats))} stay as they are: their rows "
-            f"are no whole blocks of {BLOCK} weights"
-        )
-    if to == "hf":
-        return Dequantised(reader, wanted) if kind or reader.dense_kind else reader
-    if expert_dtype is None and dense is None:
-        return reader  # blocks of a GGUF file among its weights are taken over
-    return Quantised(reader, expert_dtype, dense)
-
-
-def _say_rounded(reader: GgufReader, expert_dtype: str | None, dense: str | None):
-    for what, was, new in (
-        ("experts", reader.decoded_experts or reader.layout.kind, expert_dtype),
-        ("dense weights", reader.quantised_dense, dense),
-    ):
-        if new is not None and was is not None and was != new:
-            say_once(
-                f"{reader.path}: {was} {what} are quantised again as {new}, which "
-                "rounds them a second time"
-            )
-
-
-def _num_bytes(reader) -> int:
-    """Of all weights as they will be written."""
-    config, layout, total = reader.config, reader.layout, 0
-    for item in dense_items(config):
-        dtypes, kinds = reader.dense_dtypes(item), reader.dense_kinds(item)
-        for name, shape in item_shapes(config, item).items():
-            if name in kinds:
-                total += shape[0] * row_bytes(kinds[name], shape[1])
-            else:
-                total += math.prod(shape) * dtypes[name].itemsize
-    size = layout.num_values if layout.kind is None else layout.size
-    records = len(config.moe_layers) * config.moe.num_experts
-    return total + records * size * reader.dtype.itemsize
 
 
 def verify_checkpoint(src: str | Path | None) -> str:
@@ -306,17 +277,3 @@ def _check_digest(reader, digest: str | None = None) -> str:
             f"{stored[:16]}...; a file was altered, convert the original again"
         )
     return stored
-
-
-def hf_dtypes(reader) -> dict[str, np.dtype]:
-    """HF name -> dtype of every tensor that a checkpoint holds."""
-    config = reader.config
-    dtypes: dict[str, np.dtype] = {}
-    for item in dense_items(config):
-        names = rules.dense_names(config, item)
-        stored = reader.dense_dtypes(item)
-        dtypes |= {names[name]: dtype for name, dtype in stored.items()}
-        if item in config.moe_layers:
-            kept = reader.layout.value_dtype(reader.dtype)
-            dtypes |= dict.fromkeys(rules.expert_shapes(config, item), kept)
-    return dtypes

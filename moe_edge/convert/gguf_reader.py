@@ -272,6 +272,6 @@ class GgufReader(DenseReader):
 
     def content_sha256(self) -> str:
         """Reads the whole file once; see content_hash.py."""
-        from moe_edge.convert.content_hash import content_sha256
+        from moe_edge.convert.stream import content_sha256
 
         return content_sha256(self)

@@ -56,6 +56,7 @@ class HfReader(DenseReader):
     Attributes:
       config: the model.
       dtype: numpy dtype of the expert records.
+      source: its tensors.
       layout: where the parts of an expert stand in a record of `experts(i)`.
       dropped: tensor names of the file that the model does not use.
       untied: whether the file has a head of its own although its config.json ties it
@@ -68,28 +69,28 @@ class HfReader(DenseReader):
             read_json(self.path / CONFIG_NAME, CheckpointError, strict=False),
             read_generation(self.path),
         )
-        self._source = TensorSource(self.path, self.config, dtype)
-        self.dropped, self.untied = list(self._source.unused), self._source.untied
+        self.source = TensorSource(self.path, self.config, dtype)
+        self.dropped, self.untied = list(self.source.unused), self.source.untied
         if self.untied:
             raw = self.config.hf_config | {"tie_word_embeddings": False}
             self.config = dataclasses.replace(
                 self.config, tie_embeddings=False, hf_config=raw
             )
-        found = self._source.shapes
+        found = self.source.shapes
         check_tensors(str(path), found, rules.hf_shapes(self.config, found))
-        self._source.check_dtypes()
+        self.source.check_dtypes()
         self.layout = RecordLayout.of(self.config)
-        self.dtype = expert_dtype(self.path, self.config, self._source)
+        self.dtype = expert_dtype(self.path, self.config, self.source)
 
     @property
     def quantized(self) -> str | None:
         """The method of its quantization_config, such as "fp8"; None: none."""
-        return self._source.method
+        return self.source.method
 
     @property
     def weight_files(self) -> list[Path]:
         """The files that hold its tensors."""
-        return self._source.files
+        return self.source.files
 
     @property
     def tokenizer_path(self) -> Path | None:
@@ -105,7 +106,7 @@ class HfReader(DenseReader):
         shapes, found, rows = item_shapes(self.config, item), {}, {}
         for name, hf_name in rules.dense_names(self.config, item).items():
             shape = shapes[name]
-            array = self._source.read(hf_name, name in KEEP_FLOAT32)
+            array = self.source.read(hf_name, name in KEEP_FLOAT32)
             if array.size > math.prod(shape):  # several are one tensor
                 begin = rows.get(hf_name, 0)
                 rows[hf_name] = begin + shape[0]
@@ -116,7 +117,7 @@ class HfReader(DenseReader):
     def dense_dtypes(self, item: Item) -> dict[str, np.dtype]:
         """Canonical name -> dtype of what `dense` returns."""
         return {
-            name: self._source.dtype(hf_name, name in KEEP_FLOAT32)
+            name: self.source.dtype(hf_name, name in KEEP_FLOAT32)
             for name, hf_name in rules.dense_names(self.config, item).items()
         }
 
@@ -130,23 +131,23 @@ class HfReader(DenseReader):
         """Fills `out_NR` with the records of experts first, first + 1, ..."""
         out_NR[:, self.layout.num_values :] = 0
         fused = list(rules.fused_shapes(self.config, layer))
-        is_fused = fused[0] in self._source.shapes
+        is_fused = fused[0] in self.source.shapes
         for i, out_R in enumerate(out_NR):
             if is_fused:
-                stored = [self._source.read_expert(n, first + i) for n in fused]
+                stored = [self.source.read_expert(n, first + i) for n in fused]
                 for part, array in rules.split_fused(self.config, stored).items():
                     np.copyto(self.layout.part(out_R, part), array)
             else:
                 names = rules.expert_names(self.config, layer, first + i)
                 for part, name in names.items():
-                    self._source.read_into(name, self.layout.part(out_R, part))
+                    self.source.read_into(name, self.layout.part(out_R, part))
 
     def release(self) -> None:
         """Lets the kernel take back what was read; arrays stay valid."""
-        self._source.release()
+        self.source.release()
 
     def content_sha256(self) -> str:
         """Reads the whole folder once; see content_hash.py."""
-        from moe_edge.convert.content_hash import content_sha256
+        from moe_edge.convert.stream import content_sha256
 
         return content_sha256(self)

@@ -44,6 +44,15 @@ class PackedTensor(abc.ABC):
           expert: of a weight [E, ..]; the result is then this expert's alone.
         """
 
+    def why_not_kept(self, kind: str) -> str | None:
+        """Why it cannot be blocks of a kind with the very codes and scales; None: it
+        can."""
+        return f"its codes are none of {kind}"
+
+    def blocks(self, kind: str, expert: int | None = None) -> np.ndarray:
+        """uint8 rows of blocks (`model/quantised.py`), if it can be kept."""
+        raise NotImplementedError
+
     def _array(self, role: str, expert: int | None = None) -> np.ndarray:
         """A part as it is stored."""
         array = self.parts[role].tensor()

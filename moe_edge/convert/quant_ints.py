@@ -22,9 +22,11 @@ import abc
 
 import numpy as np
 
+from moe_edge.checkpoint.dtypes import BFLOAT16
 from moe_edge.convert.hf_tensors import Stored
 from moe_edge.convert.packed_tensor import FLOATS, PackedTensor, rounded, strips
 from moe_edge.core.checks import CheckpointError
+from moe_edge.model.quantised import BLOCK, BLOCK_BYTES
 
 BITS = (4, 8)
 _WORD = np.dtype(np.int32)
@@ -107,14 +109,45 @@ class PackQuantized(PackedInts):
             self._check("g_idx", (inputs,), _WHOLE)
         return rows, inputs
 
-    def read(self, dtype, expert=None):
-        rows, cols = self.shape
+    def _check_stated(self) -> None:
         stated = tuple(self._array("shape").tolist())
         if stated != self.shape:
             raise CheckpointError(
                 f"{self.parts['shape'].name} says {stated}, expected {self.shape} of "
                 f"the packed words of {self.name}; copy the file again"
             )
+
+    def why_not_kept(self, kind):
+        cols = self.shape[1]
+        across, dtype = self._group or cols, self._scales.dtype
+        if kind != "int4" or self._bits != 4:
+            return f"its codes are whole numbers of {self._bits} bits"
+        if {"zero", "g_idx"} & self.parts.keys():
+            return "it has zero points or an order of its own, expected neither"
+        if dtype != BFLOAT16:
+            return f"its scales are {dtype.name}, expected bfloat16"
+        if across % BLOCK and across < cols:
+            return f"{across} weights share a scale, expected a multiple of {BLOCK}"
+        return None
+
+    def blocks(self, kind, expert=None):
+        self._check_stated()
+        (rows, cols), count = self.shape, self._num_groups(self.shape[1])
+        scales = self._array("scale").reshape(-1, count).view(np.uint16)
+        across = np.arange(0, cols, BLOCK) // (self._group or cols)
+        stored = np.empty((rows, cols // BLOCK, BLOCK_BYTES[kind]), np.uint8)
+        each = np.broadcast_to(scales, (rows, count))[:, across]
+        stored[..., :2] = each.astype("<u2")[..., None].view(np.uint8)
+        packed = self._array("packed")
+        for first, last in strips(rows, cols):
+            codes = unpack(packed[first:last], 4).reshape(last - first, -1, BLOCK)
+            halves = codes[..., : BLOCK // 2], codes[..., BLOCK // 2 :]
+            stored[first:last, :, 2:] = halves[0] | halves[1] << 4
+        return stored.reshape(rows, -1)
+
+    def read(self, dtype, expert=None):
+        self._check_stated()
+        rows, cols = self.shape
         groups, count = self._groups("g_idx"), self._num_groups(cols)
         scales = self._array("scale").astype(np.float32).reshape(-1, count)
         scales = np.broadcast_to(scales, (rows, count))

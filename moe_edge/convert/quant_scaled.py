@@ -20,6 +20,7 @@ import numpy as np
 from moe_edge.convert.hf_tensors import Stored
 from moe_edge.convert.packed_tensor import FLOATS, PackedTensor, rounded, strips
 from moe_edge.core.checks import CheckpointError
+from moe_edge.model.quantised import BLOCK_BYTES, block_of
 
 FP8_DTYPES = (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2))
 INT8 = np.dtype(np.int8)
@@ -141,6 +142,32 @@ class ScaledTensor(PackedTensor):
         if "zero" in self.parts:
             zeros = self._array("zero", expert).astype(np.float32).reshape(grid)
         return dequantize(self._array("weight", expert), scales, block, dtype, zeros)
+
+    def why_not_kept(self, kind):
+        rows, cols = self.shape[-2:]
+        across, dtype = self._blocks.cols or cols, self.parts["weight"].dtype
+        if kind != "fp8" or dtype != FP8_DTYPES[0] or "zero" in self.parts:
+            return f"its codes are {dtype.name}, expected {FP8_DTYPES[0].name}"
+        if across % (block := block_of(kind)) and across < cols:
+            return f"{across} columns share a scale, expected a multiple of {block}"
+        return None
+
+    def blocks(self, kind, expert=None):
+        rows, cols = self.shape[-2:]
+        down, across = self._blocks.rows or rows, self._blocks.cols or cols
+        codes = self._array("weight", expert).view(np.uint8)
+        if ((codes & 0x7F) == 0x7F).any():
+            raise CheckpointError(
+                f"tensor {self.name} has NaN among its FP8 codes; get an undamaged copy"
+            )
+        grid = self._blocks.grid(rows, cols)
+        scales = scale_values(self._array("scale", expert)).reshape(grid)
+        block = block_of(kind)
+        each = scales[np.arange(rows) // down][:, np.arange(0, cols, block) // across]
+        stored = np.empty((rows, cols // block, BLOCK_BYTES[kind]), np.uint8)
+        stored[..., :4] = each.astype("<f4")[..., None].view(np.uint8)
+        stored[..., 4:] = codes.reshape(rows, -1, block)
+        return stored.reshape(rows, -1)
 
 
 def scale_values(scales: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from moe_edge.model.shapes import may_be_blocks
 _ROWS = 4096  # of a dense matrix that are encoded together
 
 
-class _Instead(DenseReader):
+class Instead(DenseReader):
     """All of another reader but its weights."""
 
     def __init__(self, reader, kind: str | None, dtype: np.dtype):
@@ -46,7 +46,7 @@ class _Instead(DenseReader):
         raise NotImplementedError
 
 
-class Quantised(_Instead):
+class Quantised(Instead):
     """A checkpoint of floats that is read quantised.
 
     Args:
@@ -122,7 +122,7 @@ def _check_finite(array: np.ndarray, where: str, kind: str, flag: str) -> None:
         )
 
 
-class Interleaved(_Instead):
+class Interleaved(Instead):
     """A checkpoint with blocks, whose rows are read in eights (`quantised.py`).
 
     Args:
@@ -184,7 +184,7 @@ def not_whole(config: ModelConfig) -> set[str]:
     }
 
 
-class Dequantised(_Instead):
+class Dequantised(Instead):
     """A quantised checkpoint that is read as numbers.
 
     Args:

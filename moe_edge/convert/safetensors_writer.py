@@ -7,6 +7,8 @@ offsets in whatever order they come.
 import json
 import math
 import re
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +34,10 @@ def parse_size(text: str | int) -> int:
 
 
 class SafetensorsWriter:
-    """Writes the tensors of `shapes` into `folder`.
+    """Writes the tensors of `shapes` into `folder`; from several threads, if need be.
 
     Args:
-      folder: existing folder.
+      folder: existing folder; shards of the same plan in it keep their bytes.
       shapes: name -> shape, in the order of the files.
       dtypes: name -> numpy dtype.
       shard_bytes: most tensor bytes a shard; one bigger tensor has its own.
@@ -59,7 +61,7 @@ class SafetensorsWriter:
             else f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
             for i in range(len(shards))
         ]
-        self._handles = []
+        self._handles, self._lock = [], threading.Lock()
         for file_name, tensors in zip(names, shards, strict=True):
             header, start = {"__metadata__": {"format": "pt"}}, 0
             for name in tensors:
@@ -71,7 +73,8 @@ class SafetensorsWriter:
                 start += sizes[name]
             text = json.dumps(header, separators=(",", ":")).encode()
             text += b" " * (-len(text) % 8)
-            handle = (folder / file_name).open("wb", buffering=0)
+            (folder / file_name).touch()
+            handle = (folder / file_name).open("r+b", buffering=0)
             header_bytes = len(text).to_bytes(8, "little") + text
             write_arrays(handle, 0, [np.frombuffer(header_bytes, np.uint8)])
             self._handles.append(handle)
@@ -106,9 +109,14 @@ class SafetensorsWriter:
                 run, place = [], (handle, offset, offset)
             run.append(array)
             place = (*place[:2], place[2] + array.nbytes)
-            self._left[name] -= array.size
+            with self._lock:
+                self._left[name] -= array.size
         if run:
             write_arrays(place[0], place[1], run)
+
+    def skip(self, names: Iterable[str]) -> None:
+        """Takes tensors as written by an earlier writer of the same plan."""
+        self._left |= dict.fromkeys(names, 0)
 
     def close(self) -> None:
         """Closes the shards."""

@@ -1,11 +1,13 @@
 """Where a conversion writes: a checkpoint of ours, or a Hugging Face folder.
 
-Both take the same stream: `dense(item, arrays)` of the top and of each layer, then
-that layer's records in order by `experts(layer, first, records_NR)`. `finish` completes
-the folder; `close` stops, complete or not.
+Both take `dense(item, arrays)` of the top and of each layer, and by `experts(layer,
+first, records_NR)` the layer's records, in any order and from several threads. Once all
+of an item has come, `facts(item)` says what `restore` of another process needs to take
+it as written. `finish` completes the folder; `close` stops, complete or not.
 """
 
-import os
+import shutil
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.checkpoint.checksums import Checksums, item_crc32, make_trailer
-from moe_edge.checkpoint.dense import DenseWriter
+from moe_edge.checkpoint.dense import DenseWriter, item_path
 from moe_edge.checkpoint.experts_file import (
     EXPERTS_FOLDER,
     experts_path,
@@ -43,7 +45,7 @@ class OursSink:
     and its many small writes then overlap with the experts.
 
     Args:
-      folder: empty.
+      folder: empty, or of a run that was interrupted.
       config: the model as it is written; of a refactored one, its parent.
       reader: where it comes from.
       subs, refactor: of a refactored model, see `make_manifest`.
@@ -59,22 +61,39 @@ class OursSink:
     ):
         self._folder, self._config, self._reader = folder, config, reader
         self._subs, self._refactor = subs, refactor
-        (folder / EXPERTS_FOLDER).mkdir()
-        (folder / HF_FOLDER).mkdir()
+        self._num_records = config.moe.num_experts * subs
+        for name in (EXPERTS_FOLDER, HF_FOLDER):
+            (folder / name).mkdir(exist_ok=True)
         copied = copy_small_files(reader.hf_files, folder / HF_FOLDER, config.hf_config)
         known = TOKENIZER_NAME in copied
         self._tokenizer = f"{HF_FOLDER}/{TOKENIZER_NAME}" if known else None
         self._saver = ThreadPoolExecutor(1)
         self._dense = self._saver.submit(DenseWriter, folder)
         self._saving: Future | None = None
-        self._file, self._layer = None, None
-        self._checksums, self._kinds = Checksums(), set()
+        self._lock, self._open = threading.Lock(), {}
+        self._checksums, self._kinds = Checksums(), {}
+
+    def restore(self, item, facts):
+        self._checksums.dense[item] = facts["dense"]
+        self._kinds[item] = set(facts["kinds"])
+        if facts["experts"] is not None:
+            self._checksums.experts[item] = facts["experts"]
+
+    def facts(self, item):
+        self._wait()
+        experts = self._checksums.experts.get(item)
+        return {
+            "dense": self._checksums.dense[item],
+            "kinds": sorted(self._kinds[item]),
+            "experts": experts,
+        }
 
     def dense(self, item, arrays):
         self._wait()
         self._checksums.dense[item] = item_crc32(arrays)
         blocks = (array for array in arrays.values() if isinstance(array, Matrix))
-        self._kinds |= {matrix.kind for matrix in blocks}
+        self._kinds[item] = {matrix.kind for matrix in blocks}
+        shutil.rmtree(item_path(self._folder, item), ignore_errors=True)  # not noted
         dense = self._dense
         self._saving = self._saver.submit(lambda: dense.result().save(item, arrays))
         if sum(array.nbytes for array in arrays.values()) > _LARGE_BYTES:
@@ -86,34 +105,30 @@ class OursSink:
             self._saving = None
 
     def experts(self, layer, first, records_NR):
-        if first == 0:
-            self._finish_file()
-            self._file = experts_path(self._folder, layer).open("wb", buffering=0)
-            self._layer = layer
-        write_arrays(self._file, first * records_NR[0].nbytes, [records_NR])
-        self._checksums.experts.setdefault(layer, []).extend(record_crcs(records_NR))
-
-    def _finish_file(self):
-        """Adds the trailer, once all records of a layer are written."""
-        if self._file is not None:
-            crcs = self._checksums.experts[self._layer]
-            end = self._file.seek(0, os.SEEK_END)
-            trailer = np.frombuffer(make_trailer(self._layer, crcs), np.uint8)
-            write_arrays(self._file, end, [trailer])
-            self._close_file()
-
-    def _close_file(self):
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._lock:
+            if layer not in self._open:
+                path, rows = experts_path(self._folder, layer), self._num_records
+                file = path.open("wb", buffering=0)
+                self._open[layer] = file
+                self._checksums.experts[layer] = [None] * rows
+            file = self._open[layer]
+        write_arrays(file, first * records_NR[0].nbytes, [records_NR])
+        crcs = self._checksums.experts[layer]
+        crcs[first : first + len(records_NR)] = record_crcs(records_NR)
+        with self._lock:
+            if None not in crcs and layer in self._open:
+                end = len(crcs) * records_NR[0].nbytes
+                trailer = np.frombuffer(make_trailer(layer, crcs), np.uint8)
+                write_arrays(file, end, [trailer])
+                self._open.pop(layer).close()
 
     def close(self):
-        self._close_file()
+        while self._open:
+            self._open.popitem()[1].close()
         self._saver.shutdown(cancel_futures=True)
 
     def finish(self, content_sha256):
         self._wait()
-        self._finish_file()
         self.close()
         reader = self._reader
         source = {"hf_path": reader.hf_source, "quantized": reader.quantized}
@@ -126,7 +141,7 @@ class OursSink:
             content_sha256=content_sha256,
             refactor=self._refactor,
             checksums=self._checksums,
-            dense_kinds=self._kinds,
+            dense_kinds=set().union(*self._kinds.values()),
         )
         # Last, so that a folder with a manifest is complete.
         dump_json(self._folder / MANIFEST_NAME, manifest)
@@ -147,6 +162,15 @@ class HfSink:
         copy_small_files(reader.hf_files, folder, config.hf_config)
         shapes = rules.hf_shapes(config)
         self._writer = SafetensorsWriter(folder, shapes, dtypes, shard_bytes)
+
+    def restore(self, item, facts):
+        self._writer.skip(facts)
+
+    def facts(self, item):
+        names = rules.dense_names(self._config, item).values()
+        if item in self._config.moe_layers:
+            names = *names, *rules.expert_shapes(self._config, item)
+        return list(names)
 
     def dense(self, item, arrays):
         self._writer.write(*dense_pieces(self._config, item, arrays))

@@ -182,6 +182,17 @@ class TensorSource:
             return self._packed[name].read(dtype, expert)
         return cast(self._files[name].tensor()[expert], dtype)
 
+    def why_not_kept(self, name: str, kind: str) -> str | None:
+        """Why a weight cannot be blocks of a kind as it is stored; None: it can."""
+        if name not in self._packed:
+            dtype = self._files[name].dtype
+            return f"it is {'not there' if dtype is None else dtype.name}"
+        return self._packed[name].why_not_kept(kind)
+
+    def blocks(self, name: str, kind: str, expert: int | None = None) -> np.ndarray:
+        """Rows of blocks of a weight that can be kept, or of one expert of it."""
+        return self._packed[name].blocks(kind, expert)
+
     def release(self) -> None:
         """Drops the pages of every file from this process."""
         for file in self._open:

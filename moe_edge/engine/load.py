@@ -15,7 +15,7 @@ from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
 from moe_edge.engine.devices import check_mesh, check_several, homes_for, mesh_for
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.model.quantised import format_of, is_interleaved
+from moe_edge.model.quantised import format_of, rounds_activations
 from moe_edge.model.sub_experts import at_k
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _open(checkpoint: str | Path, k: int | None, activations: str):
     config = at_k(reader.config, k)  # the same weights, another operating point
     reader.config = dataclasses.replace(config, activations=activations)
     kinds = f"{reader.layout.kind}+{reader.dense_kind}".split("+")
-    if activations != "float32" and not any(map(is_interleaved, kinds)):
+    if activations != "float32" and not any(map(rounds_activations, kinds)):
         raise ConfigError(
             f"activations {activations} meet weights in interleaved blocks, "
             f"{checkpoint} has none; convert it with --dtype q4_0 or q8_0"

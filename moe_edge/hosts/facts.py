@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from moe_edge.checkpoint.reader import CheckpointReader
+from moe_edge.convert.digest import quick_digest
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.process import processor
@@ -27,7 +27,6 @@ VARIABLES = (
     *("MOE_EDGE_DECODE_ATTENTION", "MOE_EDGE_FEW_ROWS", "MOE_EDGE_FILLED_ATTENTION"),
     *("MOE_EDGE_KERNELS", "MOE_EDGE_PARTS", "XLA_FLAGS"),
 )
-_END_BYTES = 1 << 20  # that are read of either end of a weight file
 _SHOWN = 60  # characters of a value in a message
 _REMEDIES = {
     "flag": "give all processes the same flags",
@@ -160,33 +159,5 @@ def source_digest() -> str:
 
 
 def checkpoint_digest(checkpoint: str) -> str:
-    """Of what a checkpoint holds, without reading all its weights.
-
-    Of a folder of ours the hash that conversion stored and what its manifest says of
-    the records; of other formats all JSON files, and of each weight file its size and
-    both ends.
-    """
-    reader = open_checkpoint(checkpoint)
-    digest = hashlib.sha256()
-    if isinstance(reader, CheckpointReader):
-        facts = {
-            key: reader.manifest.get(key)
-            for key in ("content_sha256", "dtype", "E", "U", "refactor", "checksums")
-        }
-        digest.update(json.dumps(facts, sort_keys=True).encode())
-        return digest.hexdigest()[:16]
-    path = Path(reader.path)
-    if path.is_dir():
-        files = [*sorted(path.glob("*.json")), *reader.weight_files]
-    else:  # GGUF; a model in parts is several
-        first = path.name.partition("-00001-of-")[0]
-        parts = path.parent.glob(f"{first}-*-of-*.gguf")
-        files = sorted({path, *(part.resolve() for part in parts)})
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
-        with file.open("rb") as opened:
-            digest.update(opened.read(_END_BYTES))
-            opened.seek(max(size - _END_BYTES, 0))
-            digest.update(opened.read(_END_BYTES))
-    return digest.hexdigest()[:16]
+    """Of what a checkpoint holds, without reading all its weights."""
+    return quick_digest(open_checkpoint(checkpoint))

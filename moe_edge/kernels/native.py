@@ -33,6 +33,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")  # as in types.h
 KINDS = {"float32": 0, "bfloat16": 1, "uint16": 1}  # as in types.h
 BLOCK_KINDS = {None: 0, "q8_0": 2, "q4_0": 3, "mxfp4": 4}  # of records of bytes
 BLOCK_KINDS |= {"q8_0x8": 5, "q4_0x8": 6, "mxfp4x8": 7}  # eight rows interleaved
+BLOCK_KINDS |= {"int4x8": 8, "fp8x8": 9}
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.uint16, jnp.uint8)
 _wanted = contextvars.ContextVar("moe_edge_kernels", default=False)
 

@@ -6,6 +6,12 @@
   mxfp4  a byte e, 16 bytes as of q4_0: 2 ** (e - 127) * FP4[q]            17 bytes
          what gpt-oss was trained in (OCP Microscaling Formats, version 1.0)
 
+Two more are never rounded to, but hold what some models are published in, bit for bit:
+
+  int4   a bfloat16 scale, 16 bytes as of q4_0: what Kimi-K2 was trained in   18 bytes
+  fp8    a float32 scale, 128 float8 (e4m3fn): DeepSeek-V3's blocks of 128 rows and
+         columns, whose scale stands here in each of the rows                132 bytes
+
 A row of weights is a row of blocks. In checkpoints of ours eight rows stand interleaved
 (kinds `q8_0x8` and the like), so that one instruction meets weights of several: of each
 block the scales of the eight, then of each row in turn four bytes of codes, as often as
@@ -17,17 +23,21 @@ make the same bytes of the same weights.
 """
 
 import dataclasses
+import functools
+import operator
 
+import ml_dtypes
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known
 
-BLOCK = 32  # weights that share a scale
-BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "mxfp4": 17}
-SCALE_BYTES = {"q8_0": 2, "q4_0": 2, "mxfp4": 1}
-KINDS = tuple(BLOCK_BYTES)
+BLOCK = 32  # weights that share a scale, of all kinds but fp8
+BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "mxfp4": 17, "int4": 18, "fp8": 132}
+SCALE_BYTES = {"q8_0": 2, "q4_0": 2, "mxfp4": 1, "int4": 2, "fp8": 4}
+KEPT_KINDS = ("fp8", "int4")  # of experts alone, taken over from files
+KINDS = tuple(kind for kind in BLOCK_BYTES if kind not in KEPT_KINDS)
 EIGHT = 8  # rows that stand interleaved
-IN_EIGHTS = {kind: f"{kind}x8" for kind in KINDS}
+IN_EIGHTS = {kind: f"{kind}x8" for kind in BLOCK_BYTES}
 for _kind, _eight in IN_EIGHTS.items():
     BLOCK_BYTES[_eight], SCALE_BYTES[_eight] = BLOCK_BYTES[_kind], SCALE_BYTES[_kind]
 STORED_KINDS = tuple(BLOCK_BYTES)
@@ -46,6 +56,16 @@ def is_interleaved(kind: str | None) -> bool:
     return kind in IN_EIGHTS.values()
 
 
+def rounds_activations(kind: str | None) -> bool:
+    """Whether kernels meet blocks of a kind with activations of 8 bits (`int8`)."""
+    return is_interleaved(kind) and format_of(kind) not in KEPT_KINDS
+
+
+def block_of(kind: str) -> int:
+    """Weights that share a scale."""
+    return 128 if format_of(kind) == "fp8" else BLOCK
+
+
 def stored_shape(kind: str, shape: tuple[int, int]) -> tuple[int, int]:
     """Of the bytes of weights `[O, I]`."""
     rows, size = shape[0], row_bytes(kind, shape[1])
@@ -59,29 +79,29 @@ def row_bytes(kind: str, width: int) -> int:
       ConfigError: an unknown kind, or a width that no blocks fill.
     """
     check_known("quantised format", kind, STORED_KINDS)
-    if width % BLOCK:
+    if width % (block := block_of(kind)):
         raise ConfigError(
-            f"{kind} holds weights in blocks of {BLOCK}, which do not fill a width of "
+            f"{kind} holds weights in blocks of {block}, which do not fill a width of "
             f"{width}"
         )
-    return width // BLOCK * BLOCK_BYTES[kind]
+    return width // block * BLOCK_BYTES[kind]
 
 
 def bytes_per_weight(kind: str | None) -> float | None:
     """Mean bytes of a weight, its share of the scale included; None of None."""
-    return None if kind is None else BLOCK_BYTES[kind] / BLOCK
+    return None if kind is None else BLOCK_BYTES[kind] / block_of(kind)
 
 
 def kind_of(stored: tuple[int, ...], shape: tuple[int, ...]) -> str | None:
     """The kind in which weights of a shape have the stored shape; None: there is none.
 
-    No two kinds have rows of as many bytes.
+    Of dense matrices, no two of whose kinds have rows of as many bytes.
     """
     if len(shape) != 2 or shape[1] % BLOCK:
         return None
     of_kinds = {
         stored_shape(kind, shape): kind
-        for kind in STORED_KINDS
+        for kind in (*KINDS, *(IN_EIGHTS[kind] for kind in KINDS))
         if not (is_interleaved(kind) and shape[0] % EIGHT)
     }
     return of_kinds.get(tuple(stored))
@@ -138,7 +158,7 @@ def interleave(kind: str, rows):
     """uint8 `[..., O / 8, 8 * bytes]` of `[..., O, bytes]`, of NumPy or JAX.
 
     Args:
-      kind: of the rows, one of KINDS.
+      kind: of the rows, one that is not interleaved.
     """
     xp, size = rows.__array_namespace__(), SCALE_BYTES[kind]
     *lead, count, width = rows.shape
@@ -187,9 +207,11 @@ def decode(kind: str, rows):
     codes = blocks[..., SCALE_BYTES[kind] :]
     if kind == "q8_0":
         values = codes.view(xp.int8).astype(xp.float32)
+    elif kind == "fp8":
+        values = codes.view(ml_dtypes.float8_e4m3fn).astype(xp.float32)
     else:
         halves = xp.concatenate([codes & 15, codes >> 4], axis=-1)
-        if kind == "q4_0":
+        if kind in ("q4_0", "int4"):
             values = halves.astype(xp.float32) - 8.0
         else:  # doubled, as the scales are half of what they say
             values = xp.asarray(2 * FP4)[halves]
@@ -211,7 +233,7 @@ def scales(kind: str, rows):
 
 
 def _blocks(kind: str, rows):
-    check_known("quantised format", kind, KINDS)
+    check_known("quantised format", kind, tuple(IN_EIGHTS))
     size = BLOCK_BYTES[kind]
     if rows.shape[-1] % size:
         raise ConfigError(
@@ -227,12 +249,22 @@ def _scales(kind: str, blocks):
         small = xp.uint32(1 << 21) << xp.minimum(exponents, xp.uint32(1))
         bits = xp.where(exponents < 2, small, (exponents - xp.uint32(1)) << 23)
         return bits.view(xp.float32)
+    if kind in KEPT_KINDS:
+        shifts = range(0, 32, 8) if kind == "fp8" else (16, 24)
+        parts = (
+            blocks[..., n : n + 1].astype(xp.uint32) << shift
+            for n, shift in enumerate(shifts)
+        )
+        return functools.reduce(operator.or_, parts).view(xp.float32)
     low, high = blocks[..., :1].astype(xp.uint16), blocks[..., 1:2].astype(xp.uint16)
     return (low | (high << 8)).view(xp.float16).astype(xp.float32)
 
 
 def encode(kind: str, weights: np.ndarray) -> np.ndarray:
     """uint8 of `stored_shape` of float32 `[..., O, I]`, or `[..., I]`; of NumPy only.
+
+    Args:
+      kind: one of KINDS, or such a one interleaved.
 
     A scale that float16 cannot hold becomes infinity. Of mxfp4 a weight of -0 stays
     one, which the reference makes 0.

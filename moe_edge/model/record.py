@@ -6,10 +6,9 @@ elements, which are 2 or 4 bytes wide). The same row is the unit of files, trans
 cache slots and of the kernels' argument `experts_ER`; parts are static slices of it.
 
 A quantised record (`kind`, `quantised.py`) is a row of bytes: an element is a byte.
-Its matrices are rows of blocks along the input axis, so D and F are multiples of 32;
-then every matrix is a multiple of 64 bytes (mxfp4: of 32) and there is no padding
-between them. Its biases are float32: they are a thousandth of the bytes, and are added,
-not multiplied.
+Its matrices are rows of blocks along the input axis, so D and F are multiples of 32
+(fp8: of 128), and there is no padding between them. Its biases are float32: they are a
+thousandth of the bytes, and are added, not multiplied.
 """
 
 import dataclasses
@@ -20,7 +19,8 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.quantised import (
-    BLOCK,
+    EIGHT,
+    block_of,
     decode,
     encode,
     interleave,
@@ -31,6 +31,12 @@ from moe_edge.model.quantised import (
 
 ALIGN_ELEMENTS = 32
 ALIGN_BYTES = 64
+_STRIP = 1 << 16  # weights
+
+
+def _strip_rows(shape: tuple[int, ...]) -> int:
+    """Rows, in whole eights, that are encoded while a processor's cache holds them."""
+    return EIGHT * max(1, _STRIP // (EIGHT * math.prod(shape[1:])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +62,11 @@ class RecordLayout:
 
     def __post_init__(self):
         for name, size in (("width", self.d_model), ("neurons", self.expert_dim)):
-            if self.kind is not None and size % BLOCK:
+            block = 1 if self.kind is None else block_of(self.kind)
+            if size % block:
                 raise ConfigError(
                     f"experts with {size} {name} cannot be {self.kind}, whose blocks "
-                    f"hold {BLOCK} weights: {size} is no multiple of {BLOCK}; keep "
+                    f"hold {block} weights: {size} is no multiple of {block}; keep "
                     "them in floats"
                 )
 
@@ -186,9 +193,11 @@ class RecordLayout:
         """
         record_R, plain = np.zeros(self.size, np.uint8), self.unquantised
         for name, shape in self.shapes.items():
-            values = plain.part(values_R, name).astype(np.float32)
-            is_bias = len(shape) == 1
-            stored = values.view(np.uint8) if is_bias else encode(self.kind, values)
-            start = self.offsets[name]
-            record_R[start : start + stored.size] = stored.reshape(-1)
+            values, start = plain.part(values_R, name), self.offsets[name]
+            for first in range(0, shape[0], step := _strip_rows(shape)):
+                some = values[first : first + step].astype(np.float32)
+                is_bias = len(shape) == 1
+                stored = some.view(np.uint8) if is_bias else encode(self.kind, some)
+                record_R[start : start + stored.size] = stored.reshape(-1)
+                start += stored.size
         return record_R

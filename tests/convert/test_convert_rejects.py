@@ -213,6 +213,10 @@ def test_convert_rejects_bad_options(tmp_path):
         convert(hf, tmp_path / "x", shard_size="5 apples")
     with pytest.raises(ConfigError, match="no dst given"):
         convert(hf, None)
+    with pytest.raises(ConfigError, match="workers must be 0 or more .* got -1"):
+        convert(hf, tmp_path / "x", workers=-1)
+    with pytest.raises(ConfigError, match="max_layers must be .* got 0"):
+        convert(hf, tmp_path / "x", max_layers=0)
 
 
 def test_convert_rejects_bad_output_folders(tmp_path):
@@ -232,35 +236,6 @@ def test_convert_rejects_bad_output_folders(tmp_path):
     with pytest.raises(OutputError, match="no earlier result"):
         convert(hf, tmp_path / "full", overwrite=True)
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    "kind, to", [(KeyboardInterrupt, "ours"), (OSError, "ours"), (OSError, "hf")]
-)
-def test_interrupted_conversion_leaves_nothing_and_can_be_repeated(
-    tmp_path, monkeypatch, kind, to
-):
-    hf = hf_folder(tmp_path / "hf", "olmoe")
-    sink = sinks.OursSink if to == "ours" else sinks.HfSink
-    original = sink.experts
-
-    def failing(self, layer, first, records):
-        if layer == 1:
-            raise kind("stop")
-        original(self, layer, first, records)
-
-    monkeypatch.setattr(sink, "experts", failing)
-    expected = OutputError if kind is OSError else kind
-    with pytest.raises(expected, match="stop"):
-        convert(hf, tmp_path / "out", to=to)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf"]
-    monkeypatch.setattr(sink, "experts", original)
-    # A killed process cannot clean up after itself.
-    (tmp_path / ".out.999999999.partial" / "experts").mkdir(parents=True)
-    convert(hf, tmp_path / "out", to=to)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf", "out"]
-    reader = open_checkpoint(tmp_path / "out")
-    assert reader.content_sha256() == open_checkpoint(hf).content_sha256()
 
 
 def test_failed_overwrite_keeps_the_old_folder(tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ def test_quantised_folder_converts_to_its_values(make, dtype, tmp_path):
     assert "quantization_config" not in back.config.hf_config
     assert back.config.hf_config["torch_dtype"] == kind.name
     for name, array in wanted.items():
-        got = back._source.read(name)
+        got = back.source.read(name)
         keep = name.endswith("e_score_correction_bias")
         expected = array if keep else array.astype(kind)
         assert got.dtype == expected.dtype

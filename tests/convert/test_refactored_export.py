@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from moe_edge.checkpoint.manifest import read_manifest
-from moe_edge.convert.content_hash import content_sha256
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.refactored_config import EXPORTED, refactored_hf_config
+from moe_edge.convert.stream import content_sha256
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.model.sub_experts import at_k
 from tests.support.conversion import convert

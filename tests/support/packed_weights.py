@@ -237,6 +237,32 @@ def _float_weights(strategy, **more):
 
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 _BLOCKS = _FP8 | {"weight_block_size": list(BLOCK), "ignored_layers": ["gate"]}
+_SQUARE = 128
+_SQUARES = _FP8 | {"weight_block_size": [_SQUARE, _SQUARE]}
+
+
+def _in_squares(shape):
+    rows, cols = shape[-2:]
+    return _SQUARE, _SQUARE, (-(-rows // _SQUARE), -(-cols // _SQUARE))
+
+
+# What converting can take over as blocks, and with which sizes: kind -> name -> format.
+WIDE = {"hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 128}
+KEPT = {
+    "fp8": {
+        "blocks": eight_bits(_SQUARES, _in_squares, "_scale_inv"),
+        "blocks, packed": eight_bits(_SQUARES, _in_squares, "_scale_inv", fused=True),
+        "rows": eight_bits(
+            _compressed("float-quantized", _float_weights("channel")),
+            _a_row,
+            dtype=BFLOAT16,
+        ),
+    },
+    "int4": {
+        "groups": pack_quantized(group=32),
+        "wide groups": pack_quantized(group=64),
+    },
+}
 FORMATS = {
     "fp8 blocks": eight_bits(_BLOCKS, _in_blocks, "_scale_inv"),
     "fp8 blocks, packed": eight_bits(_BLOCKS, _in_blocks, "_scale_inv", fused=True),
@@ -289,9 +315,9 @@ FORMATS = {
 }
 
 
-def packed_folder(path, format: Format, seed: int = 3):
+def packed_folder(path, format: Format, seed: int = 3, **sizes):
     """A Qwen3-MoE whose projections are packed; returns the values too, by name."""
-    changes = SIZES | {"quantization_config": format.section}
+    changes = SIZES | sizes | {"quantization_config": format.section}
     raw = raw_config("qwen3_moe", torch_dtype=format.dtype, **changes)
     plain = {name: value for name, value in raw.items() if "quantiz" not in name}
     rng = np.random.default_rng(seed)

@@ -223,17 +223,18 @@ std::string LayoutOf(const ffi::AnyBuffer& records, int64_t D, int64_t F, bool h
                      int64_t activation, float limit, int64_t kind, ExpertLayout* layout) {
   const bool is_bytes = records.element_type() == ffi::DataType::U8;
   if (is_bytes) {
-    if (kind < int64_t(Kind::kQ8_0) || kind > int64_t(Kind::kMxfp4x8)) {
+    if (kind < int64_t(Kind::kQ8_0) || kind > int64_t(Kind::kFp8x8)) {
       return "records of bytes with kind " + std::to_string(kind) +
-             ", expected 2 (q8_0), 3 (q4_0), 4 (mxfp4), or 5, 6, 7 (interleaved)";
+             ", expected 2 (q8_0), 3 (q4_0), 4 (mxfp4), or 5 to 9 (interleaved)";
     }
     layout->kind = static_cast<Kind>(kind);
   } else if (!KindOf(records.element_type(), &layout->kind)) {
     return "unknown type of records";
   }
   const std::string sizes = "D " + std::to_string(D) + ", F " + std::to_string(F);
-  if (is_bytes && (D % kBlock != 0 || F % kBlock != 0)) {
-    return sizes + " are no whole blocks of " + std::to_string(kBlock);
+  const int block = layout->kind == Kind::kFp8x8 ? kFp8Block : kBlock;
+  if (is_bytes && (D % block != 0 || F % block != 0)) {
+    return sizes + " are no whole blocks of " + std::to_string(block);
   }
   const int64_t R = records.dimensions()[1];
   // Sizes whose product fits 64 bits, and none that a division is by.
@@ -294,7 +295,7 @@ ffi::Error LinearCall(ffi::Buffer<ffi::F32> x, ffi::RemainingArgs weights,
   if (int8) {
     const Rounded* rounded = nullptr;
     for (LinearArgs& part : parts) {
-      if (!IsInterleaved(part.kind)) continue;
+      if (!MeetsRounded(part.kind)) continue;
       if (rounded == nullptr) rounded = RoundedRowsOf(part.x, part.T, part.I);
       part.rounded = rounded, part.int8 = &BestRounded();
     }
@@ -381,7 +382,7 @@ ffi::Error ExpertsCall(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
   a.records = static_cast<const uint8_t*>(records.untyped_data());
   a.start = start.typed_data(), a.y = y->typed_data();
   a.T = int(T), a.K = int(K), a.E = int(rs[0]), a.rows = rows;
-  if (int8 && IsInterleaved(a.layout.kind)) {
+  if (int8 && MeetsRounded(a.layout.kind)) {
     a.int8 = &BestRounded(), a.rounded = RoundedRowsOf(a.x, a.T, int(D));
   }
   const std::string wrong = RunExperts(a);
@@ -475,7 +476,7 @@ const char* moe_edge_experts_at(const float* x, const int32_t* ids,
   a.layout.record_bytes = moe_edge::RowBytes(a.layout.kind, 3 * size_t(D) * F);
   a.x = x, a.ids = ids, a.weights = weights, a.each = each, a.y = y;
   a.T = T, a.K = K, a.E = E;
-  if (int8 != 0 && moe_edge::IsInterleaved(a.layout.kind)) {
+  if (int8 != 0 && moe_edge::MeetsRounded(a.layout.kind)) {
     a.int8 = &moe_edge::BestRounded(), a.rounded = moe_edge::RoundedRowsOf(x, T, D);
   }
   wrong = moe_edge::RunExperts(a);

@@ -8,10 +8,11 @@ namespace moe_edge {
 
 // How weights are stored. Blocks are GGUF's: a scale and 32 weights. Those of x8 stand
 // interleaved: of eight rows first the scales of a block, then codes, four bytes a row.
+// Of int4 the scale is bfloat16; of fp8 float32, of 128 weights.
 enum class Kind {
-  kFloat32, kBfloat16, kQ8_0, kQ4_0, kMxfp4, kQ8_0x8, kQ4_0x8, kMxfp4x8
+  kFloat32, kBfloat16, kQ8_0, kQ4_0, kMxfp4, kQ8_0x8, kQ4_0x8, kMxfp4x8, kInt4x8, kFp8x8
 };
-constexpr int kBlock = 32, kEight = 8;
+constexpr int kBlock = 32, kFp8Block = 128, kEight = 8;
 constexpr int kTile = 4;  // vectors that share a pass over a row, or over keys
 
 constexpr size_t RowBytes(Kind kind, size_t width) {
@@ -21,7 +22,9 @@ constexpr size_t RowBytes(Kind kind, size_t width) {
     case Kind::kQ8_0:
     case Kind::kQ8_0x8: return width / kBlock * 34;
     case Kind::kQ4_0:
+    case Kind::kInt4x8:
     case Kind::kQ4_0x8: return width / kBlock * 18;
+    case Kind::kFp8x8: return width / kFp8Block * 132;
     case Kind::kMxfp4:
     case Kind::kMxfp4x8: return width / kBlock * 17;
   }
@@ -31,6 +34,11 @@ constexpr size_t RowBytes(Kind kind, size_t width) {
 enum class Activation { kSilu, kGelu, kGeluTanh, kClampedSwiglu };
 
 constexpr bool IsInterleaved(Kind kind) { return kind >= Kind::kQ8_0x8; }
+
+// Whether kernels meet it with vectors of 8 bits.
+constexpr bool MeetsRounded(Kind kind) {
+  return IsInterleaved(kind) && kind < Kind::kInt4x8;
+}
 
 struct Rounded;
 struct RoundedKernels;
@@ -202,4 +210,6 @@ struct Kernels {
     case Kind::kQ8_0x8: return function<Eight<Q8_0>>(__VA_ARGS__); \
     case Kind::kQ4_0x8: return function<Eight<Q4_0>>(__VA_ARGS__); \
     case Kind::kMxfp4x8: return function<Eight<Mxfp4>>(__VA_ARGS__); \
+    case Kind::kInt4x8: return function<Eight<Int4>>(__VA_ARGS__); \
+    case Kind::kFp8x8: return function<Eight<Fp8>>(__VA_ARGS__); \
   }

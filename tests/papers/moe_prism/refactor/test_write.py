@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from moe_edge.checkpoint.manifest import read_manifest
-from moe_edge.convert.content_hash import content_sha256
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.refactored_writer import write_refactored
+from moe_edge.convert.stream import content_sha256
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from moe_edge.model.sub_experts import at_k
 from moe_edge.papers.moe_prism.refactor.build import down_norms

@@ -23,8 +23,8 @@ from moe_edge.checkpoint.checksums import KEY, item_crc32
 from moe_edge.checkpoint.dense import DenseWriter, item_path
 from moe_edge.checkpoint.manifest import MANIFEST_NAME
 from moe_edge.checkpoint.reader import CheckpointReader
-from moe_edge.convert.content_hash import content_sha256
 from moe_edge.convert.hf_files import dump_json
+from moe_edge.convert.stream import content_sha256
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
 from moe_edge.core.heap import keep_heap

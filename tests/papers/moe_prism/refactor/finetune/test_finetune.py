@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from moe_edge.checkpoint.checksums import item_crc32
-from moe_edge.convert.content_hash import content_sha256
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.stream import content_sha256
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.perplexity import measure_perplexity
