@@ -184,10 +184,12 @@ class Engine:
         """A layer's cache of the host on the device, as `new_cache` would make it."""
         return self.put(cache)
 
-    def cache_shapes(self, layer: int, batch: int, capacity: int) -> dict[str, tuple]:
-        """Of the arrays of `new_cache`."""
+    def cache_arrays(
+        self, layer: int, batch: int, capacity: int
+    ) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of `new_cache`."""
         attention = self.config.attention_of(layer)
-        return kv_cache.cache_shapes(attention, batch, capacity)
+        return kv_cache.cache_arrays(attention, batch, capacity)
 
     def cache_heads(self, layer: int) -> int:
         """Rows of a layer's cache, on each device, of one row of the batch."""

@@ -15,6 +15,7 @@ from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
 from moe_edge.engine.devices import check_mesh, check_several, homes_for, mesh_for
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.model.config import ModelConfig
 from moe_edge.model.quantised import format_of, rounds_activations
 from moe_edge.model.sub_experts import at_k
 
@@ -44,6 +45,7 @@ def load_engine(
     split_attention: bool = False,
     devices_trace: str | None = None,
     activations: str = "float32",
+    kv_cache: str = "float32",
     **options,
 ) -> Loaded:
     """Opens a checkpoint (as `open_checkpoint` does) and loads it.
@@ -65,17 +67,20 @@ def load_engine(
       activations: what few tokens are when they meet interleaved blocks of a quantised
         checkpoint: exact (float32), or rounded in blocks of 32 to 8 bits (int8): faster
         on a CPU, and lossy.
+      kv_cache: how keys and values are kept: float32, exact; or bfloat16 or q8_0, in a
+        half or about a quarter of the bytes, and lossy.
       **options: of `ResidentEngine`, or of `make_offloaded`.
     Raises:
       CheckpointError: the checkpoint or its tokenizer is missing or damaged.
       CapacityError: a budget that is too small or too large.
-      ConfigError: k out of range, more devices than there are (`mesh_for`), or rounded
-        activations where nothing would be rounded.
+      ConfigError: k out of range, more devices than there are (`mesh_for`), rounded
+        activations where nothing would be rounded, or heads that no blocks of q8_0
+        fill.
     """
     keep_heap()
     if offload is not None and not isinstance(offload, OffloadOptions):
         offload = OffloadOptions(device_memory=offload)
-    reader = _open(checkpoint, k, activations)
+    reader = open_run(checkpoint, k, activations, kv_cache)
     # Before the weights: a missing tokenizer shows at once.
     tokenizer = load_tokenizer(reader) if with_tokenizer else None
 
@@ -85,7 +90,7 @@ def load_engine(
 
     if offload is not None:
         prepare_process(reader, offload)
-    _check_backend(reader)
+    check_backend(reader.config)
     # Conversion has checked our own format already.
     check_finite = not isinstance(reader, CheckpointReader)
     mesh = mesh_for(reader, devices, offload)
@@ -112,9 +117,15 @@ def load_engine(
     return Loaded(*parts, dense_kind=format_of(reader.dense_kind))
 
 
-def _open(checkpoint: str | Path, k: int | None, activations: str):
+def open_run(
+    checkpoint: str | Path,
+    k: int | None = None,
+    activations: str = "float32",
+    kv_cache: str = "float32",
+):
+    """An open checkpoint whose config says how it is to run; as of `load_engine`."""
     reader = open_checkpoint(checkpoint)
-    config = at_k(reader.config, k)  # the same weights, another operating point
+    config = at_k(reader.config, k).with_cache(kv_cache)  # weights stay the same
     reader.config = dataclasses.replace(config, activations=activations)
     kinds = f"{reader.layout.kind}+{reader.dense_kind}".split("+")
     if activations != "float32" and not any(map(rounds_activations, kinds)):
@@ -125,9 +136,9 @@ def _open(checkpoint: str | Path, k: int | None, activations: str):
     return reader
 
 
-def _check_backend(reader) -> None:
+def check_backend(config: ModelConfig) -> None:
     """Refuses rounded activations where nothing rounds them; may start JAX."""
-    if reader.config.activations == "float32":
+    if config.activations == "float32":
         return
     import jax
 
@@ -135,7 +146,7 @@ def _check_backend(reader) -> None:
 
     if jax.default_backend() != "cpu" or native.choice() != "native":
         raise ConfigError(
-            f"activations {reader.config.activations} are of the host kernels, and "
+            f"activations {config.activations} are of the host kernels, and "
             f"{native.describe()} multiplies on {jax.default_backend()}; leave "
             "--activations out"
         )
@@ -174,15 +185,17 @@ def check_checkpoint(
     split_attention: bool = False,
     devices_trace: str | None = None,
     activations: str = "float32",
+    kv_cache: str = "float32",
     **room,
 ) -> None:
     """What `load_engine` would refuse, without reading weights (for --dry_run).
 
     Args:
-      devices, split_attention, devices_trace: as of `load_engine`.
+      devices, split_attention, devices_trace, activations, kv_cache: as of
+        `load_engine`.
       **room: `batch` and `capacity` as `load_engine` will get them.
     """
-    reader = _open(checkpoint, k, activations)
+    reader = open_run(checkpoint, k, activations, kv_cache)
     if with_tokenizer:
         load_tokenizer(reader)
     if offload is not None:
@@ -191,4 +204,4 @@ def check_checkpoint(
         allow_pinned(reader, offload)  # `check_offload` starts JAX
         check_offload(reader, offload, devices=homes_for(reader, devices), **room)
     check_mesh(reader, devices, offload, split_attention, devices_trace)
-    _check_backend(reader)
+    check_backend(reader.config)

@@ -89,6 +89,7 @@ def run_generate(
     max_context: int | None = None,
     k: int | None = None,
     activations: str = "float32",
+    kv_cache: str = "float32",
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     devices: int | str | None = None,
@@ -121,6 +122,8 @@ def run_generate(
         many as the model was made for.
       activations: what few tokens are when they meet interleaved blocks of a quantised
         checkpoint: float32, exact; or int8, rounded: faster on a CPU, and lossy.
+      kv_cache: how keys and values are kept: float32, exact; or bfloat16 or q8_0, in a
+        half or about a quarter of the bytes: longer contexts fit, and lossy.
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
         holds the dense weights, the KV cache and staging; None: as the gin file's
         `offload` says, or all experts on the device.
@@ -170,6 +173,7 @@ def run_generate(
         room["capacity"] = row_tokens(*row)
     if run.dry_run:
         given = {"offload": offload, "k": k, "activations": activations}
+        given["kv_cache"] = kv_cache
         check_checkpoint(checkpoint, **given, **shared, **room)
         return {"prompts": len(texts)}
     recorder = Recorder(enabled=bool(events or timeline))
@@ -181,7 +185,7 @@ def run_generate(
             "trace_scores": trace_scores,
             **room,
         }
-    options["activations"] = activations
+    options |= {"activations": activations, "kv_cache": kv_cache}
     loaded = load_engine(checkpoint, offload=offload, k=k, **options)
     from moe_edge.engine.generate import generate_rows  # loads JAX, as the engine did
 

@@ -24,7 +24,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from moe_edge.core.checks import CapacityError, RequestError, check_count
 from moe_edge.engine.base import Engine
@@ -291,10 +290,10 @@ class RowSlots:
         capacity = capacity_for(self.shapes.kept_capacity(len(tokens)))
         num_bytes = cache_bytes(config, 1, capacity)
         for layer in range(config.num_layers):
-            wanted = self.engine.cache_shapes(layer, 1, capacity)
+            wanted = self.engine.cache_arrays(layer, 1, capacity)
             arrays = layers.get(layer, {})
             given = {name: (a.shape, a.dtype) for name, a in arrays.items()}
-            if given != {name: (s, np.float32) for name, s in wanted.items()}:
+            if given != {name: (a.shape, a.dtype) for name, a in wanted.items()}:
                 return False
         if not self.cache.wants(tokens, k, num_bytes):
             return False

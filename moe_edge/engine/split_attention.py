@@ -171,9 +171,8 @@ class SplitEngine(ShardedEngine):
     def put_cache(self, cache):
         return jax.device_put(cache, self.mesh.parted)
 
-    def cache_shapes(self, layer, batch, capacity):
-        shapes = jax.eval_shape(lambda: self.new_cache(layer, batch, capacity))
-        return {name: each.shape for name, each in shapes.items()}
+    def cache_arrays(self, layer, batch, capacity):
+        return jax.eval_shape(lambda: self.new_cache(layer, batch, capacity))
 
     def cache_heads(self, layer):
         attention = self.config.attention_of(layer)

@@ -69,7 +69,7 @@ class SwitchEngine:
       offload: its route is only the first one.
       batch: rows decoded together, for an absolute budget.
       capacity: their tokens.
-      activations: as of `load_engine`.
+      **options: activations and kv_cache, as of `load_engine`.
     Raises:
       ConfigError: a mode other than layered.
     """
@@ -81,7 +81,7 @@ class SwitchEngine:
         *,
         batch: int,
         capacity: int,
-        activations: str = "float32",
+        **options: str,
     ):
         if offload.mode == "fused":
             raise ConfigError(
@@ -89,8 +89,8 @@ class SwitchEngine:
                 "compute the same"
             )
         offload = dataclasses.replace(offload, mode="layered")
-        room = {"batch": batch, "capacity": capacity, "activations": activations}
-        loaded = load_engine(checkpoint, offload=offload, **room)
+        room = {"batch": batch, "capacity": capacity}
+        loaded = load_engine(checkpoint, offload=offload, **room, **options)
         self.route = CountedRoute(get_route(offload.route, **offload.route_options))
         self.engine = LayeredEngine(
             loaded.engine.weights,

@@ -72,6 +72,7 @@ def run_evaluate(
     limit: int | None = None,
     batch_size: int = 8,
     k: int | None = None,
+    kv_cache: str = "float32",
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     devices: int | str | None = None,
@@ -98,6 +99,8 @@ def run_evaluate(
       batch_size: windows or texts that run together.
       k: experts that a token computes (sub-experts in a refactored model); None: as
         many as the model was made for.
+      kv_cache: how keys and values are kept: float32, exact; or bfloat16 or q8_0, in a
+        half or about a quarter of the bytes: longer contexts fit, and lossy.
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
         holds the dense weights, the KV cache and staging; None: as the gin file's
         `offload` says, or all experts on the device.
@@ -121,7 +124,8 @@ def run_evaluate(
     offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
     if mode == "tokens":
         tokens = find_file(tokens, data_dir, "--tokens")
-        summary = _run_logits(run, checkpoint, k, tokens, logits, offload, devices)
+        given = {"offload": offload, "k": k, "devices": devices, "kv_cache": kv_cache}
+        summary = _run_logits(run, checkpoint, tokens, logits, **given)
         if not run.dry_run:
             _write(run, summary | {"mode": mode}, [tokens])
         return summary
@@ -153,14 +157,14 @@ def run_evaluate(
                 limit=limit,
             )
     lossy = offload is not None and not offload.lossless
-    room = {}
+    room: dict[str, Any] = {"kv_cache": kv_cache}
     if offload is not None:
         reader = open_checkpoint(checkpoint)
         lengths = [window or DEFAULT_WINDOW]
         if mode == "mcq":
             lengths = token_counts(load_tokenizer(reader), questions)
         fixed = lossy and mode == "mcq"
-        room = _cache_room(reader.config, lengths, batch_size, fixed)
+        room |= _cache_room(reader.config, lengths, batch_size, fixed)
     if run.dry_run:
         check_checkpoint(checkpoint, offload=offload, k=k, devices=devices, **room)
         return {"mode": mode}
@@ -188,7 +192,7 @@ def run_evaluate(
         summary |= {"lossless": False, **loaded.engine.movement()}
     print(_told(summary))
     summary |= {"checkpoint": loaded.name, "checkpoint_hf": loaded.hf_source}
-    summary |= {"k": loaded.engine.config.moe.top_k}
+    summary |= {"k": loaded.engine.config.moe.top_k, "kv_cache": kv_cache}
     _write(run, summary | {"mode": mode}, paths, lines)
     return summary
 
@@ -271,7 +275,7 @@ def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:
 
 
 def _run_logits(
-    run: RunFolder, checkpoint, k, tokens, logits, offload, devices
+    run: RunFolder, checkpoint, tokens, logits, *, offload, **options
 ) -> dict:
     from moe_edge.evaluate.logits import (
         check_logits_path,
@@ -289,7 +293,7 @@ def _run_logits(
             "file next to it"
         )
     path = check_logits_path(logits, run.overwrite)
-    given = {"with_tokenizer": False, "offload": offload, "k": k, "devices": devices}
+    given = {"with_tokenizer": False, "offload": offload, **options}
     if offload is not None:
         vocab_size = open_checkpoint(checkpoint).config.vocab_size
         given["batch"] = rows_together(tokens_BS.shape, vocab_size)

@@ -48,7 +48,8 @@ def knows(attention) -> bool:
     plain_v = attention.value_dim == attention.head_dim and attention.value_scale == 1
     plain_v = plain_v and not (attention.v_norm or attention.k_is_v)
     plain_q = attention.qk_norm != "unit" and not attention.temperature
-    return plain_q and plain_v and attention.rope is not None and not attention.chunked
+    plain_kv = plain_v and attention.cache_type == "float32"
+    return plain_q and plain_kv and attention.rope is not None and not attention.chunked
 
 
 def is_asked() -> bool:

@@ -271,8 +271,8 @@ def attend(
 
     Args:
       q_BSHP: float32; query h belongs to head h // (H / G) of the cache.
-      k, v: float32 caches `[B * G, M, P]`, or `[M, P]` if that is one row; v may have
-        another width W.
+      k, v: caches `[B * G, M, P]`, or `[M, P]` if that is one row, of one type of
+        `model.cache_types`; v may have another width W.
       start_B: int32, position of the first token of each row.
       window: int32 scalar, see `model.kv_cache.visible`; `chunked` too.
       sinks_H: float32 logits that join the denominator, or None.
@@ -281,10 +281,16 @@ def attend(
     """
     sinks_H = jnp.zeros(0, jnp.float32) if sinks_H is None else sinks_H
     name = "moe_edge_attend_chunked" if chunked else "moe_edge_attend"
-    shape = *q_BSHP.shape[:-1], v.shape[-1]
+    shape = *q_BSHP.shape[:-1], _cached_width(v)
     call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(shape, jnp.float32))
     scale = np.float32(scale)
     return call(q_BSHP, k, v, start_B, window, sinks_H, scale=scale)
+
+
+def _cached_width(cache: jax.Array) -> int:
+    """Values in a row of a cache; those of bytes are blocks of q8_0."""
+    width = cache.shape[-1]
+    return width if cache.dtype != jnp.uint8 else width // 34 * 32
 
 
 def delta(q_NK, k_NK, v_NV, g_N, beta_N, state_NKV) -> tuple[jax.Array, jax.Array]:
@@ -338,8 +344,8 @@ def step(
     norms, tables = norms or (none, none), tables or (none, none)
     sinks_H = none if sinks_H is None else sinks_H
     q, _, v = products
-    shapes = (*q.shape[:2], v.shape[-1]), *(each.shape for each in caches)
-    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    y = jax.ShapeDtypeStruct((*q.shape[:2], v.shape[-1]), jnp.float32)
+    results = [y, *(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in caches)]
     name = "moe_edge_step_chunked" if chunked else "moe_edge_step"
     call = jax.ffi.ffi_call(name, results, input_output_aliases={3: 1, 4: 2})
     given = *products, *caches, *norms, *tables, start_B, window, sinks_H
@@ -369,8 +375,8 @@ def step_latent(
     Args:
       q_BHP: float32 queries, of each head the N values without rotation first.
       low_BL: float32, latent and shared key `[B, R + O]`, neither normed nor rotated.
-      cache: float32 `[B, M, R + O]`, or `[M, R + O]` if that is one row; written in
-        place where it is donated.
+      cache: `[B, M, R + O]`, or `[M, R + O]` if that is one row, of a type of
+        `model.cache_types`; written in place where it is donated.
       norm_R: float32 weights of the latent's norm.
       up_OR: stored up-projections `[H * (N + value), R]`: each head's of keys, then
         that of values.
@@ -381,8 +387,8 @@ def step_latent(
     Returns:
       float32 `[B, H, value]`, and the cache.
     """
-    shapes = (*q_BHP.shape[:2], value), cache.shape
-    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    y = jax.ShapeDtypeStruct((*q_BHP.shape[:2], value), jnp.float32)
+    results = [y, jax.ShapeDtypeStruct(cache.shape, cache.dtype)]
     call = jax.ffi.ffi_call("moe_edge_latent", results, input_output_aliases={2: 1})
     given = q_BHP, low_BL, cache, norm_R, up_OR, *tables, start_B, window
     options = {"scale": np.float32(scale), "eps": np.float32(eps)}

@@ -7,9 +7,11 @@ import dataclasses
 from typing import ClassVar
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
+from moe_edge.model.quantised import BLOCK
 
 ATTENTION_KINDS = ("gqa", "mla")
 QK_NORMS = ("none", "head", "unit", "full")
+CACHE_TYPES = ("float32", "bfloat16", "q8_0")  # of keys and values, see cache_types.py
 ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "proportional")
 
 
@@ -72,6 +74,8 @@ class AttentionConfig:
     nope_dim: int = 0
     # RMSNorm epsilon inside MLA when it differs from the model's.
     lora_norm_eps: float | None = None
+    # How keys and values are kept (`cache_types.py`). Of a run, not of a checkpoint.
+    cache_type: str = "float32"
 
     has_state: ClassVar[bool] = False  # of `state_config`: other kinds of layers
 
@@ -88,6 +92,14 @@ class AttentionConfig:
     def cache_heads(self) -> int:
         """Rows of a layer's cache that belong to one row of the batch."""
         return 1 if self.kind == "mla" else self.num_kv_heads
+
+    @property
+    def cache_widths(self) -> dict[str, int]:
+        """Name -> values of a position, of each array of a layer's cache."""
+        if self.kind == "mla":
+            rotated = 0 if self.rope is None else self.rope.dim
+            return {"latent": self.kv_lora_rank + rotated}
+        return {"k": self.head_dim, "v": self.value_dim}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +120,7 @@ def check_attention(attention: AttentionConfig) -> None:
     """Raises ConfigError unless the fields of a kind of attention fit together."""
     check_known("attention kind", attention.kind, ATTENTION_KINDS)
     check_known("qk norm", attention.qk_norm, QK_NORMS)
+    check_known("kv_cache", attention.cache_type, CACHE_TYPES)
     sizes = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "temperature_span")
     for name in sizes:
         check_count(name, getattr(attention, name))
@@ -135,6 +148,12 @@ def check_attention(attention: AttentionConfig) -> None:
         )
     if attention.kind == "mla":
         _check_latent(attention)
+    for name, width in attention.cache_widths.items():
+        if attention.cache_type == "q8_0" and width % BLOCK:
+            raise ConfigError(
+                f"kv_cache q8_0 holds values in blocks of {BLOCK}, which do not fill a "
+                f"{name} of width {width}; use bfloat16 or float32"
+            )
     rope = attention.rope
     if rope is None:
         if attention.kind == "mla":

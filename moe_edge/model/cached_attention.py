@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.kernels import switches
-from moe_edge.model import kv_cache
+from moe_edge.model import cache_types, kv_cache
 from moe_edge.model.matvec import einsum
 
 VARIABLE = "MOE_EDGE_FILLED_ATTENTION"
@@ -52,8 +52,8 @@ def attend(
     Args:
       q_RQP: float32, scaled; R: rows of the batch * heads of the cache; Q: queries of
         such a head * S tokens, the tokens of a query side by side.
-      k, v: float32 caches as they are stored (`kv_cache.cache_shapes`): XLA would copy
-        what is reshaped. One array where values are the keys.
+      k, v: caches as they are stored (`kv_cache.cache_arrays`): XLA would copy what is
+        reshaped. One array where values are the keys.
       start_B: int32, position of the first token of each row.
       window, chunked: see `kv_cache.visible`.
       tokens: S.
@@ -62,7 +62,7 @@ def attend(
       float32 `[R, Q, W]`, W the width of v.
     """
     (R, Q, _), B = q_RQP.shape, start_B.shape[0]
-    M, W, S = k.shape[-2], v.shape[-1], tokens
+    M, W, S = k.shape[-2], cache_types.width_of(v), tokens
     # A row that rests may stand beyond the cache.
     last_B = jnp.minimum(start_B + S, M) - 1
     oldest_B = start_B // window * window if chunked else start_B - window + 1
@@ -71,7 +71,7 @@ def attend(
 
     def block(array, at):
         taken = lax.dynamic_slice_in_dim(array, at, BLOCK, -2)
-        return taken.reshape(R, BLOCK, -1)
+        return cache_types.decode(taken).reshape(R, BLOCK, -1)
 
     def add(number, state):
         top_RQ1, total_RQ1, sum_RQW = state

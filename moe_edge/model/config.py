@@ -264,6 +264,25 @@ class ModelConfig:
         return self.attentions[kind]
 
     @property
+    def cache_type(self) -> str:
+        """How keys and values are kept, see `with_cache`."""
+        return self.attention.cache_type
+
+    def with_cache(self, kind: str) -> "ModelConfig":
+        """The same model with keys and values of this type of `cache_types.py`.
+
+        Raises:
+          ConfigError: an unknown type, or one whose blocks do not fill a head.
+        """
+        if kind == self.cache_type:
+            return self
+        first, *others = (
+            each if each.has_state else dataclasses.replace(each, cache_type=kind)
+            for each in self.attentions
+        )
+        return dataclasses.replace(self, attention=first, other_attention=tuple(others))
+
+    @property
     def has_states(self) -> bool:
         """Whether some layers keep a state a row: see `state_config`."""
         return any(each.has_state for each in self.attentions)

@@ -6,7 +6,9 @@ attention holds `k` and `v` `[B * G, M, P]` (v perhaps of another width); latent
 attention holds `latent` `[B, M, R_kv + rope]`; a first axis of 1 is left out. Row b's
 tokens stand at positions 0, 1, ...; what lies beyond a row's length is garbage that the
 causal mask hides until it is overwritten. Layers of `state_config` hold states a row
-instead, `[B, rows, width]`, which no position names: they are copied whole.
+instead, `[B, rows, width]`, which no position names: they are copied whole, and always
+float32. Keys and values may take fewer bytes (`cache_types.py`); the last axis is then
+that of the stored rows.
 
 These are the shapes of the products over a cache. Where XLA:CPU has to reshape the
 cache of one sequence it makes four copies of it a step (12 heads of 64, 512 tokens:
@@ -14,45 +16,47 @@ cache of one sequence it makes four copies of it a step (12 heads of 64, 512 tok
 """
 
 import functools
-import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from moe_edge.model import cache_types
 from moe_edge.model.config import Mixer, ModelConfig
 
 Cache = dict[str, jax.Array]
-VALUE_BYTES = 4  # float32
 STATES = ("state", "window")  # arrays of layers of `state_config`
 
 
-def cache_shapes(attention: Mixer, batch: int, capacity: int) -> dict[str, tuple]:
-    """Array name -> shape of the cache of a layer with such attention or state."""
+def cache_arrays(
+    attention: Mixer, batch: int, capacity: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Array name -> what the cache of a layer with such attention or state holds."""
     if attention.has_state:
-        return attention.state_shapes(batch)
+        shapes = attention.state_shapes(batch).items()
+        return {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes}
     rows = batch * attention.cache_heads
-    if attention.kind == "mla":
-        widths = {"latent": attention.kv_lora_rank + attention.rope.dim}
-    else:
-        widths = {"k": attention.head_dim, "v": attention.value_dim}
     first = () if rows == 1 else (rows,)
-    return {name: (*first, capacity, width) for name, width in widths.items()}
+    return {
+        name: cache_types.stored(attention.cache_type, (*first, capacity, width))
+        for name, width in attention.cache_widths.items()
+    }
 
 
 def cache_bytes(attention: Mixer, batch: int, capacity: int) -> int:
     """Bytes of the cache of a layer with such attention."""
-    shapes = cache_shapes(attention, batch, capacity).values()
-    return sum(map(math.prod, shapes)) * VALUE_BYTES
+    arrays = cache_arrays(attention, batch, capacity).values()
+    return sum(array.size * array.dtype.itemsize for array in arrays)
 
 
 def empty_cache(attention: Mixer, batch: int, capacity: int, sharding=None) -> Cache:
-    """A zeroed float32 cache of one layer.
+    """A zeroed cache of one layer.
 
     Args:
       sharding: of its arrays, where they are for several devices.
     """
-    return _zeros((_sorted_shapes(attention, batch, capacity),), sharding)[0]
+    return _zeros((_sorted_arrays(attention, batch, capacity),), sharding)[0]
 
 
 def empty_caches(
@@ -60,19 +64,19 @@ def empty_caches(
 ) -> list[Cache]:
     """Those of all layers, by one program: a call an array takes longer."""
     layers = map(config.attention_of, range(config.num_layers))
-    shapes = tuple(_sorted_shapes(each, batch, capacity) for each in layers)
-    return _zeros(shapes, sharding)
+    arrays = tuple(_sorted_arrays(each, batch, capacity) for each in layers)
+    return _zeros(arrays, sharding)
 
 
-def _sorted_shapes(*given) -> tuple[tuple[str, tuple], ...]:
-    return tuple(sorted(cache_shapes(*given).items()))
+def _sorted_arrays(*given) -> tuple[tuple[str, jax.ShapeDtypeStruct], ...]:
+    return tuple(sorted(cache_arrays(*given).items()))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _zeros(layers: tuple[tuple[tuple[str, tuple], ...], ...], sharding) -> list[Cache]:
+def _zeros(layers: tuple[tuple[tuple[str, Any], ...], ...], sharding) -> list[Cache]:
     caches = [
-        {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes}
-        for shapes in layers
+        {name: jnp.zeros(each.shape, each.dtype) for name, each in arrays}
+        for arrays in layers
     ]
     return (
         caches if sharding is None else lax.with_sharding_constraint(caches, sharding)
@@ -87,13 +91,14 @@ def write(
     The caller sees to it that start + S <= M (XLA would shift the write silently).
 
     Args:
-      cache: of a shape of `cache_shapes`.
-      new_RSP: R = rows of the batch * heads.
+      cache: an array of `cache_arrays`.
+      new_RSP: float32; R = rows of the batch * heads.
       start_B: int32, position of the first token of each row of the batch.
     Returns:
-      (the cache, the same as `[R, M, P]`).
+      (the cache, its values as float32 `[R, M, P]`).
     """
     B, R = start_B.shape[0], new_RSP.shape[0]
+    new_RSP = cache_types.encode(new_RSP, cache.dtype)
     if R == 1:
         at = (start_B[0], 0)
         cache = jax.lax.dynamic_update_slice(cache, new_RSP[0], at)
@@ -105,11 +110,11 @@ def write(
             lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0))
         )
         cache = put(cache, new_RSP, jnp.repeat(start_B, R // B))
-    return cache, cache.reshape(R, -1, new_RSP.shape[2])
+    return cache, cache_types.decode(cache.reshape(R, -1, new_RSP.shape[2]))
 
 
 def read(cache: jax.Array, start_B: jax.Array, count: int) -> jax.Array:
-    """`[R, count, P]`: what `write` put at positions start_B[b] and after.
+    """float32 `[R, count, P]`: what stands at positions start_B[b] and after.
 
     Args:
       count: positions of every row (static).
@@ -120,7 +125,8 @@ def read(cache: jax.Array, start_B: jax.Array, count: int) -> jax.Array:
     def take(row_MP, start):
         return jax.lax.dynamic_slice(row_MP, (start, 0), (count, P))
 
-    return jax.vmap(take)(rows_RMP, jnp.repeat(start_B, R // start_B.shape[0]))
+    taken = jax.vmap(take)(rows_RMP, jnp.repeat(start_B, R // start_B.shape[0]))
+    return cache_types.decode(taken)
 
 
 def visible(

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moe_edge.checkpoint.reader import CheckpointReader
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
 from moe_edge.engine.devices import check_devices, check_several, homes_for, mesh_for
-from moe_edge.engine.load import allow_pinned
+from moe_edge.engine.load import allow_pinned, check_backend, open_run
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.sizes import check_context, reserved_tokens
 from moe_edge.model.config import ModelConfig
@@ -40,7 +39,12 @@ SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
 
 
 def load(
-    path: str | Path = "default", *, devices: int | str | None = None, **unknown: Any
+    path: str | Path = "default",
+    *,
+    devices: int | str | None = None,
+    activations: str = "float32",
+    kv_cache: str = "float32",
+    **unknown: Any,
 ) -> "Model":
     """Opens a checkpoint. No weights are read until an engine is made.
 
@@ -54,12 +58,18 @@ def load(
       devices: of this machine that share the experts: a number, or "all"; those of
         offloaded engines have homes there. None: one, or all for a resident engine
         whose weights one cannot hold.
+      activations: what few tokens are when they meet interleaved blocks of a quantised
+        checkpoint: "float32", exact; or "int8", rounded: faster on a CPU, and lossy.
+      kv_cache: how keys and values are kept: "float32", exact; or "bfloat16" or "q8_0",
+        in a half or about a quarter of the bytes: longer contexts fit, and lossy.
     Raises:
       CheckpointError: nothing there (a name of the Hugging Face hub gets the command
         that downloads it), or a damaged checkpoint.
-      ConfigError: a model that is not implemented, or an unknown argument.
+      ConfigError: a model that is not implemented, an unknown argument, activations
+        that nothing would round, or a cache whose blocks do not fill a head.
     """
-    refuse_unknown("load", unknown, ("path", "devices"), LOAD_HINTS)
+    known = ("path", "devices", "activations", "kv_cache")
+    refuse_unknown("load", unknown, known, LOAD_HINTS)
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigError(
             f"path is {path!r:.60}, expected a folder, a file or 'default'"
@@ -68,7 +78,8 @@ def load(
     # The working directory may change before weights are read.
     is_file = str(path) != "default" and Path(path).exists()
     source = Path(path).absolute() if is_file else path
-    return Model(str(path), open_checkpoint(source), str(source), devices)
+    reader = open_run(source, activations=activations, kv_cache=kv_cache)
+    return Model(str(path), reader, str(source), devices)
 
 
 class Model:
@@ -165,6 +176,7 @@ class Model:
         from moe_edge.engine.resident import ResidentEngine
         from moe_edge.engine.weights import load_weights
 
+        check_backend(self.config)
         weights = self._resident()  # of another resident engine that still lives
         check, programs = self._check_finite, self._programs.get("resident")
         mesh = self._mesh
@@ -316,6 +328,7 @@ class Model:
             is_recorded,
         )
 
+        check_backend(self.config)
         capacity = reserved_tokens(max_context)
         recorded = is_recorded(recorder, with_trace)
         given = max_batch, capacity, recorded, self._homes

@@ -36,6 +36,8 @@ def run_resident(
       ConfigError: that process failed; what it printed, and what may help.
     """
     asked: dict[str, Any] = {"checkpoint": model.source, "devices": model.devices}
+    asked["activations"] = model.config.activations
+    asked["kv_cache"] = model.config.cache_type
     asked["rows"] = [list(map(int, ids)) for ids in rows]
     asked |= {"max_new_tokens": max_new_tokens, "rounds": rounds}
     # Modules come from where this process has them; not from the working directory.
@@ -68,7 +70,8 @@ def run_resident(
 def main() -> None:
     """Reads what is asked from stdin, writes tokens and statistics to stdout."""
     asked = parse_json("stdin", sys.stdin.read(), RequestError)
-    model = load(asked["checkpoint"], devices=asked["devices"])
+    names = ("devices", "activations", "kv_cache")
+    model = load(asked["checkpoint"], **{name: asked[name] for name in names})
     engine = model.resident(max_batch=1)
     rounds, tokens = [], []
     for turn in range(asked["rounds"] + 1):  # the first compiles

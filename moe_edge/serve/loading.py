@@ -4,14 +4,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.progress import counter
-from moe_edge.engine.load import check_checkpoint, load_engine
+from moe_edge.engine.load import check_checkpoint, load_engine, open_run
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.slot_programs import SlotShapes
 from moe_edge.hosts.link import Link
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.sub_experts import at_k
 from moe_edge.serve.driver import Driver
 from moe_edge.serve.options import ServingOptions, cache_bytes_of, make_driver
 
@@ -35,9 +33,10 @@ def load_driver(
       **shared: devices, split_attention, devices_trace, as of `load_engine`.
     Raises: as `load_engine` and `make_driver`.
     """
-    room = {"activations": serving.activations}
+    room = {"activations": serving.activations, "kv_cache": serving.kv_cache}
     if offload is not None:
-        room |= cache_room(serving, at_k(open_checkpoint(checkpoint).config, k))
+        config = open_run(checkpoint, k, kv_cache=serving.kv_cache).config
+        room |= cache_room(serving, config)
     given = {"with_tokenizer": False, "offload": offload, "k": k}
     loaded = load_engine(checkpoint, **given, **shared, **room)
     try:
@@ -63,7 +62,7 @@ def check_room(
     if offload is not None:
         room = cache_room(serving, config)
         given = {"with_tokenizer": False, "offload": offload, "k": k}
-        given["devices"] = devices
+        given |= {"devices": devices, "kv_cache": serving.kv_cache}
         check_checkpoint(checkpoint, **given, **room)
 
 

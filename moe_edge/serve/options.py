@@ -15,6 +15,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.engine.sizes import check_context
 from moe_edge.hardware.step_costs import StepCosts, read_step_costs
+from moe_edge.model.attention_config import CACHE_TYPES
 from moe_edge.model.config import ROUNDINGS, ModelConfig
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.schedule.loop import Limits, RequestLoop
@@ -55,6 +56,8 @@ class ServingOptions:
       deterministic: the same bits for a request whichever requests run with it, at the
         K at which it runs (a policy of one K for a batch sets that K).
       activations: as of `moe-edge generate`: float32, exact, or int8, rounded.
+      kv_cache: how keys and values are kept, of running rows and of the prompt cache:
+        float32, exact; or bfloat16 or q8_0, in a half or about a quarter of the bytes.
       costs: machine.json with `step_costs` (moe-edge profile_machine --checkpoint),
         which `qos` and `elastic` need.
     """
@@ -72,11 +75,13 @@ class ServingOptions:
     default_min_k: int | None = None
     deterministic: bool = False
     activations: str = "float32"
+    kv_cache: str = "float32"
     costs: str | None = None
 
     def __post_init__(self):
         """Raises ConfigError for what no model could be served with."""
         check_known("activations", self.activations, ROUNDINGS)
+        check_known("kv_cache", self.kv_cache, CACHE_TYPES)
         SCHEDULERS.check(self.policy, self.policy_options or {}, SERVED)
         for name in ("max_batch", "max_waiting", "prefill_chunk", "prompt_rows"):
             check_count(name, getattr(self, name))

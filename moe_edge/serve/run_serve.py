@@ -83,11 +83,15 @@ def run_serve(
             f"{wrong} with --num_processes {link.count}: processes that serve one "
             "model together have neither; leave it out"
         )
-    if servers is not None and serving.activations != "float32":
-        raise ConfigError(
-            f"--servers compute with exact activations, got {serving.activations}; "
-            "leave --activations out"
-        )
+    lossless = True
+    for name, what in (("activations", "activations"), ("kv_cache", "caches")):
+        if (value := getattr(serving, name)) == "float32":
+            continue
+        lossless = False
+        if servers is not None:
+            raise ConfigError(
+                f"--servers compute with exact {what}, got {value}; leave --{name} out"
+            )
     if servers is not None and offload is not None:
         raise ConfigError(
             "--servers share the experts by --slots; give no --device_memory and no "
@@ -96,7 +100,7 @@ def run_serve(
     check_checkpoint(checkpoint, k=k)
     reader = open_checkpoint(checkpoint)
     prepare_process(reader, offload)
-    reader.config = at_k(reader.config, k)
+    reader.config = at_k(reader.config, k).with_cache(serving.kv_cache)
     config = reader.config
     shared: dict[str, Any] = {"devices": devices, "devices_trace": devices_trace}
     shared["split_attention"] = split_attention
@@ -115,8 +119,7 @@ def run_serve(
         reader,
         max_context=serving.context(config.max_positions),
         default_floor=serving.default_min_k,
-        lossless=(offload is None or offload.lossless)
-        and serving.activations == "float32",
+        lossless=(offload is None or offload.lossless) and lossless,
     )
     make_loop(serving, model.own_k, NO_LIMITS, serving.step_costs())
     if servers is not None and server.prompt_cache_dir is not None:
@@ -179,4 +182,5 @@ def _kept_model(reader, serving: ServingOptions, offload) -> dict[str, Any]:
         "deterministic": serving.deterministic,
         "blocks": [reader.layout.kind, reader.dense_kind],
         "activations": serving.activations,
+        "kv_cache": serving.kv_cache,
     }

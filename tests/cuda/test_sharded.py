@@ -52,8 +52,8 @@ def programs():
 
 def caches(shape, rows: int):
     attention = ONE_LAYER.attention_of(0)
-    shapes = kv_cache.cache_shapes(attention, rows, CAPACITY)
-    return [{name: shape(dims, jnp.float32) for name, dims in shapes.items()}]
+    arrays = kv_cache.cache_arrays(attention, rows, CAPACITY)
+    return [{name: shape(each.shape, each.dtype) for name, each in arrays.items()}]
 
 
 def test_a_step_sends_the_rows_of_its_pairs(programs):

@@ -215,7 +215,7 @@ def test_keys_that_count_for_nothing_count_for_exactly_nothing():
     [
         (lambda q, k, v, s: (q[:, :, :, :4], k, v, s), "do not fit"),
         (lambda q, k, v, s: (q[:, :, :3], k, v, s), "do not fit"),
-        (lambda q, k, v, s: (q, k, v[:2], s), "expected q .B"),
+        (lambda q, k, v, s: (q, k, v[:2], s), "expected caches k .R, M, P."),
         (lambda q, k, v, s: (q, k, v, s[:1]), "do not fit"),
         (lambda q, k, v, s: (q, k, v, s - 1), "below position 0"),
         (lambda q, k, v, s: (q, k[0], v[0], s), "do not fit"),

@@ -8,8 +8,9 @@ resident in every bit.
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -50,7 +51,7 @@ def run(settings: FidelitySettings, reference: str) -> Findings:
     budgets = list(settings.offloads.values())
     middle = budgets[len(budgets) // 2]
     checkpoints = [settings.checkpoint]
-    return _measure(settings, reference, checkpoints, middle, settings.activations)
+    return _measure(settings, reference, checkpoints, middle, settings.rounded)
 
 
 def run_kinds(settings: QuantisedSettings) -> Findings:
@@ -82,7 +83,7 @@ def _measure(
     reference: str,
     checkpoints: Sequence[str],
     budget: OffloadOptions,
-    activations: str = "float32",
+    rounded: Mapping[str, str] = MappingProxyType({}),
 ) -> Findings:
     base, seed = load_engine(reference), settings.seed
     rows = forced_rows(settings, base.tokenizer)
@@ -99,7 +100,7 @@ def _measure(
     half = base = None  # the memory of one model at a time
     exact = True
     for checkpoint in checkpoints:
-        loaded = load_engine(checkpoint, activations=activations)
+        loaded = load_engine(checkpoint, **rounded)
         if loaded.engine.config.vocab_size != size:
             raise ConfigError(
                 f"{checkpoint} has a vocabulary of {loaded.engine.config.vocab_size}, "
@@ -109,10 +110,10 @@ def _measure(
         for batch in settings.batch_sizes:
             runs[batch] = score_batches(loaded.engine, rows, batch)
             found = vars(compare(runs[batch], expected[batch], seed))
-            option = {"option": _option(loaded, activations), "control": False}
+            option = {"option": _option(loaded, rounded), "control": False}
             cards.append({**option, "batch": batch, "bytes_share": share, **found})
         first = settings.batch_sizes[0]
-        given = rows, runs[first], first, activations
+        given = rows, runs[first], first, rounded
         exact &= _offloads_exactly(checkpoint, budget, *given)
         weights = loaded.engine.weights
         models[checkpoint] = describe_model(checkpoint, weights, loaded.dtype)
@@ -120,11 +121,12 @@ def _measure(
     return _findings(cards, models[settings.checkpoint], settings, reference, exact)
 
 
-def _option(loaded: Loaded, activations: str) -> str:
-    dense = loaded.dense_kind
-    option = f"experts in {loaded.dtype}" + (f", all else in {dense}" if dense else "")
-    is_exact = activations == "float32"
-    return option if is_exact else f"{option}, activations in {activations}"
+def _option(loaded: Loaded, rounded: Mapping[str, str]) -> str:
+    parts = [f"experts in {loaded.dtype}"]
+    if loaded.dense_kind:
+        parts.append(f"all else in {loaded.dense_kind}")
+    parts += [f"{name.replace('_', ' ')} in {kind}" for name, kind in rounded.items()]
+    return ", ".join(parts)
 
 
 def _expert_bytes(loaded: Loaded) -> int:
@@ -137,12 +139,11 @@ def _offloads_exactly(
     rows: Sequence[Forced],
     expected,
     batch: int,
-    activations: str,
+    rounded: Mapping[str, str],
 ) -> bool:
     """Whether the engine of this budget gives the resident one's bits."""
     size = max(len(row.ids) for row in rows)
-    room = {"batch": batch, "capacity": size, "activations": activations}
-    switch = SwitchEngine(checkpoint, budget, **room)
+    switch = SwitchEngine(checkpoint, budget, batch=batch, capacity=size, **rounded)
     try:
         scored = switch.run(get_route("topk"), rows, batch).log_probs
     finally:

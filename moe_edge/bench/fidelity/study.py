@@ -73,6 +73,7 @@ class FidelitySettings(ForcedText):
         and no lossy option (default: what a quantised one was made from; else none).
       activations: of this checkpoint, as of `moe-edge generate`; int8 is measured
         against `reference`, which is exact and may be the same checkpoint.
+      kv_cache: of this checkpoint, likewise: bfloat16 or q8_0.
     """
 
     rules: ClassVar[Rules] = RULES | {
@@ -88,6 +89,7 @@ class FidelitySettings(ForcedText):
     bonuses: Sequence[float] = (0.2, 0.5, 0.8)
     reference: str | None = None
     activations: str = "float32"
+    kv_cache: str = "float32"
 
     def __post_init__(self):
         super().__post_init__()
@@ -98,6 +100,12 @@ class FidelitySettings(ForcedText):
         """`base` under every budget."""
         budgets = [part.strip() for part in self.device_memory.split(",")]
         return {budget: resolve_offload(budget, self.base) for budget in budgets}
+
+    @property
+    def rounded(self) -> dict[str, str]:
+        """Of a run's own types those that are not exact."""
+        given = {"activations": self.activations, "kv_cache": self.kv_cache}
+        return {name: kind for name, kind in given.items() if kind != "float32"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,11 +170,12 @@ def check(settings: FidelitySettings) -> None:
     reference = reference_of(settings)
     if reference is not None:
         check_checkpoint(reference)
-    given = room_of(settings) | {"activations": settings.activations}
-    if reference is None and settings.activations != "float32":
+    given = room_of(settings) | settings.rounded
+    if reference is None and settings.rounded:
+        asked = " and ".join(" ".join(each) for each in settings.rounded.items())
         raise ConfigError(
-            f"activations {settings.activations} are measured against another run; "
-            f"name one with --reference, which may be {settings.checkpoint} itself"
+            f"{asked}: measured against another run; name one with --reference, which "
+            f"may be {settings.checkpoint} itself"
         )
     for options in settings.offloads.values():
         check_checkpoint(settings.checkpoint, offload=options, **given)

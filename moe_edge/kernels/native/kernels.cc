@@ -108,7 +108,8 @@ int AttendChunks(const AttendArgs& a) {
     positions += std::min(std::min(a.start[b], a.M) + a.S, a.window);
   }
   const long passes = (long(a.S) * a.Q + a.tile - 1) / a.tile, items = a.B * a.G * passes;
-  const double bytes = positions * passes * a.G * (a.P + a.W) * sizeof(float);
+  const double row = double(RowBytes(a.cache, a.P)) + double(RowBytes(a.cache, a.W));
+  const double bytes = positions * passes * a.G * row;
   return int(std::min<long>(Team::Get().Chunks(bytes), items));
 }
 
@@ -325,35 +326,68 @@ ffi::Error TopKCall(ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::S32> ids) {
   return ffi::Error::Success();
 }
 
+// The type of a cache's array and the values in its rows; whether there is one.
+bool CacheRows(const ffi::AnyBuffer& cache, Kind* kind, int64_t* width) {
+  const auto dims = cache.dimensions();
+  if ((dims.size() != 2 && dims.size() != 3) || cache.element_count() == 0) return false;
+  *width = dims[dims.size() - 1];
+  if (cache.element_type() != ffi::DataType::U8) return KindOf(cache.element_type(), kind);
+  const int64_t block = int64_t(RowBytes(Kind::kQ8_0, kBlock));
+  const bool is_whole = *width % block == 0;
+  *kind = Kind::kQ8_0, *width = *width / block * kBlock;
+  return is_whole;
+}
+
+// What attends to caches of R heads in all for B rows, one token each; what is wrong, or
+// nothing.
+std::string CacheOf(const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, int64_t B,
+                    const ffi::Buffer<ffi::S32>& start,
+                    const ffi::Buffer<ffi::S32>& window, AttendArgs* a) {
+  const auto ks = k.dimensions(), vs = v.dimensions();
+  const size_t rank = ks.size();
+  int64_t P = 0, W = 0;
+  Kind of_values;
+  if (!CacheRows(k, &a->cache, &P) || !CacheRows(v, &of_values, &W) ||
+      of_values != a->cache || vs.size() != rank ||
+      !std::equal(vs.begin(), vs.end() - 1, ks.begin())) {
+    return "expected caches k [R, M, P] and v [R, M, W], or [M, P] and [M, W], of one type: "
+           "float32, uint16 (bfloat16) or uint8 (q8_0)";
+  }
+  const int64_t R = rank == 3 ? ks[0] : 1;
+  if (B < 1 || R % B != 0 || start.element_count() != size_t(B) || window.element_count() != 1) {
+    return "shapes of caches, start or window do not fit";
+  }
+  for (int b = 0; b < B; ++b) {
+    if (start.typed_data()[b] < 0) return "a row starts below position 0";
+  }
+  a->k = static_cast<const uint8_t*>(k.untyped_data());
+  a->v = static_cast<const uint8_t*>(v.untyped_data()), a->start = start.typed_data();
+  a->B = int(B), a->S = 1, a->G = int(R / B), a->P = int(P), a->W = a->stride = int(W);
+  a->M = int(ks[rank - 2]), a->window = window.typed_data()[0];
+  return "";
+}
+
 template <bool kChunked>
-ffi::Error AttendCall(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k,
-                      ffi::Buffer<ffi::F32> v, ffi::Buffer<ffi::S32> start,
+ffi::Error AttendCall(ffi::Buffer<ffi::F32> q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                      ffi::Buffer<ffi::S32> start,
                       ffi::Buffer<ffi::S32> window, ffi::Buffer<ffi::F32> sinks,
                       ffi::ResultBuffer<ffi::F32> y, float scale) {
-  const auto qs = q.dimensions(), ks = k.dimensions(), vs = v.dimensions();
-  const auto ys = y->dimensions();
-  const size_t rank = ks.size();
-  if (qs.size() != 4 || (rank != 2 && rank != 3) || vs.size() != rank ||
-      !std::equal(vs.begin(), vs.end() - 1, ks.begin()) || ys.size() != 4 ||
-      !std::equal(ys.begin(), ys.end() - 1, qs.begin()) || ys[3] != vs[rank - 1] ||
-      window.element_count() != 1 || q.element_count() == 0 || v.element_count() == 0) {
-    return Refuse("attend: expected q [B, S, H, P], y [B, S, H, W], k [B * G, M, P] or "
-                  "[M, P], v [B * G, M, W] or [M, W], one window");
+  const auto qs = q.dimensions(), ys = y->dimensions();
+  AttendArgs a{};
+  if (qs.size() != 4 || ys.size() != 4 || !std::equal(ys.begin(), ys.end() - 1, qs.begin()) ||
+      q.element_count() == 0) {
+    return Refuse("attend: expected q [B, S, H, P], y [B, S, H, W]");
   }
-  const int64_t B = qs[0], H = qs[2], P = qs[3], R = rank == 3 ? ks[0] : 1, G = R / B;
-  const int64_t has_sinks = sinks.element_count();
-  if (R % B != 0 || G == 0 || H % G != 0 || ks[rank - 1] != P || start.element_count() != size_t(B) ||
+  const std::string wrong = CacheOf(k, v, qs[0], start, window, &a);
+  if (!wrong.empty()) return Refuse("attend: " + wrong);
+  const int64_t H = qs[2], has_sinks = sinks.element_count();
+  if (H < 1 || H % a.G != 0 || a.P != qs[3] || a.W != ys[3] ||
       (has_sinks != 0 && has_sinks != H)) {
-    return Refuse("attend: shapes of q, k, start or sinks do not fit");
+    return Refuse("attend: shapes of q, k, sinks or y do not fit");
   }
-  AttendArgs a{q.typed_data(), k.typed_data(), v.typed_data(), start.typed_data(),
-               has_sinks ? sinks.typed_data() : nullptr, y->typed_data()};
-  a.B = int(B), a.S = int(qs[1]), a.G = int(G), a.Q = int(H / G), a.P = int(P);
-  a.M = int(ks[rank - 2]), a.window = window.typed_data()[0], a.scale = scale;
-  a.W = a.stride = int(vs[rank - 1]), a.chunked = kChunked;
-  for (int b = 0; b < a.B; ++b) {
-    if (a.start[b] < 0) return Refuse("attend: a row starts below position 0");
-  }
+  a.q = q.typed_data(), a.sinks = has_sinks ? sinks.typed_data() : nullptr;
+  a.y = y->typed_data(), a.S = int(qs[1]), a.Q = int(H / a.G);
+  a.scale = scale, a.chunked = kChunked;
   RunAttend(a);
   return ffi::Error::Success();
 }
@@ -416,8 +450,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_top_k, moe_edge::TopKCall,
 constexpr auto kAttendBinding = [] {
   return xla::ffi::Ffi::Bind()
       .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-      .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-      .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
+      .Arg<xla::ffi::AnyBuffer>()
+      .Arg<xla::ffi::AnyBuffer>()
       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
       .Arg<xla::ffi::Buffer<xla::ffi::F32>>()

@@ -29,29 +29,6 @@ std::string RotationOf(const F32& cos, const F32& sin, int64_t B, int64_t width,
   return "";
 }
 
-// What attends to caches of R heads in all for B rows; what is wrong, or nothing.
-std::string CacheOf(const F32& k, const F32& v, int64_t B, const S32& start,
-                    const S32& window, AttendArgs* a) {
-  const auto ks = k.dimensions(), vs = v.dimensions();
-  const size_t rank = ks.size();
-  if ((rank != 2 && rank != 3) || vs.size() != rank || k.element_count() == 0 ||
-      v.element_count() == 0 || !std::equal(vs.begin(), vs.end() - 1, ks.begin())) {
-    return "expected caches k [R, M, P] and v [R, M, W], or [M, P] and [M, W]";
-  }
-  const int64_t R = rank == 3 ? ks[0] : 1;
-  if (B < 1 || R % B != 0 || start.element_count() != size_t(B) || window.element_count() != 1) {
-    return "shapes of caches, start or window do not fit";
-  }
-  for (int b = 0; b < B; ++b) {
-    if (start.typed_data()[b] < 0) return "a row starts below position 0";
-  }
-  a->k = k.typed_data(), a->v = v.typed_data(), a->start = start.typed_data();
-  a->B = int(B), a->S = 1, a->G = int(R / B), a->P = int(ks[rank - 1]);
-  a->W = a->stride = int(vs[rank - 1]), a->M = int(ks[rank - 2]);
-  a->window = window.typed_data()[0];
-  return "";
-}
-
 // Room of the calling thread for queries, and for more.
 float* Room(size_t count) {
   static thread_local std::vector<float> room;
@@ -60,9 +37,10 @@ float* Room(size_t count) {
 }
 
 template <bool kChunked>
-ffi::Error StepCall(F32 q, F32 k, F32 v, F32 k_cache, F32 v_cache, F32 q_norm, F32 k_norm,
-                    F32 cos, F32 sin, S32 start, S32 window, F32 sinks, F32Result y,
-                    F32Result k_written, F32Result v_written, float scale, float eps,
+ffi::Error StepCall(F32 q, F32 k, F32 v, ffi::AnyBuffer k_cache, ffi::AnyBuffer v_cache,
+                    F32 q_norm, F32 k_norm, F32 cos, F32 sin, S32 start, S32 window,
+                    F32 sinks, F32Result y, ffi::Result<ffi::AnyBuffer> k_written,
+                    ffi::Result<ffi::AnyBuffer> v_written, float scale, float eps,
                     bool interleaved) {
   const auto qs = q.dimensions(), ys = y->dimensions();
   if (qs.size() != 3 || ys.size() != 3) {
@@ -80,18 +58,20 @@ ffi::Error StepCall(F32 q, F32 k, F32 v, F32 k_cache, F32 v_cache, F32 q_norm, F
       (sizes[1] != 0 && sizes[1] != P) || (sizes[2] != 0 && sizes[2] != H)) {
     return Refuse("step: shapes of q, k, v, norms, sinks or y do not fit");
   }
-  if (k_written->typed_data() != a.k || v_written->typed_data() != a.v) {
+  auto* keys = static_cast<uint8_t*>(k_written->untyped_data());
+  auto* values = static_cast<uint8_t*>(v_written->untyped_data());
+  if (keys != a.k || values != a.v) {
     return Refuse("step: caches are not written in place");
   }
   StepArgs s{q.typed_data(), k.typed_data(), v.typed_data(),
              sizes[0] ? q_norm.typed_data() : nullptr,
              sizes[1] ? k_norm.typed_data() : nullptr, Room(q.element_count()),
-             k_written->typed_data(), v_written->typed_data(), a.start};
+             keys, values, a.start};
   wrong = RotationOf(cos, sin, B, P, interleaved, &s.rotation);
   if (!wrong.empty()) return Refuse("step: " + wrong);
   a.q = s.queries, a.y = y->typed_data(), a.Q = int(H / a.G), a.scale = scale;
   a.sinks = sizes[2] ? sinks.typed_data() : nullptr, a.chunked = kChunked;
-  s.B = a.B, s.G = a.G, s.Q = a.Q, s.P = a.P, s.W = a.W, s.M = a.M, s.eps = eps;
+  s.cache = a.cache, s.B = a.B, s.G = a.G, s.Q = a.Q, s.P = a.P, s.W = a.W, s.M = a.M, s.eps = eps;
   const Kernels& kernels = Best();
   Team& team = Team::Get();
   a.tile = BalancedTile(a.Q, a.B * a.G, team.size());
@@ -108,9 +88,10 @@ ffi::Error StepCall(F32 q, F32 k, F32 v, F32 k_cache, F32 v_cache, F32 q_norm, F
   return ffi::Error::Success();
 }
 
-ffi::Error LatentCall(F32 q, F32 low, F32 cache, F32 norm, ffi::AnyBuffer weights, F32 cos,
-                      F32 sin, S32 start, S32 window, F32Result y, F32Result written,
-                      float scale, float eps, bool interleaved) {
+ffi::Error LatentCall(F32 q, F32 low, ffi::AnyBuffer cache, F32 norm, ffi::AnyBuffer weights,
+                      F32 cos, F32 sin, S32 start, S32 window, F32Result y,
+                      ffi::Result<ffi::AnyBuffer> written, float scale, float eps,
+                      bool interleaved) {
   const auto qs = q.dimensions(), ls = low.dimensions(), ys = y->dimensions();
   const auto ws = weights.dimensions();
   if (qs.size() != 3 || ls.size() != 2 || ys.size() != 3 || ws.size() != 2) {
@@ -132,13 +113,14 @@ ffi::Error LatentCall(F32 q, F32 low, F32 cache, F32 norm, ffi::AnyBuffer weight
   wrong = RotationOf(cos, sin, B, rope, interleaved, &a.rotation);
   if (wrong.empty() && 2 * a.rotation.half != rope) wrong = "all of the shared key is rotated";
   if (!wrong.empty()) return Refuse("latent: " + wrong);
-  if (written->typed_data() != of_cache.k) {
+  if (written->untyped_data() != of_cache.k) {
     return Refuse("latent: the cache is not written in place");
   }
   const size_t pairs = size_t(B * H), width = R + rope;
   a.q = q.typed_data(), a.low = low.typed_data(), a.norm = norm.typed_data();
   a.w = static_cast<const uint8_t*>(weights.untyped_data());
-  a.cache = written->typed_data(), a.start = of_cache.start, a.y = y->typed_data();
+  a.cache = static_cast<uint8_t*>(written->untyped_data()), a.cached = of_cache.cache;
+  a.start = of_cache.start, a.y = y->typed_data();
   a.queries = Room(pairs * (width + R)), a.contexts = a.queries + pairs * width;
   a.B = int(B), a.H = int(H), a.R = int(R), a.nope = int(nope), a.rope = int(rope);
   a.value = int(value), a.M = of_cache.M, a.eps = eps;
@@ -170,8 +152,8 @@ constexpr auto kStepBinding = [] {
       .Arg<moe_edge::F32>()  // q, k, v
       .Arg<moe_edge::F32>()
       .Arg<moe_edge::F32>()
-      .Arg<moe_edge::F32>()  // caches
-      .Arg<moe_edge::F32>()
+      .Arg<xla::ffi::AnyBuffer>()  // caches
+      .Arg<xla::ffi::AnyBuffer>()
       .Arg<moe_edge::F32>()  // norms
       .Arg<moe_edge::F32>()
       .Arg<moe_edge::F32>()  // cos, sin
@@ -180,8 +162,8 @@ constexpr auto kStepBinding = [] {
       .Arg<moe_edge::S32>()
       .Arg<moe_edge::F32>()  // sinks
       .Ret<moe_edge::F32>()
-      .Ret<moe_edge::F32>()
-      .Ret<moe_edge::F32>()
+      .Ret<xla::ffi::AnyBuffer>()
+      .Ret<xla::ffi::AnyBuffer>()
       .Attr<float>("scale")
       .Attr<float>("eps")
       .Attr<bool>("interleaved");
@@ -196,15 +178,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_latent, moe_edge::LatentCall,
                               xla::ffi::Ffi::Bind()
                                   .Arg<moe_edge::F32>()  // q, low
                                   .Arg<moe_edge::F32>()
-                                  .Arg<moe_edge::F32>()  // cache, norm
-                                  .Arg<moe_edge::F32>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // cache
+                                  .Arg<moe_edge::F32>()  // norm
                                   .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<moe_edge::F32>()  // cos, sin
                                   .Arg<moe_edge::F32>()
                                   .Arg<moe_edge::S32>()  // start, window
                                   .Arg<moe_edge::S32>()
                                   .Ret<moe_edge::F32>()
-                                  .Ret<moe_edge::F32>()
+                                  .Ret<xla::ffi::AnyBuffer>()
                                   .Attr<float>("scale")
                                   .Attr<float>("eps")
                                   .Attr<bool>("interleaved"));

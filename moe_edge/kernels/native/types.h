@@ -111,8 +111,8 @@ struct TopKArgs {
 // each of G heads of the cache, h = g * Q + query.
 struct AttendArgs {
   const float* q;        // [B, S, G * Q, P]
-  const float* k;        // [B * G, M, P], the tokens' own among them
-  const float* v;        // [B * G, M, W]
+  const uint8_t* k;      // [B * G, M, P], the tokens' own among them
+  const uint8_t* v;      // [B * G, M, W]
   const int32_t* start;  // [B], position of each row's first token
   const float* sinks;    // [G * Q] logits that join the denominator, or null
   float* y;              // [B, S, G * Q, W]
@@ -121,6 +121,7 @@ struct AttendArgs {
   float scale;
   bool chunked;          // a token sees those of its own chunk
   int stride;            // from one value to the next, which may be a part of a key
+  Kind cache;            // float32, bfloat16 or q8_0: how keys and values are stored
   int tile = kTile;      // most queries that share a pass over keys
 };
 
@@ -135,10 +136,12 @@ struct Rotation {
 struct StepArgs {
   const float *q, *k, *v;           // [B, G * Q, P], [B, G, P], [B, G, W]
   const float *q_norm, *k_norm;     // [P], or null
-  float *queries, *keys, *values;   // [B, G * Q, P], [B * G, M, P], [B * G, M, W]
+  float* queries;                   // [B, G * Q, P]
+  uint8_t *keys, *values;           // caches [B * G, M, P], [B * G, M, W]
   const int32_t* start;             // [B], position of each token
   int B, G, Q, P, W, M;
   float eps;
+  Kind cache;
   Rotation rotation;
 };
 
@@ -148,14 +151,14 @@ struct LatentArgs {
   const float* low;      // [B, R + rope], the product of latent and shared key
   const float* norm;     // [R]
   const uint8_t* w;      // [H, nope + value, R]: up-projections of keys, then of values
-  float* cache;          // [B, M, R + rope]
+  uint8_t* cache;        // [B, M, R + rope]
   const int32_t* start;  // [B], position of each token
   float* y;              // [B, H, value]
   float* queries;        // [B, H, R + rope]
   float* contexts;       // [B, H, R]
   int B, H, R, nope, rope, value, M;
   float eps;
-  Kind kind;
+  Kind kind, cached;     // of w, of the cache
   Rotation rotation;
 };
 

@@ -35,7 +35,7 @@ def decode_rows(settings: SuiteSettings, work_dir) -> Rows:
             beside = _rows(case, settings.repeats, ours, found, prompts, steps)
             step_bytes = bytes_per_step(engine, prompts, steps)
             add_limit(beside[0], batch, step_bytes, bandwidth)
-            rows += [row | _held(model) for row in beside]
+            rows += [row | _held(model, engine) for row in beside]
     return rows
 
 
@@ -63,7 +63,7 @@ def prefill_rows(settings: SuiteSettings, work_dir) -> Rows:
             ours = functools.partial(prefill_rate, engine, prompts)
             case = f"prefill/{model.name}/{tokens}"
             beside = _rows(case, settings.repeats, ours, found, prompts)
-            rows += [row | _held(model) for row in beside]
+            rows += [row | _held(model, engine) for row in beside]
     return rows
 
 
@@ -76,7 +76,7 @@ def _loaded(models: Sequence[BenchmarkModel], work_dir):
         yield model, engine, found
 
 
-def _held(model: BenchmarkModel) -> dict[str, str]:
+def _held(model: BenchmarkModel, engine: ResidentEngine) -> dict[str, str]:
     """How a row's weights, its other state and what it computes are held.
 
     llama.cpp rounds activations to 8 bits wherever weights are quantised.
@@ -87,7 +87,7 @@ def _held(model: BenchmarkModel) -> dict[str, str]:
         "experts": model.kind or stored,
         "dense": model.dense or stored,
         "activations": model.activations,
-        "cache": "float32",
+        "cache": engine.config.cache_type,
         "peer_activations": peer,
         "peer_cache": "float16",  # of llama.cpp
     }
