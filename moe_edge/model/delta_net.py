@@ -111,22 +111,19 @@ def _inverse(system) -> jax.Array:
 
 
 def _inverse_of_block(blocks) -> jax.Array:
-    """`[..., W, W]`: row after row, each from those above."""
+    """`[..., W, W]`: a row that is known leaves those below, one after another."""
     W = blocks.shape[-1]
     # Rows first, then all matrices side by side: [W (row), W (column), matrices].
     matrices = blocks.reshape(-1, W, W).transpose(1, 2, 0)
+    below = matrices * jnp.tri(W, k=-1, dtype=jnp.float32)[..., None]
     units = jnp.eye(W, dtype=jnp.float32)[..., None]
-    found = jnp.broadcast_to(units, matrices.shape)
 
-    def add_row(row, found):
-        factors = jax.lax.dynamic_index_in_dim(matrices, row, keepdims=False)
-        sums = jax.lax.dynamic_index_in_dim(found, row, keepdims=False)
-        for above in range(W - 1):
-            used = jnp.where(above < row, factors[above], 0.0)
-            sums = sums - used[None] * found[above]
-        return jax.lax.dynamic_update_index_in_dim(found, sums, row, 0)
+    def subtract(row, found):
+        factors = jax.lax.dynamic_index_in_dim(below, row, axis=1)
+        return found - factors * jax.lax.dynamic_index_in_dim(found, row)
 
-    found = jax.lax.fori_loop(1, W, add_row, found)
+    start = jnp.broadcast_to(units, below.shape)
+    found = jax.lax.fori_loop(0, W - 1, subtract, start)
     return found.transpose(2, 0, 1).reshape(blocks.shape)
 
 
