@@ -293,22 +293,25 @@ def _cached_width(cache: jax.Array) -> int:
     return width if cache.dtype != jnp.uint8 else width // 34 * 32
 
 
-def delta(q_NK, k_NK, v_NV, g_N, beta_N, state_NKV) -> tuple[jax.Array, jax.Array]:
+def delta(q_NK, k_NK, v_NV, g_N, beta_N, state) -> tuple[jax.Array, jax.Array]:
     """A step of N heads of delta-nets: see `model.delta_net.step`.
 
     The state is written in place if nobody else needs it; a head whose g and beta are 0
     keeps its bits. A head's bits do not depend on the others.
 
+    Args:
+      state: `[..., V]`, N x K x V in the shape that its cache has: a reshape before a
+        call in place is a copy to XLA, and one behind it another.
     Returns:
       (float32 `[N, V]`, state).
     """
     like = jax.ShapeDtypeStruct(v_NV.shape, jnp.float32)
-    state = jax.ShapeDtypeStruct(state_NKV.shape, jnp.float32)
+    after = jax.ShapeDtypeStruct(state.shape, jnp.float32)
     aliases = {5: 1}
     call = jax.ffi.ffi_call(
-        "moe_edge_delta", (like, state), input_output_aliases=aliases
+        "moe_edge_delta", (like, after), input_output_aliases=aliases
     )
-    return tuple(call(q_NK, k_NK, v_NV, g_N, beta_N, state_NKV))
+    return tuple(call(q_NK, k_NK, v_NV, g_N, beta_N, state))
 
 
 def step(

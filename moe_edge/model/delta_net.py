@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from moe_edge.core.float32 import to_float32
-from moe_edge.kernels import native
+from moe_edge.kernels import delta_state, native
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import add_params, rms_norm
 from moe_edge.model.matvec import einsum, linear, linear_each
@@ -37,17 +37,23 @@ def step(q_BHK, k_BHK, v_BHV, g_BH, beta_BH, state_BHKV):
     return jnp.sum(state_BHKV * q_BHK[..., None], axis=2), state_BHKV
 
 
-def _native(*parts):
-    """`step` by the host's kernel, which reads a state once."""
-    *given, state_BHKV = (each.reshape(-1, *each.shape[2:]) for each in parts)
-    y, state = native.delta(*given, state_BHKV)
-    return y.reshape(parts[2].shape), state.reshape(parts[-1].shape)
+def _by_kernel(kernel, q_BHK, k_BHK, v_BHV, g_BH, beta_BH, state):
+    """`step` by a kernel, which reads a state once and writes it where it lies.
+
+    Args:
+      kernel: of heads, as `native.delta`.
+      state: as the cache has it.
+    """
+    parts = q_BHK, k_BHK, v_BHV, g_BH, beta_BH
+    y, state = kernel(*(each.reshape(-1, *each.shape[2:]) for each in parts), state)
+    return y.reshape(v_BHV.shape), state
 
 
-def chunked(q_BSHK, k_BSHK, v_BSHV, g_BSH, beta_BSH, state_BHKV):
+def chunked(q_BSHK, k_BSHK, v_BSHV, g_BSH, beta_BSH, state_BHKV, advance=None):
     """Positions of each row, S of them, the first at a multiple of `ANCHOR`.
 
-    Args: as of `step`.
+    Args: as of `step`, and
+      advance: a kernel that takes a state through all sub-chunks; None: XLA.
     Returns:
       (output `[B, S, H, V]`, state).
     """
@@ -71,16 +77,21 @@ def chunked(q_BSHK, k_BSHK, v_BSHV, g_BSH, beta_BSH, state_BHKV):
     weights = einsum("nbhik,nbhjk->nbhij", q, k) * decay
     left = k * decay[..., -1, :, None]
 
-    def advance(state, chunk):
+    def advance_one(state, chunk):
         values, keys, weights, queries, left, forgets = chunk
         values = values - einsum("bhik,bhkv->bhiv", keys, state)
         y = einsum("bhik,bhkv->bhiv", queries, state)
         y = y + einsum("bhij,bhjv->bhiv", weights, values)
-        state = state * forgets[..., None] + einsum("bhik,bhiv->bhkv", left, values)
-        return state, y
+        state = state * forgets[..., None, None]
+        return state + einsum("bhik,bhiv->bhkv", left, values), y
 
-    parts = values, keys, weights, q * grown, left, grown[..., -1, :]
-    state_BHKV, y = jax.lax.scan(advance, state_BHKV, parts)
+    parts = values, keys, weights, q * grown, left, grown[..., -1, 0]
+    if advance is None:
+        state_BHKV, y = jax.lax.scan(advance_one, state_BHKV, parts)
+    else:
+        flat = (each.reshape(each.shape[0], -1, *each.shape[3:]) for each in parts)
+        y, state = advance(*flat, state_BHKV.reshape(-1, *state_BHKV.shape[2:]))
+        y, state_BHKV = y.reshape(v.shape), state.reshape(state_BHKV.shape)
     y_BSHV = y.transpose(1, 0, 3, 2, 4).reshape(q_BSHK.shape[0], -1, *v_BSHV.shape[2:])
     return y_BSHV[:, :S], state_BHKV
 
@@ -111,22 +122,19 @@ def _inverse(system) -> jax.Array:
 
 
 def _inverse_of_block(blocks) -> jax.Array:
-    """`[..., W, W]`: row after row, each from those above."""
+    """`[..., W, W]`: a row that is known leaves those below, one after another."""
     W = blocks.shape[-1]
     # Rows first, then all matrices side by side: [W (row), W (column), matrices].
     matrices = blocks.reshape(-1, W, W).transpose(1, 2, 0)
+    below = matrices * jnp.tri(W, k=-1, dtype=jnp.float32)[..., None]
     units = jnp.eye(W, dtype=jnp.float32)[..., None]
-    found = jnp.broadcast_to(units, matrices.shape)
 
-    def add_row(row, found):
-        factors = jax.lax.dynamic_index_in_dim(matrices, row, keepdims=False)
-        sums = jax.lax.dynamic_index_in_dim(found, row, keepdims=False)
-        for above in range(W - 1):
-            used = jnp.where(above < row, factors[above], 0.0)
-            sums = sums - used[None] * found[above]
-        return jax.lax.dynamic_update_index_in_dim(found, sums, row, 0)
+    def subtract(row, found):
+        factors = jax.lax.dynamic_index_in_dim(below, row, axis=1)
+        return found - factors * jax.lax.dynamic_index_in_dim(found, row)
 
-    found = jax.lax.fori_loop(1, W, add_row, found)
+    start = jnp.broadcast_to(units, below.shape)
+    found = jax.lax.fori_loop(0, W - 1, subtract, start)
     return found.transpose(2, 0, 1).reshape(blocks.shape)
 
 
@@ -160,22 +168,39 @@ class DeltaNet(nnx.Module):
         is_token_BS1 = valid_BS[..., None]
         g_BSH = jnp.where(is_token_BS1, g_BSH, 0.0)
         beta_BSH = jnp.where(is_token_BS1, jax.nn.sigmoid(b_BSH), 0.0)
-        before = states["state"].reshape(B, H, config.key_dim, V)
         parts = q, k, v_BSHV, g_BSH, beta_BSH
-        if S == 1:
-            one = step if cache is None or not native.suits(0, qkv_BSC) else _native
-            y, state = one(*(each[:, 0] for each in parts), before)
-            y = y[:, None]
-        else:
-            y, state = chunked(*parts, before)
+        y, state = self._advance(parts, states["state"], valid_BS, cache is not None)
         y = rms_norm(y, self.norm[...], self.eps) * jax.nn.silu(z.reshape(B, S, H, V))
         y_BSD = linear(y.reshape(B, S, H * V), self.out_proj[...])
         if cache is None:
             return y_BSD, None
+        return y_BSD, {"state": state, "window": window}
+
+    def _advance(self, parts, state, valid_BS, by_kernel: bool):
+        """Output and states behind all positions.
+
+        Args:
+          parts: q, k, v, g and beta.
+          state: as the cache has it.
+          by_kernel: whether there may be one.
+        """
+        config, (B, S) = self.config, valid_BS.shape
+        on_gpu = by_kernel and delta_state.suits()
+        if S == 1 and (on_gpu or (by_kernel and native.suits(0, parts[0]))):
+            # It leaves the bits of rows without a token: nothing keeps what was before.
+            kernel = delta_state.step if on_gpu else native.delta
+            y, state = _by_kernel(kernel, *(each[:, 0] for each in parts), state)
+            return y[:, None], state
+        before = state.reshape(B, -1, config.key_dim, config.value_dim)
+        if S == 1:
+            y, after = step(*(each[:, 0] for each in parts), before)
+            y = y[:, None]
+        else:
+            kernel = delta_state.advance if on_gpu else None
+            y, after = chunked(*parts, before, kernel)
         # Where a row has no token its state keeps its bits, that of -0.0, too.
         moves_B = jnp.any(valid_BS, axis=1).reshape(B, 1, 1, 1)
-        state = jnp.where(moves_B, state, before).reshape(cache["state"].shape)
-        return y_BSD, {"state": state, "window": window}
+        return y, jnp.where(moves_B, after, before).reshape(state.shape)
 
     def _products(self, x_BSD):
         """[q | k | v], z, b and a of every position."""

@@ -1,5 +1,6 @@
 """Programs of the engines compile for a GPU; how many kernels a layer launches."""
 
+import dataclasses
 import functools
 import importlib.util
 import itertools
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import nnx
 
 from moe_edge.convert.families import config_from_hf
 from moe_edge.engine.fused_cache import DeviceCache
@@ -17,13 +19,15 @@ from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
-from moe_edge.kernels import decode_attention, native
+from moe_edge.kernels import decode_attention, delta_state, native, switches
 from moe_edge.model.config import ACTIVATIONS
+from moe_edge.model.delta_net import DeltaNet
 from moe_edge.model.experts import run_experts
 from moe_edge.model.kv_cache import empty_caches
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.shapes import layer_shapes
+from moe_edge.model.state_config import DeltaConfig
 from moe_edge.model.transformer import make_chunk
 from moe_edge.offload import indexed_slots
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
@@ -73,6 +77,38 @@ def test_offloaded(name, mode):
 
     texts = compile_all(programs_of(run))
     assert any(HOST_MEMORY in text for text in texts) == (mode == "fused")
+
+
+@pytest.mark.parametrize("tokens", [1, 200])
+@pytest.mark.parametrize("by_kernel", switches.OFF_ON)
+def test_states_of_a_delta_net(by_kernel, tokens, monkeypatch):
+    """One launch takes them through a step, or through a prompt's sub-chunks."""
+    monkeypatch.setenv(delta_state.VARIABLE, by_kernel)
+    shape, rows = jax.ShapeDtypeStruct, 2
+    kind = DeltaConfig(
+        key_heads=16, value_heads=32, key_dim=128, value_dim=128, kernel=4
+    )
+    model = dataclasses.replace(ALL["states"], other_attention=(kind, kind))
+
+    def run(weights, x_BSD, valid_BS, cache):
+        net = DeltaNet(model, 1, nnx.Rngs(0))
+        for name, array in weights.items():
+            getattr(net, name)[...] = array
+        return net(x_BSD, valid_BS, cache)
+
+    def arrays(shapes):
+        return {name: shape(each, jnp.float32) for name, each in shapes.items()}
+
+    weights = arrays(kind.weight_shapes(model.d_model))
+    x_BSD = shape((rows, tokens, model.d_model), jnp.float32)
+    cache = arrays(kind.state_shapes(rows))
+    args = weights, x_BSD, shape((rows, tokens), bool), cache
+    (text,) = compile_all([Call(native.within(run), {"donate_argnums": 3}, args, {})])
+    name = "moe_edge_delta_step" if tokens == 1 else "moe_edge_delta_chunks"
+    named = [line for line in launches(text) if f"{name}/pallas_call" in line]
+    assert len(named) == int(by_kernel)
+    if by_kernel == "1" and tokens == 1:  # in place, whoever rests
+        assert not re.findall(r"f32\[(2,4096|64,128),128\]\S* (copy|fusion)", text)
 
 
 def decoded(layer_io: str, **options) -> dict[str, str]:

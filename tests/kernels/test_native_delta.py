@@ -1,11 +1,17 @@
 """The kernel of a delta-net's step against float64, whatever the company."""
 
+import math
+import re
+
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from moe_edge.kernels import native
+from moe_edge.model.delta_net import DeltaNet
 from tests.support.host_kernels import needs_kernels
+from tests.support.tiny_models import STATES
 
 pytestmark = needs_kernels
 run = jax.jit(native.delta)
@@ -42,6 +48,27 @@ def test_step_is_the_recurrence_and_rest_keeps_its_bits(shape):
     alone = jax.device_get(run(*(each[-1:] for each in given)))
     for found, one in zip((y, state), alone, strict=True):
         np.testing.assert_array_equal(found[-1:], one)
+
+
+def test_a_layers_step_writes_its_states_in_place():
+    """No program keeps what was before, for rows that rest: the kernel leaves theirs.
+
+    A select over it made a step of eight rows four times as long.
+    """
+    net, rows = DeltaNet(STATES, 1, nnx.Rngs(0)), 3
+    shape = jax.ShapeDtypeStruct
+    cache = {
+        name: shape(each, np.float32)
+        for name, each in STATES.attention_of(1).state_shapes(rows).items()
+    }
+    given = shape((rows, 1, STATES.d_model), np.float32), shape((rows, 1), bool), cache
+    step = jax.jit(native.within(lambda *all: net(*all)), donate_argnums=2)
+    text = step.lower(*given).compile().as_text()
+    assert "moe_edge_delta" in text
+    size = cache["state"].size
+    for dims, operation in re.findall(r"= f32\[([\d,]+)\]\S* ([\w-]+)\(", text):
+        if math.prod(map(int, dims.split(","))) == size:
+            assert operation in ("parameter", "bitcast", "get-tuple-element"), text
 
 
 def test_other_instructions_give_the_same_within_rounding():

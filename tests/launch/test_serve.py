@@ -1,5 +1,6 @@
 """The server by its script: a process of its own, told to end by a signal."""
 
+import concurrent.futures
 import contextlib
 import http.client
 import json
@@ -11,6 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.family_templates import FAMILY_TEMPLATES
+from tests.support.tiny_checkpoint import TEXT, tiny_tokenizer
+from tests.support.tiny_checkpoints import hf_folder
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--port", 0, "--max_batch", 2, "--max_context", 64, "--prefill_chunk", 32)
@@ -105,6 +110,67 @@ def test_offloaded_server_answers_and_tells_what_moved(tmp_path, tiny):
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
         assert process.returncode == 0, (tmp_path / "err").read_text()
+
+
+@pytest.fixture
+def with_states(tmp_path):
+    """A tiny Qwen 3.5 as downloaded: a delta-net, attention, its own template."""
+    family = "qwen3_5_moe_text"
+    sizes = {"num_hidden_layers": 2, "vocab_size": 320}
+    sizes |= {"max_position_embeddings": 256}
+    hf = hf_folder(tmp_path / "hf", family, **sizes)
+    tiny_tokenizer().save(str(hf / "tokenizer.json"))
+    config = {"chat_template": FAMILY_TEMPLATES[family], "eos_token": "<|end|>"}
+    (hf / "tokenizer_config.json").write_text(json.dumps(config))
+    return hf
+
+
+def chat(url: str, number: int) -> tuple[str, int]:
+    """What the model thinks or says in the chat of this number, and of how much."""
+    talk = [{"role": "user", "content": TEXT[: 30 * (1 + number % 6)] + str(number)}]
+    rule = {"temperature": 0, "max_tokens": 6 + 5 * (number % 5), "ignore_eos": True}
+    thinks = {"chat_template_kwargs": {"enable_thinking": bool(number % 3)}}
+    body = {"messages": talk} | rule | thinks
+    status, raw = ask(url, "POST", "/v1/chat/completions", body)
+    assert status == 200, raw
+    answer = json.loads(raw)
+    said, thought = (
+        answer["choices"][0]["message"].get(name)
+        for name in ("content", "reasoning_content")
+    )
+    assert bool(thought) == bool(number % 3) and bool(said) != bool(thought)
+    assert answer["usage"]["completion_tokens"] == rule["max_tokens"]
+    return said or thought, answer["usage"]["prompt_tokens"]
+
+
+def hang_up(url: str) -> bytes:
+    """The first bytes of a streamed answer, whose client then leaves."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
+    body = {"prompt": TEXT[:90], "max_tokens": 150, "ignore_eos": True, "stream": True}
+    headers = {"Content-Type": "application/json"}
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        return connection.getresponse().read(20)
+
+
+@pytest.mark.slow
+def test_eight_chats_join_and_leave_where_layers_keep_states(tmp_path, with_states):
+    """Each gets what it gets alone; the clients that leave free their rows."""
+    flags = "--max_batch", 8, "--max_context", 256, "--prefill_chunk", 64
+    with serving(tmp_path, "--checkpoint", with_states, *flags) as (process, ready):
+        url, chats = ready["url"], range(14)
+        alone = [chat(url, number) for number in chats]
+        assert max(tokens for _, tokens in alone) > 128
+        with concurrent.futures.ThreadPoolExecutor(16) as threads:
+            left = [threads.submit(hang_up, url) for _ in range(2)]
+            found = [*threads.map(lambda number: chat(url, number), chats)]
+            assert all(each.result().startswith(b"data: ") for each in left)
+        assert found == alone
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, (tmp_path / "err").read_text()
+    outcomes = json.loads(out.splitlines()[-1])["outcomes"]
+    assert outcomes["finished"] == 28 and sum(outcomes.values()) == 30
 
 
 def test_dry_run_checks_and_binds_nothing_for_long(run_script, tiny):

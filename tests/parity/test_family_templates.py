@@ -42,10 +42,13 @@ def test_template_renders_as_in_transformers(family, theirs):
     assert len(prompts) >= 4
 
 
-def test_tools_and_their_calls_render_as_in_transformers(theirs):
-    source = FAMILY_TEMPLATES["qwen3_moe"]
-    ours = ChatTemplate(source, "qwen3_moe", theirs.special_tokens_map)
-    assert ours.dialect.name == "hermes"
+@pytest.mark.parametrize(
+    ("family", "dialect"), [("qwen3_moe", "hermes"), ("qwen3_5_moe_text", "qwen_xml")]
+)
+def test_tools_and_their_calls_render_as_in_transformers(theirs, family, dialect):
+    source = FAMILY_TEMPLATES[family]
+    ours = ChatTemplate(source, family, theirs.special_tokens_map)
+    assert ours.dialect.name == dialect
     options = {"add_generation_prompt": True, "tokenize": False}
     wanted = theirs.apply_chat_template(
         TOOL_TALK, tools=TOOLS, chat_template=source, **options

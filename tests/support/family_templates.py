@@ -236,6 +236,61 @@ _WITH_TOOLS = """\
     {%- endif %}
 {%- endif %}"""
 
+_THINKS_FIRST = """\
+{%- macro shown(content) -%}
+    {%- if content is string -%}{{- content -}}
+    {%- else -%}{%- for item in content or [] -%}{{- item.text -}}{%- endfor -%}
+    {%- endif -%}
+{%- endmacro -%}
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' ~ (tool | tojson) }}{%- endfor %}
+    {{- '\\n</tools>\\nReply as <tool_call>\\n<function=name>\\n<parameter=p>' }}
+    {{- '\\nvalue\\n</parameter>\\n</function>\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}
+    {%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- for m in messages %}
+    {%- set content = shown(m.content) | trim %}
+    {%- if m.role == 'system' %}
+        {%- if not loop.first %}{{- raise_exception('The system comes first.') }}
+        {%- endif %}
+        {{- '<|im_start|>system\\n' ~ content ~ '<|im_end|>\\n' }}
+    {%- elif m.role == 'assistant' %}
+        {%- set thought = m.reasoning_content or '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].split('<think>')[-1] %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.last %}
+            {{- '<think>\\n' ~ (thought | trim) ~ '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- content }}
+        {%- for call in m.tool_calls or [] %}
+            {%- set call = call.function or call %}
+            {{- '<tool_call>\\n<function=' ~ call.name ~ '>\\n' }}
+            {%- for name, value in call.arguments | items %}
+                {%- set text = value if value is string else value | tojson %}
+                {{- '<parameter=' ~ name ~ '>\\n' ~ text ~ '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif m.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' ~ content }}
+        {{- '\\n</tool_response><|im_end|>\\n' }}
+    {%- else %}{{- '<|im_start|>' ~ m.role ~ '\\n' ~ content ~ '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+
 TOOLS = [
     {
         "type": "function",
@@ -279,6 +334,8 @@ FAMILY_TEMPLATES = {
     "gemma4_text": _TURNS,
     "llama4_text": _HEADERS,
     "mimo_v2_flash": _CHATML,
+    "lfm2_moe": _CHATML,
+    "qwen3_5_moe_text": _THINKS_FIRST,
 }
 # What a request may say of thinking, under each family's own name.
 SWITCHES = (

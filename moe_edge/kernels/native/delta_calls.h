@@ -7,12 +7,14 @@ ffi::Error DeltaCall(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k,
                      ffi::Buffer<ffi::F32> beta, ffi::Buffer<ffi::F32> state,
                      ffi::ResultBuffer<ffi::F32> y, ffi::ResultBuffer<ffi::F32> after) {
   const auto qs = q.dimensions(), vs = v.dimensions(), ss = state.dimensions();
-  if (qs.size() != 2 || k.dimensions() != qs || vs.size() != 2 || ss.size() != 3 ||
-      vs[0] != qs[0] || ss[0] != qs[0] || ss[1] != qs[1] || ss[2] != vs[1] ||
+  // States of any rank: XLA would copy those of a cache to give them another one.
+  if (qs.size() != 2 || k.dimensions() != qs || vs.size() != 2 || vs[0] != qs[0] ||
+      ss.size() == 0 || ss.back() != vs[1] || state.element_count() == 0 ||
+      state.element_count() != size_t(qs[0] * qs[1] * vs[1]) ||
       g.element_count() != size_t(qs[0]) || beta.element_count() != size_t(qs[0]) ||
-      y->dimensions() != vs || after->dimensions() != ss || state.element_count() == 0) {
+      y->dimensions() != vs || after->dimensions() != ss) {
     return Refuse("delta: shapes do not fit, expected q, k [N, K], v, y [N, V], "
-                  "g, beta [N], states [N, K, V]");
+                  "g, beta [N], states [..., V] of N x K x V");
   }
   const DeltaArgs a{q.typed_data(),     k.typed_data(),    v.typed_data(),
                     g.typed_data(),     beta.typed_data(), state.typed_data(),
