@@ -28,6 +28,7 @@ ROOTS = {
     "lm_eval": "moe_edge.evaluate.run_lm_eval:run_lm_eval",
     "model_card": "moe_edge.training.model_card:run_model_card",
     "place_experts": "moe_edge.place.run_place:run_place",
+    "plan": "moe_edge.planner.run_plan:run_plan",
     "pretrain": "moe_edge.training.run:run_pretrain",
     "profile_machine": "moe_edge.profile.run_profile_machine:run_profile_machine",
     "profile_model": "moe_edge.profile.run_profile:run_profile",

@@ -13,6 +13,7 @@ from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
+from moe_edge.engine.auto_memory import auto_memory
 from moe_edge.engine.devices import check_devices, check_several, homes_for, mesh_for
 from moe_edge.engine.load import allow_pinned
 from moe_edge.engine.offload_options import OffloadOptions
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from moe_edge.engine.weights import Weights
     from moe_edge.offload.store import HostStore
     from moe_edge.public.engine import Engine
-
-SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
 
 
 def load(
@@ -231,7 +230,7 @@ class Model:
         """
         if isinstance(device_memory, str) and device_memory == "auto":
             self.options.read("1B", options)  # before JAX says what is free
-            device_memory = self._auto_memory()
+            device_memory = auto_memory(self._reader, self._homes, bool(self._stores))
         given = self.options.read(device_memory, options)
         self._check_limits(max_batch, max_context)
         record = read_record(record)
@@ -275,29 +274,6 @@ class Model:
         if memory not in self._stores:
             self._stores[memory] = HostStore(self._reader, memory)
         return self._stores[memory]
-
-    def _auto_memory(self) -> str:
-        """Nine tenths of what the device has free; on a CPU records live there, too."""
-        # Before JAX says what is free; what mode fused would pin is the most.
-        allow_pinned(self._reader, OffloadOptions(mode="fused"))
-        import jax
-
-        from moe_edge.engine.offloaded import free_device_bytes
-
-        homes = self._homes or (None,)
-        known = [free for free in map(free_device_bytes, homes) if free is not None]
-        if len(known) < len(homes):
-            raise ConfigError(
-                "device_memory is 'auto', and the device does not say what it has; "
-                "give a size (2GiB) or a share (25%)"
-            )
-        free = min(known)
-        if jax.default_backend() == "cpu" and not self._stores:
-            blocks = len(self.config.moe_layers) * self.config.moe.num_experts
-            free -= blocks * (self.expert_bytes or 0)
-        if jax.default_backend() == "cpu":  # whose devices are one memory
-            free //= len(homes)
-        return f"{max(1, int(free * (1 - SPARE_SHARE)))}B"
 
     def _assemble(
         self,
