@@ -104,13 +104,15 @@ def space_of(
     qualities: Sequence[Quality],
     refused: Sequence[Refused] = (),
     devices: int = 1,
+    budgets: Sequence[str | float] = (),
 ) -> Space:
     """All values that go with the base, one dimension at a time.
 
     Args:
       fixed: fields of `OffloadOptions` that keep the base's value.
+      budgets: that are tried; none: the base's alone.
     """
-    found = list(refused)
+    found, budgets = list(refused), budgets or (base.device_memory,)
     kinds = {
         "eviction": EVICTIONS,
         "predictor": PREDICTORS,
@@ -134,6 +136,7 @@ def space_of(
                 values[name].append({name: other})
             else:
                 found.append(wrong)
+    values["device_memory"] = [{"device_memory": each} for each in budgets]
     return Space(base, values, qualities, found)
 
 

@@ -39,6 +39,8 @@ class Described:
       batch, context: rows that decode together, and their tokens.
       machine_bytes: memory of the device; backend: JAX's name of its kind.
       kind: of blocks that the experts are quantised to; None: they are as stored.
+      reader: of the checkpoint, which knows the dtypes of all else; None: they are
+        `dtype`.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class Described:
         machine_bytes: int | None,
         backend: str,
         kind: str | None = None,
+        reader: Any = None,
     ):
         self.config = with_kind(config, kind) if kind is not None else config
-        self.dense_dtype = dtype
+        self.dense_dtype, self._reader = dtype, reader
         quantised = self.config.moe.expert_kind is not None
         self.dtype = np.dtype(np.uint8) if quantised else dtype
         self.layout = RecordLayout.of(self.config)
@@ -62,11 +65,13 @@ class Described:
 
     def dense_dtypes(self, item) -> dict[str, np.dtype]:
         """As of a reader."""
+        if self._reader is not None:
+            return self._reader.dense_dtypes(item)
         return dict.fromkeys(item_shapes(self.config, item), self.dense_dtype)
 
     def dense_kinds(self, item) -> dict[str, str]:
-        """As of a reader: no dense weight is quantised."""
-        return {}
+        """As of a reader: of a config alone no dense weight is quantised."""
+        return {} if self._reader is None else self._reader.dense_kinds(item)
 
     @property
     def block_bytes(self) -> int:

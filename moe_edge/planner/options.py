@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import (
@@ -182,6 +183,14 @@ class PlanOptions:
     def tokens(self) -> int:
         """Of a row, for whose KV cache a size reserves room."""
         return self.context or self.prompt_tokens + self.new_tokens
+
+    @property
+    def model_path(self) -> str:
+        """Where the weights are, or will be."""
+        if self.config_json is None:
+            return self.checkpoint or "default"
+        given = Path(self.config_json)
+        return str(given if given.is_dir() else given.parent)
 
     @property
     def margin_share(self) -> float:

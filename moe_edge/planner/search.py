@@ -1,7 +1,7 @@
 """Replays candidates in bounded time: wide with few prompts, then the best with all."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from moe_edge.core.checks import CapacityError, ConfigError
@@ -11,9 +11,12 @@ from moe_edge.planner.choose import Judged, judge, ranked
 from moe_edge.planner.estimate import Estimate, Subject, estimate
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Quality
+from moe_edge.planner.replayed import layer_slots
 
 FEW_PROMPTS = 4
 KEPT = 3  # candidates that a stage hands on
+LEAST_FINALISTS = 2  # however long it takes
+WIDE = 0.6  # of the seconds, for stages with few prompts
 FINALISTS = 8  # that are replayed with all prompts
 
 Subjects = Mapping[tuple[int | None, str | None], Subject]
@@ -34,7 +37,7 @@ class _Search:
         self.refused: list[Refused] = []
         self.replays, self._begun_s = 0, time.perf_counter()
         self._done: dict[str, Judged] = {}
-        self._parts: dict[int, tuple] = {}  # by the id of what was made of them
+        self._parts: dict[int, dict] = {}  # by the id of what was made of them
         self._count = count
 
     @property
@@ -45,24 +48,29 @@ class _Search:
         """Estimates every combination beside each of `near`."""
         for own in near:
             for chosen in self.space.all(*dimensions):
-                if self.seconds > self.asked.search_s and self._done:
+                if self.seconds > WIDE * self.asked.search_s and self._done:
                     return
                 self._try(quality, own | chosen)
 
     def _try(self, quality: Quality, chosen) -> None:
         what = " ".join(f"{n} {v}" for d in chosen.values() for n, v in d.items())
-        what = what if quality.label == "lossless" else f"{what} {quality.label}"
-        if what in self._done:
-            return
+        what = what if quality.label == "lossless" else f"{what}, {quality.label}"
         try:
             candidate = self.space.candidate(quality, **chosen)
+            subject = self.subjects[candidate.k, candidate.expert_dtype]
+            slots = layer_slots(candidate.options, subject.live)
+            # Another name of a plan of the same slots is no other candidate.
+            others = {n: d for n, d in chosen.items() if n != "slot_plan"}
+            key = f"{others} {quality.label} {slots}"
+            if key in self._done:
+                return
             found = self.estimate(candidate, FEW_PROMPTS)
         except (ConfigError, CapacityError) as error:
             reason, _, remedy = str(error).rpartition("; ")
             self.refused.append(Refused(what, reason or remedy, remedy))
             return
-        self._done[what] = judge(candidate, found, self.asked)
-        self._parts[id(self._done[what])] = (quality, chosen)
+        self._done[key] = judge(candidate, found, self.asked)
+        self._parts[id(self._done[key])] = dict(chosen)
 
     def estimate(self, candidate: Candidate, prompts: int | None) -> Estimate:
         subject = self.subjects[candidate.k, candidate.expert_dtype]
@@ -70,15 +78,19 @@ class _Search:
         self._count()
         return estimate(candidate, subject, prompts)
 
-    def best(self, count: int, among: Callable = lambda parts: True) -> list[tuple]:
-        """(quality, chosen) of the best so far."""
-        order = ranked([*self._done.values()], self.asked)
-        parts = [self._parts[id(one)] for one in order]
-        return [each for each in parts if among(each)][:count]
+    def best(self, count: int) -> list[dict]:
+        """What the best so far are made of."""
+        order = ranked([*self._done.values()], self.asked)[:count]
+        return [self._parts[id(one)] for one in order]
 
     def finalists(self) -> list[Judged]:
-        order, found = ranked([*self._done.values()], self.asked), []
-        for one in order[:FINALISTS]:
+        """The best, and what the user would have without a plan, with all prompts."""
+        every = [*self._done.values()]
+        order, found = ranked(every, self.asked)[:FINALISTS], []
+        order += [one for one in every[:1] if one not in order]
+        for one in order:
+            if self.seconds > self.asked.search_s and len(found) >= LEAST_FINALISTS:
+                break
             again = self.estimate(one.candidate, None)
             found.append(judge(one.candidate, again, self.asked))
         return ranked(found, self.asked)
@@ -107,10 +119,11 @@ def search(
         if not run._done:
             refused = run.refused[0]
             raise CapacityError(f"{refused.reason}; {refused.remedy}")
-        near = [chosen for _, chosen in run.best(KEPT)]
+        near = run.best(KEPT)
         run.try_all(first, "predictor", near=near)
         run.try_all(first, "assist", near=near)
-        near = [chosen for _, chosen in run.best(KEPT)]
+        near = run.best(KEPT)
         for quality in qualities[1:]:
             run.try_all(quality, near=near)
+        run.try_all(first, "device_memory", near=near[:1])
         return Found(run.finalists(), run.refused, run.replays, run.seconds)
