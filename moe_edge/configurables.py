@@ -23,7 +23,7 @@ ROOTS = {
     "convert_checkpoint": "moe_edge.convert.convert:convert_checkpoint",
     "evaluate": "moe_edge.evaluate.run:run_evaluate",
     "fit_routing": "moe_edge.workload.routing_fit:fit_routing",
-    "generate": "moe_edge.engine.run_generate:run_generate",
+    "generate": "moe_edge.planner.auto:run_generate",
     "load": "moe_edge.loadtest.run_load:run_load",
     "lm_eval": "moe_edge.evaluate.run_lm_eval:run_lm_eval",
     "model_card": "moe_edge.training.model_card:run_model_card",

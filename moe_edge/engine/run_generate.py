@@ -122,8 +122,9 @@ def run_generate(
       activations: what few tokens are when they meet interleaved blocks of a quantised
         checkpoint: float32, exact; or int8, rounded: faster on a CPU, and lossy.
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
-        holds the dense weights, the KV cache and staging; None: as the gin file's
-        `offload` says, or all experts on the device.
+        holds the dense weights, the KV cache and staging; `auto`: nine tenths of what
+        the device has free, with options that a short plan chooses (moe-edge plan);
+        None: as the gin file's `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
       devices: devices that share the experts: a number, or `all` of this machine;
         offloaded ones have homes there, and `device_memory` is that of each. None: one,

@@ -66,6 +66,16 @@ def changed(options: OffloadOptions) -> dict[str, Any]:
     return found
 
 
+def parts_of(candidate: Candidate) -> dict[str, Any]:
+    """What a configuration is, where it differs from the defaults, and its budget."""
+    budget = {"device_memory": candidate.options.device_memory}
+    return {
+        "offload": budget | changed(candidate.options),
+        "k": candidate.k,
+        "expert_dtype": candidate.expert_dtype,
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class Space:
     """Values of each dimension, and what was refused.

@@ -70,7 +70,7 @@ class Run:
       log: its lookups and predictions.
       hit_ratio: of decoding.
       load_s: mean seconds that a block's transfer took; nan: there was none.
-      misses: blocks a step that were absent.
+      misses: blocks a step that were absent; wait_s: that it stood still for them.
       device_bytes: weights and slots.
       trace: of an engine that keeps one.
     """
@@ -82,6 +82,7 @@ class Run:
     hit_ratio: float
     load_s: float
     misses: float
+    wait_s: float
     device_bytes: int
     trace: Trace | None = None
 
@@ -212,6 +213,7 @@ class Live:
             hit_ratio=float(counted.hit_ratio or 0.0),
             load_s=moved_s / moved if moved else float("nan"),
             misses=counted.misses / total,
+            wait_s=counted.wait_s / total,
             device_bytes=engine.device_bytes(),
             trace=None if engine.trace is None else engine.trace.trace(),
         )

@@ -1,11 +1,13 @@
 """A plan as it is printed and written: what was chosen, what loses, what is refused."""
 
+import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.planner.candidates import parts_of
 from moe_edge.planner.choose import Judged, loses_by
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Refused
@@ -50,8 +52,8 @@ def summed_up(
         "chosen_was_best": was_best(rows, asked),
         "alternatives": [
             {
-                "offload": other.candidate.changes,
-                "k": other.candidate.k,
+                **parts_of(other.candidate),
+                "misses": finite(other.missed),
                 "predicted": other.estimate.to_json(),
                 "loses_by": loses_by(other, first),
             }
@@ -76,17 +78,16 @@ def summed_up(
     return Plan(summary, gin, text, files, line, first.missed, options)
 
 
+def finite(missed: Mapping[str, float]) -> dict[str, float | None]:
+    """Shares by which targets are missed; None where nothing is known."""
+    return {key: s if math.isfinite(s) else None for key, s in missed.items()}
+
+
 def chosen_json(
     asked: PlanOptions, judged: Judged, out_dir: Path | None
 ) -> dict[str, Any]:
     """What a plan says of the configuration that it takes."""
     candidate, convert = judged.candidate, None
-    offload = {
-        name: value
-        for name, value in candidate.changes.items()
-        if name not in ("k", "expert_dtype")
-    }
-    offload = {"device_memory": candidate.options.device_memory} | offload
     checkpoint = asked.model_path
     if candidate.expert_dtype is not None:
         place = Path(out_dir or ".") / f"checkpoint_{candidate.expert_dtype}"
@@ -97,9 +98,7 @@ def chosen_json(
         checkpoint = str(place)
     return {
         "checkpoint": checkpoint,
-        "k": candidate.k,
-        "offload": offload,
-        "expert_dtype": candidate.expert_dtype,
+        **parts_of(candidate),
         "convert": convert,
         "placement": None,
     }

@@ -1,5 +1,6 @@
 """Runs the chosen configuration and the next ones on prompts that no plan has seen."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from moe_edge.core.progress import progress
 from moe_edge.model.sampling import Sampling
 from moe_edge.planner.calibrate import Protocol
+from moe_edge.planner.candidates import parts_of
 from moe_edge.planner.choose import KEYS, Judged
 from moe_edge.planner.estimate import Estimate, Subject, estimate
 from moe_edge.planner.live import Live, Run
@@ -78,9 +80,7 @@ def verify(
             own_error = measured["tpot_s"] / middle - 1
         rows.append(
             {
-                "offload": candidate.changes,
-                "k": candidate.k,
-                "expert_dtype": candidate.expert_dtype,
+                **parts_of(candidate),
                 "predicted": one.estimate.to_json(),
                 "measured": measured,
                 "error": errors(measured, one.estimate),
@@ -92,8 +92,6 @@ def verify(
 
 def _record(live: Live, subject: Subject, options, given) -> Recorded:
     """What the model chooses for these prompts, whatever the options."""
-    import dataclasses
-
     own_link = {"link_bytes_per_s": None, "link_latency_s": 0.0}
     plain = {"predictor": "none", "predictor_options": {}, **own_link}
     with live.engine(dataclasses.replace(options, **plain), with_trace=True) as engine:

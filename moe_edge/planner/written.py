@@ -46,10 +46,17 @@ def readme(plan: Mapping[str, Any], command: str) -> str:
         lines += ["", "## What loses, and by how much", ""]
         for each in plan["alternatives"]:
             what = ", ".join(f"{n} {v!r}" for n, v in each["offload"].items())
+            if each["k"] is not None:
+                what += f", k {each['k']}"
+            if each["expert_dtype"] is not None:
+                what += f", experts in {each['expert_dtype']}"
             loses = ", ".join(
                 f"{key} +{100 * share:.1f} %" for key, share in each["loses_by"].items()
             )
-            lines.append(f"- {what}: {loses or 'equal within what is compared'}")
+            loses = loses or "no worse by what is known"
+            if each["misses"]:
+                loses += f"; misses the target of {', '.join(each['misses'])}"
+            lines.append(f"- {what}: {loses}")
     if plan["refused"]:
         lines += ["", "## What was refused", ""]
         lines += [

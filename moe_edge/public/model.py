@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from moe_edge.engine.weights import Weights
     from moe_edge.offload.store import HostStore
     from moe_edge.public.engine import Engine
+_PLAIN = (str, int, float, bool, dict, type(None))
 
 
 def load(
@@ -212,8 +213,10 @@ class Model:
         Args:
           device_memory: for experts: a share of their bytes ("25%", 0.25); or a size
             ("2GiB") that also holds dense weights, KV cache and staging; or "auto":
-            such a size, nine tenths of what the device has free. Of several devices,
-            for each.
+            such a size, nine tenths of what the device has free. Where it does not hold
+            all experts, a plan of about a minute (`moe_edge.plan`) then chooses what
+            `options` leave open, for tokens drawn at temperature 1. Of several devices,
+            for each, and without a plan.
           max_batch: prompts that run together; max_context: most tokens of a prompt and
             its continuation. A size reserves their KV cache (None: of 1024 tokens, as
             the commands).
@@ -231,6 +234,9 @@ class Model:
         if isinstance(device_memory, str) and device_memory == "auto":
             self.options.read("1B", options)  # before JAX says what is free
             device_memory = auto_memory(self._reader, self._homes, bool(self._stores))
+            self._check_limits(max_batch, max_context)
+            if not read_record(record) and len(self._homes) < 2:
+                options = self._planned(device_memory, options, max_batch, max_context)
         given = self.options.read(device_memory, options)
         self._check_limits(max_batch, max_context)
         record = read_record(record)
@@ -248,6 +254,25 @@ class Model:
             max_context=max_context,
             recorder=recorder,
         )
+
+    def _planned(
+        self, budget: str, options: dict[str, Any], batch: int, context: int | None
+    ) -> dict[str, Any]:
+        """Options that a short plan adds to those that were given, in a budget.
+
+        Policies of one's own, as classes or objects, are run as they are.
+        """
+        if any(type(value) not in _PLAIN for value in options.values()):
+            return options
+        from moe_edge.planner.auto import chosen_options
+        from moe_edge.planner.candidates import changed
+
+        tokens = reserved_tokens(context)
+        new = max(3, tokens // 8)
+        asked = {"batch": batch, "context": tokens, "new_tokens": new}
+        asked["prompt_tokens"] = max(1, min(128, tokens - new))
+        found = chosen_options(self.source, budget, options, **asked)
+        return {n: v for n, v in changed(found).items() if n != "device_memory"}
 
     def _check_limits(self, max_batch: Any, max_context: Any) -> None:
         check_limits(max_batch, max_context)
