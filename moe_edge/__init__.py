@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # the names below, for type checkers and editors
     from moe_edge.public.model import Model as Model
     from moe_edge.public.model import load as load
     from moe_edge.public.output import Output as Output
+    from moe_edge.public.plan import plan as plan
     from moe_edge.public.plot import plot as plot
     from moe_edge.public.replay import replay as replay
     from moe_edge.route.base import Route as Route
@@ -75,6 +76,7 @@ _PUBLIC = {
     "Engine": ("public.engine", "Engine"),
     "Output": ("public.output", "Output"),
     "compare": ("public.compare", "compare"),
+    "plan": ("public.plan", "plan"),
     "plot": ("public.plot", "plot"),
     "replay": ("public.replay", "replay"),
     "run_inline": ("public.inline", "run_inline"),

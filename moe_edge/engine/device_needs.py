@@ -59,6 +59,7 @@ def device_needs(
     records: jax.ShapeDtypeStruct,
     batch: int = 1,
     capacity: int | None = None,
+    backend: str | None = None,
 ) -> DeviceNeeds:
     """What an engine needs on the device.
 
@@ -67,12 +68,14 @@ def device_needs(
       records: shape `[E, R]` and dtype of a layer's experts as programs take them.
       batch, capacity: sequences and tokens for whose KV cache an absolute budget
         leaves room; no more tokens than the model's context, which None stands for.
+      backend: of the device; None: JAX's here.
     """
     config = weights.config
     tokens = min(capacity or config.max_positions, config.max_positions)
     cache = cache_bytes(config, batch, tokens)
     kind = DonatedSlots if options.layer_io == "arrays" else IndexedSlots
-    staged = 0 if jax.default_backend() == "cpu" else kind.max_staged + 1
+    is_host = (backend or jax.default_backend()) == "cpu"
+    staged = 0 if is_host else kind.max_staged + 1
     shadow = 0
     if options.has_shadow:
         predictor = get_predictor(options.predictor, **options.predictor_options)

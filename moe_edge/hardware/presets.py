@@ -18,7 +18,8 @@ from moe_edge.core.files import check_there
 from moe_edge.core.json_reader import read_json
 from moe_edge.hardware.specs import Device, Gpu, Link
 
-FORMAT_VERSION = 1  # of a machine.json
+FORMAT_VERSION = 2  # of a machine.json
+READ_VERSIONS = (1, 2)  # 1 has no `models`
 ARITHMETIC_SHARE = 0.6
 MEMORY_SHARE = 0.8
 HOST_SHARE = 0.8
@@ -136,10 +137,10 @@ def read_machine(path: str | Path) -> Gpu:
             f"{path} is no machine file ({error!r}); moe-edge profile_machine writes "
             "them"
         ) from error
-    if version != FORMAT_VERSION:
+    if version not in READ_VERSIONS:
         raise ConfigError(
-            f"{path} has format_version {version}, expected {FORMAT_VERSION}: measure "
-            "again with moe-edge profile_machine"
+            f"{path} has format_version {version}, expected {FORMAT_VERSION} or 1: "
+            "measure again with moe-edge profile_machine"
         )
     try:
         return Gpu(device=Device(**device), host_link=Link(**link))

@@ -8,10 +8,11 @@ do not fit the device together, a case's engine is made anew for each of its tur
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from moe_edge.engine.devices import SPARE_SHARE
 from moe_edge.engine.offloaded import free_device_bytes
 from moe_edge.offload.slot_plan import parse_budget, share_of_blocks
 from moe_edge.public.engine import Engine
-from moe_edge.public.model import SPARE_SHARE, Model
+from moe_edge.public.model import Model
 
 
 class CaseEngines:

@@ -12,6 +12,7 @@ from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
+from moe_edge.engine.auto_memory import auto_memory
 from moe_edge.engine.devices import check_devices, check_several, homes_for, mesh_for
 from moe_edge.engine.load import allow_pinned, check_backend, open_run
 from moe_edge.engine.offload_options import OffloadOptions
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
     from moe_edge.engine.weights import Weights
     from moe_edge.offload.store import HostStore
     from moe_edge.public.engine import Engine
-
-SPARE_SHARE = 0.1  # of free device memory, which `auto` leaves to programs
+_PLAIN = (str, int, float, bool, dict, type(None))
 
 
 def load(
@@ -225,8 +225,10 @@ class Model:
         Args:
           device_memory: for experts: a share of their bytes ("25%", 0.25); or a size
             ("2GiB") that also holds dense weights, KV cache and staging; or "auto":
-            such a size, nine tenths of what the device has free. Of several devices,
-            for each.
+            such a size, nine tenths of what the device has free. Where it does not hold
+            all experts, a plan of about a minute (`moe_edge.plan`) then chooses what
+            `options` leave open, for tokens drawn at temperature 1. Of several devices,
+            for each, and without a plan.
           max_batch: prompts that run together; max_context: most tokens of a prompt and
             its continuation. A size reserves their KV cache (None: of 1024 tokens, as
             the commands).
@@ -243,7 +245,10 @@ class Model:
         """
         if isinstance(device_memory, str) and device_memory == "auto":
             self.options.read("1B", options)  # before JAX says what is free
-            device_memory = self._auto_memory()
+            device_memory = auto_memory(self._reader, self._homes, bool(self._stores))
+            self._check_limits(max_batch, max_context)
+            if not read_record(record) and len(self._homes) < 2:
+                options = self._planned(device_memory, options, max_batch, max_context)
         given = self.options.read(device_memory, options)
         self._check_limits(max_batch, max_context)
         record = read_record(record)
@@ -261,6 +266,25 @@ class Model:
             max_context=max_context,
             recorder=recorder,
         )
+
+    def _planned(
+        self, budget: str, options: dict[str, Any], batch: int, context: int | None
+    ) -> dict[str, Any]:
+        """Options that a short plan adds to those that were given, in a budget.
+
+        Policies of one's own, as classes or objects, are run as they are.
+        """
+        if any(type(value) not in _PLAIN for value in options.values()):
+            return options
+        from moe_edge.planner.auto import chosen_options
+        from moe_edge.planner.candidates import changed
+
+        tokens = reserved_tokens(context)
+        new = max(3, tokens // 8)
+        asked = {"batch": batch, "context": tokens, "new_tokens": new}
+        asked["prompt_tokens"] = max(1, min(128, tokens - new))
+        found = chosen_options(self.source, budget, options, **asked)
+        return {n: v for n, v in changed(found).items() if n != "device_memory"}
 
     def _check_limits(self, max_batch: Any, max_context: Any) -> None:
         check_limits(max_batch, max_context)
@@ -287,29 +311,6 @@ class Model:
         if memory not in self._stores:
             self._stores[memory] = HostStore(self._reader, memory)
         return self._stores[memory]
-
-    def _auto_memory(self) -> str:
-        """Nine tenths of what the device has free; on a CPU records live there, too."""
-        # Before JAX says what is free; what mode fused would pin is the most.
-        allow_pinned(self._reader, OffloadOptions(mode="fused"))
-        import jax
-
-        from moe_edge.engine.offloaded import free_device_bytes
-
-        homes = self._homes or (None,)
-        known = [free for free in map(free_device_bytes, homes) if free is not None]
-        if len(known) < len(homes):
-            raise ConfigError(
-                "device_memory is 'auto', and the device does not say what it has; "
-                "give a size (2GiB) or a share (25%)"
-            )
-        free = min(known)
-        if jax.default_backend() == "cpu" and not self._stores:
-            blocks = len(self.config.moe_layers) * self.config.moe.num_experts
-            free -= blocks * (self.expert_bytes or 0)
-        if jax.default_backend() == "cpu":  # whose devices are one memory
-            free //= len(homes)
-        return f"{max(1, int(free * (1 - SPARE_SHARE)))}B"
 
     def _assemble(
         self,

@@ -25,6 +25,7 @@ class RoutedLayer(NamedTuple):
 
     ids_TK: int32 with padding E, as caches and predictors expect it.
     scores_TE: float32, or None if the trace has none.
+    weights_TK: float32, of one step's lookup; None of whole prompts.
     new_sequence: the first lookup of a prefill that follows decoding.
     sequences: the requests of the rows.
     length: S, tokens of a row.
@@ -38,6 +39,7 @@ class RoutedLayer(NamedTuple):
     new_sequence: bool
     sequences: list[int]
     length: int = 1
+    weights_TK: np.ndarray | None = None
 
     def show(self, run: PredictorRun) -> None:
         """Shows it to a predictor, as an engine would."""
@@ -58,7 +60,8 @@ def lookups(trace: Trace) -> Iterator[RoutedLayer]:
             scores_TE = trace.scores_TE[start:end].astype(np.float32)
         new = before == DECODE and head[0] == PREFILL
         sequences = trace.request[start:end].tolist()
-        yield RoutedLayer(*head, ids_TK[start:end], scores_TE, new, sequences)
+        seen = ids_TK[start:end], scores_TE, new, sequences
+        yield RoutedLayer(*head, *seen, weights_TK=trace.weights_TK[start:end])
         before = head[0]
 
 

@@ -8,7 +8,7 @@ for that.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -28,12 +28,15 @@ from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import Predictor
 from moe_edge.simulate.replay.hits import pass_cache
 from moe_edge.simulate.replay.lookups import (
+    RoutedLayer,
     cache_spec,
     check_horizon,
     lookups,
     whole_prompts,
 )
 from moe_edge.workload.traces import DECODE, Trace
+
+Reroute = Callable[[RoutedLayer, np.ndarray], np.ndarray]  # -> ids_TK
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,6 +112,7 @@ def replay_time(
     predictor: Predictor | None = None,
     horizon: int = 1,
     prefetch_limit: int = 8,
+    reroute: Reroute | None = None,
 ) -> TimedResult:
     """Predicts the time of every decode step of a trace.
 
@@ -118,6 +122,8 @@ def replay_time(
       predictor: says what to prefetch after a layer is routed; None: no prefetching.
       horizon: layers to look ahead.
       prefetch_limit: most prefetches asked for after one lookup.
+      reroute: of a lossy route: chooses of a decode lookup by what is resident. The
+        scores of later layers stay those of the trace, which no route had changed.
     Raises:
       ConfigError: the trace has no decode step, or a bad horizon.
     """
@@ -156,6 +162,10 @@ def replay_time(
             step = routed.step
         queue.now_s += route_L[layer]
         seen = routed.ids_TK, routed.scores_TE
+        if reroute is not None:
+            queue.poll()
+            resident = layer_step.residency.arrived(layer)
+            seen = reroute(routed, resident), routed.scores_TE
         layer_step.pass_layer(layer, *seen, step, routed.sequences)
         queue.now_s += experts_L[layer]
         ends[-1] = queue.now_s

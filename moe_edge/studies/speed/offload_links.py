@@ -8,7 +8,6 @@ very run, with the same link and the resident engine's compute. Two more rows a 
 how much of the distance is this machine's.
 """
 
-import dataclasses
 import functools
 import statistics
 from collections.abc import Sequence
@@ -21,8 +20,8 @@ from moe_edge.bench.speed import MS, Rows, make_row
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.evict_base import get_eviction
-from moe_edge.predict.base import Predictor, no_prediction
 from moe_edge.simulate.replay.lookups import chosen_by_step
+from moe_edge.simulate.replay.recorded import Replayed
 from moe_edge.simulate.replay.timed import CostModel, TimedResult, replay_time
 from moe_edge.studies.speed.runs import (
     PROMPT_TOKENS,
@@ -36,7 +35,6 @@ from moe_edge.studies.speed.runs import (
     step_after_waits,
     step_beside_transfers,
 )
-from moe_edge.workload.traces import DECODE, Trace, TraceRecorder
 
 LATENCY_S = 50e-6
 BAR = 1.10
@@ -51,41 +49,9 @@ OPTIONS = {
 HORIZON, PREFETCH_LIMIT = 3, 24
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Replayed(Predictor):
-    """Repeats what a run predicted, lookup by lookup."""
-
-    predicted: Sequence[np.ndarray | None]
-    name = "recorded"
-    needs = frozenset({"ids"})
-
-    def init(self, spec):
-        return {"lookup": -1}
-
-    def observe(self, state, layer, hidden_TD, ids_TK, scores_TE):
-        return {"lookup": state["lookup"] + 1}
-
-    def predict(self, state, layer, horizon):
-        ids_NM = self.predicted[state["lookup"]]
-        if ids_NM is None:
-            return no_prediction(horizon)
-        return ids_NM, np.zeros(ids_NM.shape, np.float32)
-
-
-def trace_of(run: TimedRun, num_experts: int) -> Trace:
-    """The decode lookups of an offloaded run."""
-    first, ids_TK, _ = run.log.lookups[0]
-    recorder, step = TraceRecorder(num_experts, ids_TK.shape[1]), -1
-    for layer, ids_TK, _ in run.log.lookups:
-        step += layer == first
-        nothing_TK = np.zeros(ids_TK.shape)
-        recorder.add(DECODE, step, layer, ids_TK, nothing_TK, nothing_TK)
-    return recorder.trace()
-
-
 def foreseen(run: TimedRun, config: ModelConfig) -> np.ndarray:
     """int32 [1 + N, L, M] for `Oracle`: what the steps choose; the prompt is step 0."""
-    chosen_SLM = chosen_by_step(trace_of(run, config.moe.num_experts))
+    chosen_SLM = chosen_by_step(run.log.trace(config.moe.num_experts))
     return np.pad(chosen_SLM, ((1, 0), (0, 0), (0, 0)), constant_values=-1)
 
 
@@ -218,10 +184,10 @@ def replayed(
     """A run's lookups in computed time, with its predictions or without any."""
     predictor, horizon = None, 1
     if with_predictions:
-        predictor = Replayed([ids_NM for *_, ids_NM in run.log.lookups])
+        predictor = Replayed(run.log.predicted)
         horizon = engine.predictor_run.horizon
     return replay_time(
-        trace_of(run, engine.cache.spec.num_experts),
+        run.log.trace(engine.cache.spec.num_experts),
         get_eviction("lru"),
         engine.cache.spec.layer_S,
         costs,

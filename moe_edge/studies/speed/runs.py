@@ -20,7 +20,7 @@ from moe_edge.bench.speed import SuiteSettings
 from moe_edge.engine.load import load_engine
 from moe_edge.model.sampling import likeliest
 from moe_edge.offload.link import EmulatedLink, TransferLink
-from moe_edge.predict.accuracy import PredictionLog
+from moe_edge.simulate.replay.recorded import RunLog
 from moe_edge.studies.speed.models import olmoe_config
 
 SHARE = "25%"  # of the experts on the device, in the rows over emulated links
@@ -69,22 +69,6 @@ def load_offloaded(folder, capacity: int = 1024, **options):
     absolute budget leaves room for a KV cache of `capacity` tokens."""
     given = {"offload": studied(**options), "capacity": capacity, "batch": 1}
     return load_engine(folder, with_tokenizer=False, **given).engine
-
-
-class RunLog(PredictionLog):
-    """Also keeps every decode lookup: [layer, ids_TK, ids_NM predicted after it]."""
-
-    def __init__(self, *shape: int):
-        super().__init__(*shape)
-        self.lookups: list[list] = []
-
-    def lookup(self, layer, routing):
-        """Takes in a layer's routing, as an engine's `on_routing`."""
-        self.lookups.append([layer, np.array(routing.ids_TK), None])
-
-    def expect(self, layer, ids_NM):
-        super().expect(layer, ids_NM)
-        self.lookups[-1][2] = np.array(ids_NM)
 
 
 @dataclasses.dataclass(frozen=True)

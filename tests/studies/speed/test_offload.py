@@ -15,6 +15,7 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.offload.link import EmulatedLink
+from moe_edge.simulate.replay.recorded import Replayed
 from moe_edge.simulate.replay.timed import CostModel, replay_time
 from moe_edge.studies.speed import (
     models,
@@ -108,11 +109,11 @@ def test_replayed_repeats_a_runs_predictions_lookup_by_lookup(engine, prompts):
     costs = CostModel(1.0, 1.0, engine.queue.store.block_bytes, SLOW)
     played = {
         name: replay_time(
-            offload_links.trace_of(run, 16),
+            run.log.trace(16),
             engine.cache.policy,
             engine.cache.spec.layer_S,
             costs,
-            offload_links.Replayed(predicted),
+            Replayed(predicted),
         )
         for name, predicted in (("none", [None] * 8), ("all", [*follow, None]))
     }

@@ -1,0 +1,70 @@
+"""What the user fixed or gave: budget, options, trace; kept or refused."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.auto_memory import AUTO
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.evaluate.texts import sha256_of
+from moe_edge.model.config import ModelConfig
+from moe_edge.planner.candidates import refused_value
+from moe_edge.planner.options import PlanOptions
+from moe_edge.planner.replayed import Recorded
+from moe_edge.workload.trace_reader import read_trace
+
+BUDGETS = ("100%", "75%", "50%", "35%", "25%", "15%", "10%")
+
+
+def with_budget(
+    asked: PlanOptions,
+    base: OffloadOptions,
+    fixed: frozenset,
+    auto: Callable[[], str],
+) -> tuple[OffloadOptions, Sequence[str | float]]:
+    """The user's options with a budget, and the budgets to try.
+
+    Args:
+      auto: gives the budget of this machine.
+    """
+    if "device_memory" in fixed or asked.device_memory not in (None, AUTO):
+        return base, (base.device_memory,)
+    if asked.objective == "memory":
+        return dataclasses.replace(base, device_memory=BUDGETS[0]), BUDGETS
+    budget = auto()
+    return dataclasses.replace(base, device_memory=budget), (budget,)
+
+
+def check_fixed(base: OffloadOptions, fixed: frozenset) -> None:
+    """Raises ConfigError for a fixed value of which nothing can be said."""
+    for name in sorted(fixed):
+        if (wrong := refused_value(name, getattr(base, name))) is not None:
+            raise ConfigError(f"{wrong.what} is fixed: {wrong.reason}; {wrong.remedy}")
+
+
+def given_trace(
+    asked: PlanOptions, config: ModelConfig, notes: list[str]
+) -> Recorded | None:
+    """The user's trace; ConfigError for one of another model."""
+    if asked.trace is None:
+        return None
+    trace = read_trace(asked.trace)
+    layers = {*trace.layer.tolist()}
+    shape = trace.num_experts, trace.top_k
+    if shape != (config.moe.num_experts, config.moe.top_k) or layers != {
+        *config.moe_layers
+    }:
+        raise ConfigError(
+            f"trace {asked.trace} has {len(layers)} layers of {shape[0]} experts, "
+            f"{shape[1]} a token; the model {len(config.moe_layers)} of "
+            f"{config.moe.num_experts}, {config.moe.top_k} a token; record one of this "
+            "model (moe-edge generate --trace)"
+        )
+    notes.append(
+        f"trace {Path(asked.trace).name} (sha256 {sha256_of(asked.trace)[:12]}) does "
+        f"not say its temperature, nor whether its tokens were drawn: it stands for "
+        f"decoding at {asked.temperature:g}; predictors that replay cannot ask are "
+        "left out"
+    )
+    return Recorded(trace, {})

@@ -1,0 +1,189 @@
+"""Which configurations a plan tries: all that the registries offer and no rule refuses.
+
+What the user fixed is kept; a value that is refused then ends the plan, others are
+listed with reason and remedy.
+"""
+
+import dataclasses
+import itertools
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.refusals import Asked, refusals
+from moe_edge.model.config import ModelConfig
+from moe_edge.offload.assist_base import ASSISTS
+from moe_edge.offload.evict_base import EVICTIONS
+from moe_edge.offload.slot_plan import PLANS
+from moe_edge.planner.quality import Quality, Refused
+from moe_edge.predict.base import PREDICTORS, Predictor
+
+Range = tuple[float, float, float]
+NOT_REPLAYED = "measure it with moe_edge.compare, or fix nothing of it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A configuration.
+
+    Attributes:
+      options: of the engine.
+      k: experts a token; None: the model's own.
+      expert_dtype: format that the experts are converted to; None: as they are.
+      ppl_ratio, agreement: what it costs in fidelity; None: not known.
+    """
+
+    options: OffloadOptions
+    k: int | None = None
+    expert_dtype: str | None = None
+    ppl_ratio: Range | None = (1.0, 1.0, 1.0)
+    agreement: Range | None = (1.0, 1.0, 1.0)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What differs from the defaults of an engine."""
+        found = changed(self.options)
+        if self.k is not None:
+            found["k"] = self.k
+        if self.expert_dtype is not None:
+            found["expert_dtype"] = self.expert_dtype
+        return found
+
+    @property
+    def lossless(self) -> bool:
+        return self.options.lossless and self.k is None and self.expert_dtype is None
+
+
+def changed(options: OffloadOptions) -> dict[str, Any]:
+    """The fields of options that differ from their defaults."""
+    plain, found = OffloadOptions(), {}
+    for field in dataclasses.fields(OffloadOptions):
+        value = getattr(options, field.name)
+        if value != getattr(plain, field.name):
+            found[field.name] = value
+    return found
+
+
+def parts_of(candidate: Candidate) -> dict[str, Any]:
+    """What a configuration is, where it differs from the defaults, and its budget."""
+    budget = {"device_memory": candidate.options.device_memory}
+    return {
+        "offload": budget | changed(candidate.options),
+        "k": candidate.k,
+        "expert_dtype": candidate.expert_dtype,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """Values of each dimension, and what was refused.
+
+    Attributes:
+      base: the user's options; each value stands in place of one of its fields.
+      values: dimension -> options of `OffloadOptions`, the base's own first.
+      qualities: what lossy choices cost, the lossless one first.
+    """
+
+    base: OffloadOptions
+    values: Mapping[str, Sequence[Mapping[str, Any]]]
+    qualities: Sequence[Quality]
+    refused: Sequence[Refused]
+
+    def candidate(self, quality: Quality, **chosen: Mapping[str, Any]) -> Candidate:
+        """One of all; ConfigError where its parts do not go together."""
+        fields = dict(quality.options)
+        for own in chosen.values():
+            fields |= own
+        options = dataclasses.replace(self.base, **fields)
+        given = quality.k, quality.expert_dtype, quality.ppl_ratio, quality.agreement
+        return Candidate(options, *given)
+
+    def all(self, *dimensions: str) -> Iterable[dict[str, Mapping[str, Any]]]:
+        """Every combination of the values of some dimensions."""
+        lists = [self.values[name] for name in dimensions]
+        for combined in itertools.product(*lists):
+            yield dict(zip(dimensions, combined, strict=True))
+
+
+def space_of(
+    base: OffloadOptions,
+    fixed: frozenset[str],
+    config: ModelConfig,
+    qualities: Sequence[Quality],
+    refused: Sequence[Refused] = (),
+    devices: int = 1,
+    budgets: Sequence[str | float] = (),
+) -> Space:
+    """All values that go with the base, one dimension at a time.
+
+    Args:
+      fixed: fields of `OffloadOptions` that keep the base's value.
+      budgets: that are tried; none: the base's alone.
+    """
+    found, budgets = list(refused), budgets or (base.device_memory,)
+    kinds = {
+        "eviction": EVICTIONS,
+        "predictor": PREDICTORS,
+        "assist": {None: None, **ASSISTS},
+        "slot_plan": {"auto": None, **PLANS},
+        "mode": {"auto": None, "layered": None, "fused": None},
+    }
+    values: dict[str, list] = {}
+    for name, known in kinds.items():
+        own = getattr(base, name)
+        values[name] = [{name: own}]
+        if name in fixed:
+            continue
+        for other in known:
+            if other == own:
+                continue
+            wrong = fault(base, {name: other}, config, devices) or refused_value(
+                name, other
+            )
+            if wrong is None:
+                values[name].append({name: other})
+            else:
+                found.append(wrong)
+    values["device_memory"] = [{"device_memory": each} for each in budgets]
+    return Space(base, values, qualities, found)
+
+
+def fault(
+    base: OffloadOptions, change: Mapping[str, Any], config: ModelConfig, devices: int
+) -> Refused | None:
+    """Why a value does not go with the base; None: it does."""
+    what = " ".join(f"{name} {value}" for name, value in change.items())
+    fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
+    for name in change:  # options of another policy are none of this one's
+        if f"{name}_options" in fields:
+            fields[f"{name}_options"] = {}
+    asked = Asked.of(
+        types.SimpleNamespace(**fields | dict(change)), model=config, devices=devices
+    )
+    for refusal in refusals(asked):
+        return Refused(what, refusal.reason, refusal.remedy)
+    try:
+        OffloadOptions(**fields | dict(change))
+    except ConfigError as error:
+        reason, _, remedy = str(error).rpartition("; ")
+        return Refused(what, reason or remedy, remedy)
+    return None
+
+
+def refused_value(name: str, value: Any) -> Refused | None:
+    """Why a value that would run is not estimated."""
+    what = f"{name} {value}"
+    if name == "mode" and value == "fused":
+        reason = "mode fused decides on the device, which replay does not time"
+        return Refused(what, reason, NOT_REPLAYED)
+    if name == "predictor":
+        kind = PREDICTORS.class_of(value)
+        if kind.companion is not Predictor.companion:
+            reason = "an engine of its own runs ahead, which replay does not time"
+            return Refused(what, reason, NOT_REPLAYED)
+    if name == "slot_plan" and value == "planned":
+        reason = "its numbers are the user's"
+        return Refused(what, reason, "fix slot_plan and slot_plan_options")
+    return None

@@ -1,0 +1,95 @@
+"""What a machine was measured to need for a model: the numbers of a calibration."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError, built
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.simulate.replay.timed import CostModel
+
+Point = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelCosts:
+    """Seconds of the layered engine for one checkpoint at one K and batch.
+
+    Attributes:
+      batch: rows that decode together.
+      layered_s: of a decode step whose experts are all here, without a predictor.
+      layer_share: of such a step, what its layers with experts take.
+      per_predictor_s: likewise with each predictor.
+      miss_host_s: by predictor: (seconds of a transfer, seconds that a transferred
+        block costs beyond replay), a point a link that was measured, the fastest first.
+      assist_s: by CPU assist: (seconds of a transfer, seconds of an absent expert).
+      copy_s: of a transfer over this machine's own link.
+      prefill_s: prompt tokens -> batch -> seconds to the first token, experts here.
+      prefill_block_s: (seconds of a transfer, seconds of a prompt's block) a link.
+      block_bytes: of an expert; dense_bytes: of all other weights.
+      noise: standard deviation of measured over computed time of a batch's run.
+      resident_s: of a decode step of the resident engine; None: not measured.
+      temperature: of the tokens that were decoded.
+      steps: decode steps behind the numbers.
+    """
+
+    batch: int
+    layered_s: float
+    layer_share: float
+    per_predictor_s: Mapping[str, float]
+    miss_host_s: Mapping[str, Sequence[Sequence[float]]]
+    copy_s: float
+    prefill_s: Mapping[str, Mapping[str, float]]
+    prefill_block_s: Sequence[Sequence[float]]
+    block_bytes: int
+    dense_bytes: int
+    noise: float
+    temperature: float
+    steps: int
+    assist_s: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    resident_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of_json(cls, where: str, stored: Any) -> "ModelCosts":
+        """ConfigError where a machine file holds something else."""
+        try:
+            return built(where, cls, stored)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}; measure again (leave --machine out, or its models)"
+            ) from error
+
+    def link(self, options) -> EmulatedLink:
+        """The link of options; this machine's own as one that copies at its rate."""
+        if options.link_bytes_per_s is not None:
+            return EmulatedLink(options.link_bytes_per_s, options.link_latency_s)
+        return EmulatedLink(self.block_bytes / self.copy_s)
+
+    def step_costs(
+        self, predictor: str, link: EmulatedLink, block_bytes: int, moe_layers: int
+    ) -> CostModel:
+        """Costs of a replay, before what transfers cost the host.
+
+        Only the sum of a layer's experts and the next one's routing matters: nothing
+        happens on the host between them.
+        """
+        hit_s = self.per_predictor_s[predictor]
+        half_s = hit_s * self.layer_share / moe_layers / 2
+        return CostModel(
+            half_s, half_s, block_bytes, link, (1 - self.layer_share) * hit_s
+        )
+
+    def block_host_s(self, predictor: str, load_s: float) -> float:
+        """What a block costs the host beyond replay: linear between measured links."""
+        return between(self.miss_host_s[predictor], load_s)
+
+
+def between(points: Sequence[Sequence[float]], at: float) -> float:
+    """Linear between points of rising x, level outside."""
+    known = sorted(map(tuple, points))
+    return float(np.interp(at, *zip(*known, strict=True))) if known else 0.0

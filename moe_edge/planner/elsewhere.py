@@ -1,0 +1,168 @@
+"""Plans for a machine that is not here, with or without weights."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.engine.devices import SPARE_SHARE
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.refusals import Asked, refuse
+from moe_edge.hardware import presets
+from moe_edge.hardware.specs import Gpu
+from moe_edge.model.quantised import KINDS
+from moe_edge.model.sub_experts import at_k
+from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.planner.asked import check_fixed, given_trace, with_budget
+from moe_edge.planner.candidates import Candidate, Space, space_of
+from moe_edge.planner.choose import Judged, judge, ranked
+from moe_edge.planner.computed import computed_costs, computed_estimate
+from moe_edge.planner.described import Described, read_config
+from moe_edge.planner.estimate import Subject
+from moe_edge.planner.options import PlanOptions
+from moe_edge.planner.quality import Quality, Refused, admitted
+from moe_edge.planner.recorded_routing import SOURCE
+from moe_edge.planner.replayed import Recorded, layer_slots
+from moe_edge.planner.search import Found, search
+from moe_edge.planner.summary import Plan, summed_up
+
+
+def is_elsewhere(asked: PlanOptions) -> bool:
+    """Whether a plan is for a machine that cannot be measured now."""
+    preset = asked.machine is not None and not asked.machine.endswith(".json")
+    return asked.config_json is not None or preset
+
+
+class _Model:
+    """The model in every format and at every K, by its config."""
+
+    def __init__(self, asked: PlanOptions, gpu: Gpu):
+        self._asked, self._gpu, self._reader = asked, gpu, None
+        if asked.config_json is not None:
+            self.config, self._dtype = read_config(asked.config_json)
+        else:
+            self._reader = open_checkpoint(asked.checkpoint or "default")
+            self.config, self._dtype = self._reader.config, self._reader.dtype
+
+    def __call__(self, k: int | None, kind: str | None) -> Described:
+        is_host = "measured: cpu" in self._gpu.device.source
+        return Described(
+            at_k(self.config, k),
+            self._dtype,
+            self._asked.batch,
+            self._asked.tokens,
+            self._gpu.device.memory_bytes,
+            "cpu" if is_host else "gpu",
+            kind,
+            self._reader,
+        )
+
+
+def plan_elsewhere(
+    asked: PlanOptions,
+    base: OffloadOptions,
+    fixed: frozenset[str],
+    out_dir: Path | None,
+) -> Plan:
+    """The plan of a model by its config: exact bytes, computed times.
+
+    Args: as of `make_plan`.
+    Raises:
+      ConfigError: an unknown machine, or what cannot be asked of one that is not here.
+      CapacityError: a budget of too few slots (the least is named).
+    """
+    if asked.verify:
+        raise ConfigError(
+            f"--verify runs on this machine, and the plan is for {asked.machine}; "
+            "leave --verify or --machine out"
+        )
+    gpu = presets.gpu(str(asked.machine))
+    model = _Model(asked, gpu)
+    refuse(Asked.of(base, model=model.config))
+    check_fixed(base, fixed)
+    free_bytes = int(gpu.device.memory_bytes * (1 - SPARE_SHARE))
+    base, budgets = with_budget(asked, base, fixed, lambda: f"{free_bytes}B")
+    share = parse_budget(base.device_memory).share
+    qualities, refused = admitted(asked, base, str(asked.checkpoint), share)
+    live = model(None, None)
+    layer_slots(base, live)
+    given = base, fixed, live.config, qualities, refused
+    space = space_of(*given, budgets=budgets)
+    notes = [
+        "nothing was measured: bytes are exact, times are those of the machine's "
+        f"roofline ({gpu.device.source}; link: {gpu.host_link.source})"
+    ]
+    trace = given_trace(asked, live.config, notes)
+    if trace is None:
+        notes.append(SOURCE)
+        found = _computed(asked, space, model, gpu, qualities, budgets)
+        space_refused = [r for r in space.refused if not r.what.startswith(_REPLAYED)]
+        space_refused.append(
+            Refused(
+                "eviction, predictor, assist",
+                "which is best only routing says, and none is known",
+                "give --trace (moe-edge generate --trace on a machine that runs it)",
+            )
+        )
+    else:
+        found = _replayed(asked, space, model, gpu, qualities, trace)
+        space_refused = [*space.refused]
+    sources = {"machine": asked.machine, "trace": asked.trace}
+    sources["card"] = ", ".join(asked.card) or None
+    refusals = [*space_refused, *found.refused]
+    return summed_up(asked, found, [], refusals, notes, sources, {}, out_dir)
+
+
+_REPLAYED = ("eviction", "predictor", "assist", "slot_plan")
+
+
+def _computed(
+    asked: PlanOptions,
+    space: Space,
+    model: _Model,
+    gpu: Gpu,
+    qualities: Sequence[Quality],
+    budgets: Sequence[str | float],
+) -> Found:
+    """Formats, K and budgets; what formats cost in fidelity no card says."""
+    begun_s, refused, judged = time.perf_counter(), [], []
+    known = {quality.expert_dtype for quality in qualities}
+    more = [
+        Quality({}, None, kind, None, None)
+        for kind in KINDS
+        if kind not in known and model.config.moe.expert_kind is None
+    ]
+    for quality in [*qualities, *more]:
+        for budget in budgets:
+            try:
+                live = model(quality.k, quality.expert_dtype)
+                chosen = {"device_memory": {"device_memory": budget}}
+                candidate: Candidate = space.candidate(quality, **chosen)
+                found = computed_estimate(candidate, live, gpu, asked.prompt_tokens)
+            except (ConfigError, CapacityError) as error:
+                reason, _, remedy = str(error).rpartition("; ")
+                what = f"{quality.label} at {budget}"
+                refused.append(Refused(what, reason or remedy, remedy))
+                continue
+            judged.append(judge(candidate, found, asked))
+    order: list[Judged] = ranked(judged, asked)
+    return Found(order, refused, 0, time.perf_counter() - begun_s)
+
+
+def _replayed(
+    asked: PlanOptions,
+    space: Space,
+    model: _Model,
+    gpu: Gpu,
+    qualities: Sequence[Quality],
+    trace: Recorded,
+) -> Found:
+    """The candidates of a space, with the roofline's costs."""
+    subjects = {}
+    for quality in qualities:
+        key = quality.k, quality.expert_dtype
+        live = model(*key)
+        costs = computed_costs(live, gpu, space.base, asked.prompt_tokens)
+        subjects[key] = Subject(live, costs, trace.at_k(quality.k))
+    return search(space, subjects, qualities, asked)

@@ -1,0 +1,165 @@
+"""What a configuration would take: calibrated replay, as ranges with their source."""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.planner.calibrate import NONE, moved
+from moe_edge.planner.candidates import Candidate
+from moe_edge.planner.costs import ModelCosts, between
+from moe_edge.planner.replayed import Recorded, layer_slots, play, predictor_name
+
+Range = tuple[float, float, float]  # low, middle, high
+PLAIN = "lru"
+MOST_LIKELY = 1.96  # standard errors to either side: 95 %
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What to expect of a configuration; each a range, None where nothing is known."""
+
+    tpot_s: Range | None
+    ttft_s: Range | None
+    tokens_per_s: Range | None
+    device_bytes: Range
+    host_bytes: Range
+    hit_ratio: Range | None
+    ppl_ratio: Range | None
+    agreement: Range | None
+
+    def to_json(self) -> dict[str, list[float] | None]:
+        return {n: None if r is None else list(r) for n, r in vars(self).items()}
+
+
+def exactly(value: float) -> Range:
+    return value, value, value
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A checkpoint in one format at one K, as it was calibrated.
+
+    Attributes:
+      live: the checkpoint: `config`, `block_bytes`, `batch`, `needs`, `context`.
+      costs, recorded: of its calibration.
+    """
+
+    live: Any
+    costs: ModelCosts
+    recorded: Recorded
+    _plain_s: dict = dataclasses.field(default_factory=dict, repr=False)
+
+    def eviction_s(self, options, prompts: int | None, spent_s: float) -> float:
+        """What an eviction costs the host a step, beyond least recently used, with
+        which costs were measured: the difference of the replays' own processor time.
+
+        Args:
+          spent_s: by the replay with these options.
+        """
+        if options.eviction == PLAIN:
+            self._plain_s[prompts] = min(spent_s, self._plain_s.get(prompts, spent_s))
+            return 0.0
+        if prompts not in self._plain_s:
+            plain = dataclasses.replace(options, eviction=PLAIN, eviction_options={})
+            begun_s = time.process_time()
+            play(self.recorded, plain, self.live, self.costs, prompts)
+            self._plain_s[prompts] = time.process_time() - begun_s
+        recorded = self.recorded
+        if prompts is not None:
+            recorded = recorded.first(-(-prompts // self.live.batch))
+        lookups = len(recorded.trace.bounds) - 1
+        more_s = max(0.0, spent_s - self._plain_s[prompts]) / lookups
+        return more_s * len(self.live.config.moe_layers)
+
+
+def estimate(
+    candidate: Candidate, subject: Subject, prompts: int | None = None
+) -> Estimate:
+    """Replays a candidate.
+
+    Args:
+      prompts: that are replayed; None: all.
+    Raises:
+      ConfigError, CapacityError: what the candidate needs was not measured, or its
+        budget holds too few slots.
+    """
+    options, costs, live = candidate.options, subject.costs, subject.live
+    name = predictor_name(options)
+    if options.assist is not None and (
+        name != NONE or options.assist not in costs.assist_s
+    ):
+        raise ConfigError(
+            f"assist {options.assist} with predictor {name} was not measured; use "
+            "predictor none, or more --calibrate_s"
+        )
+    begun_s = time.process_time()
+    played = play(subject.recorded, options, live, costs, prompts)
+    spent_s = time.process_time() - begun_s
+    link = costs.link(options)
+    load_s = link.seconds(live.block_bytes)
+    blocks, steps = moved(played), len(played.step_s)
+    recorded = subject.recorded
+    if prompts is not None:
+        recorded = recorded.first(-(-prompts // live.batch))
+    batches = int(recorded.batch_T[-1]) + 1
+    step_s = played.step_s.reshape(batches, -1).mean(axis=1)
+    if options.assist is None:
+        each_s = costs.block_host_s(name, load_s)
+        step_s = step_s + each_s * blocks / steps
+    else:
+        # Measured as a whole: what an absent expert costs, however it is computed.
+        each_s = costs.assist_s[options.assist][1]
+        missing = (played.counters.misses) / steps
+        step_s = np.full(batches, costs.per_predictor_s[NONE] + each_s * missing)
+    step_s = step_s + subject.eviction_s(options, prompts, spent_s)
+    # Other prompts of the same kind, as many as were recorded.
+    spread = float(np.std(step_s, ddof=1)) if batches > 1 else 0.0
+    error = np.hypot(spread * np.sqrt(2 / batches), costs.noise * step_s.mean())
+    tpot_s = around(float(step_s.mean()), MOST_LIKELY * float(error))
+    slots = layer_slots(options, live)
+    hits = played.counters.hits / (played.counters.hits + played.counters.misses)
+    held = live.needs(options).other_bytes + len(slots) * live.block_bytes
+    moe_layers = len(live.config.moe_layers)
+    stored = moe_layers * live.config.moe.num_experts * live.block_bytes
+    return Estimate(
+        tpot_s=tpot_s,
+        ttft_s=first_token(subject, options, load_s),
+        tokens_per_s=tuple(live.batch / s for s in reversed(tpot_s)),
+        device_bytes=exactly(held),
+        host_bytes=exactly(stored),
+        hit_ratio=around(hits, MOST_LIKELY * hit_error(hits, batches), most=1.0),
+        ppl_ratio=candidate.ppl_ratio,
+        agreement=candidate.agreement,
+    )
+
+
+def around(middle: float, error: float, most: float = float("inf")) -> Range:
+    return max(0.0, middle - error), middle, min(most, middle + error)
+
+
+def hit_error(hits: float, batches: int) -> float:
+    """Standard error of a hit ratio: misses of one prompt differ by about 5 to 12 %."""
+    return 0.12 * (1 - hits) * float(np.sqrt(2 / batches))
+
+
+def first_token(subject: Subject, options, load_s: float) -> Range | None:
+    """Seconds to the first token: measured with the experts here, and the blocks that
+    the prompt lacks. At least those of its distinct experts that no slot holds; at
+    most all of them."""
+    by_tokens: Mapping[str, Mapping[str, float]] = subject.costs.prefill_s
+    live = subject.live
+    here_s = next(iter(by_tokens.values()))[str(live.batch)]
+    points: Sequence = subject.costs.prefill_block_s
+    if not points:
+        return None
+    slots = layer_slots(options, live)
+    least = subject.recorded.prompt_blocks(slots)
+    most = subject.recorded.prompt_blocks(())
+    block_s = between(points, load_s)
+    noise = MOST_LIKELY * subject.costs.noise * here_s
+    middle = here_s + least * block_s
+    return max(0.0, middle - noise), middle, here_s + most * block_s + noise

@@ -1,0 +1,219 @@
+"""Timed runs of a checkpoint's engines, which share weights, store and programs."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.context import Context
+from moe_edge.core.heap import keep_heap
+from moe_edge.engine.device_needs import DeviceNeeds, device_needs
+from moe_edge.engine.generate import generate, warm_up
+from moe_edge.engine.layered import LayeredEngine
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import (
+    assemble,
+    check_offload,
+    context_of,
+    device_memory_bytes,
+)
+from moe_edge.engine.weights import load_weights
+from moe_edge.model.sampling import Sampling
+from moe_edge.model.sub_experts import at_k
+from moe_edge.offload.store import HostStore
+from moe_edge.simulate.replay.recorded import RunLog
+from moe_edge.workload.traces import Trace
+
+MOST_DISTURBED = 3
+
+
+class StampedLog(RunLog):
+    """Also keeps when each layer's routing was read."""
+
+    def __init__(self, *shape: int, rows: int):
+        super().__init__(*shape, rows=rows)
+        self.stamps_s: list[float] = []
+
+    def lookup(self, layer, routing):
+        super().lookup(layer, routing)
+        if self._keeps:
+            self.stamps_s.append(time.perf_counter())
+
+    def layer_s(self) -> float:
+        """Seconds from a layer's routing to the next one's: the median in a step."""
+        layers = np.array([layer for layer, *_ in self.lookups])
+        between = np.diff(np.array(self.stamps_s))[np.diff(layers) > 0]
+        return float(np.median(between)) if len(between) else 0.0
+
+    def step_s(self, batches: int) -> np.ndarray:
+        """float64 [batches, steps - 1]: from a step's first routing to the next's."""
+        first = self.lookups[0][0]
+        stamps = np.array(
+            [s for s, (layer, *_) in zip(self.stamps_s, self.lookups, strict=True)
+             if layer == first]
+        )  # fmt: skip
+        return np.diff(stamps.reshape(batches, -1), axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What the batches of a run took.
+
+    Attributes:
+      step_s: float64 [batches, steps - 1], seconds of the decode steps but the last.
+      ttft_s: float64 [batches], until the first token.
+      steps: decode steps of a batch.
+      log: its lookups and predictions.
+      hit_ratio: of decoding.
+      load_s: mean seconds that a block's transfer took; nan: there was none.
+      misses: blocks a step that were absent; wait_s: that it stood still for them.
+      device_bytes: weights and slots.
+      trace: of an engine that keeps one.
+    """
+
+    step_s: np.ndarray
+    ttft_s: np.ndarray
+    steps: int
+    log: StampedLog
+    hit_ratio: float
+    load_s: float
+    misses: float
+    wait_s: float
+    device_bytes: int
+    trace: Trace | None = None
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean seconds of a step."""
+        return float(undisturbed(self.step_s).mean())
+
+
+def undisturbed(step_s: np.ndarray) -> np.ndarray:
+    """Seconds of steps; one that is far off counts as MOST_DISTURBED medians."""
+    return np.minimum(step_s, MOST_DISTURBED * np.median(step_s))
+
+
+class Live:
+    """A checkpoint at one K.
+
+    Args:
+      checkpoint: path or name.
+      k: experts a token; None: its own.
+      batch, context: rows that decode together and their tokens, for whose KV cache a
+        size leaves room.
+    """
+
+    def __init__(self, checkpoint: str, k: int | None, batch: int, context: int):
+        keep_heap()
+        self.reader = open_checkpoint(checkpoint)
+        self.reader.config = at_k(self.reader.config, k)
+        self.config, self.batch, self._context = self.reader.config, batch, context
+        self._weights = load_weights(self.reader, with_experts=False)
+        self._store = HostStore(self.reader)
+        self._programs = None
+
+    @property
+    def block_bytes(self) -> int:
+        return self._store.block_bytes
+
+    @property
+    def dense_bytes(self) -> int:
+        return self._weights.num_bytes
+
+    @property
+    def machine_bytes(self) -> int | None:
+        return device_memory_bytes()
+
+    def needs(self, options: OffloadOptions) -> DeviceNeeds:
+        """What an engine of these options holds besides slots."""
+        shape = self.config.moe.num_experts, self._store.record_size
+        records = jax.ShapeDtypeStruct(shape, self._store.dtype)
+        room = self.batch, self._context
+        return device_needs(options, self._weights, records, *room)
+
+    def context(self, options: OffloadOptions) -> Context:
+        """What an engine of these options gives to policies."""
+        return context_of(options, self.config)
+
+    @contextlib.contextmanager
+    def engine(
+        self, options: OffloadOptions, with_trace: bool = False
+    ) -> Iterator[LayeredEngine]:
+        """An engine of mode layered; it ends with the block."""
+        options = dataclasses.replace(options, mode="layered")
+        room = self.batch, self._context
+        context = check_offload(self.reader, options, *room, with_trace)
+        engine = assemble(
+            options,
+            self._weights,
+            self._store,
+            context=context,
+            batch=self.batch,
+            capacity=self._context,
+            with_trace=with_trace,
+            programs=self._programs,
+        )
+        self._programs = engine.programs
+        with engine:
+            yield engine
+
+    def run(
+        self,
+        engine: LayeredEngine,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        sampling: Sampling,
+        rounds: int = 1,
+    ) -> Run:
+        """Continues prompts, a batch after the other; end-of-text tokens end nothing.
+
+        What a row draws depends on its number alone: all engines of a lossless route
+        write the same.
+
+        Args:
+          prompts: of one length, a multiple of the batch.
+          rounds: how often all are run; the last one counts.
+        """
+        warm_up(engine, prompts[: self.batch], new_tokens, sampling)
+        engine.restart()
+        spec, horizon = engine.cache.spec, engine.predictor_run.horizon
+        for _ in range(rounds):
+            engine.reset_records()
+            log = StampedLog(
+                spec.num_layers, spec.num_experts, horizon, rows=self.batch
+            )
+            engine.predictor_run.accuracy = log
+            done = []
+            for first in range(0, len(prompts), self.batch):
+                rows = range(first, min(first + self.batch, len(prompts)))
+                given = [prompts[i] for i in rows]
+                found = generate(
+                    engine,
+                    given,
+                    new_tokens,
+                    sampling=sampling,
+                    row_ids=rows,
+                    on_routing=log.lookup,
+                )
+                done.append(found)
+        steps, sent = done[0].steps, engine.queue.stats()
+        counted = engine.manager.counters[True]
+        moved = sent.demand.count + sent.prefetch.count
+        moved_s = sent.demand.seconds + sent.prefetch.seconds
+        total = steps * len(done)
+        return Run(
+            step_s=log.step_s(len(done)),
+            ttft_s=np.array([one.ttft_s for one in done]),
+            steps=steps,
+            log=log,
+            hit_ratio=float(counted.hit_ratio or 0.0),
+            load_s=moved_s / moved if moved else float("nan"),
+            misses=counted.misses / total,
+            wait_s=counted.wait_s / total,
+            device_bytes=engine.device_bytes(),
+            trace=None if engine.trace is None else engine.trace.trace(),
+        )

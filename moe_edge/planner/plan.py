@@ -1,0 +1,179 @@
+"""Makes a plan: calibrates, replays candidates, chooses, verifies, says why."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.files import write_json
+from moe_edge.engine.auto_memory import auto_memory
+from moe_edge.engine.load import prepare_process
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import check_fits_model
+from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.planner import verify as verifying
+from moe_edge.planner.asked import check_fixed, given_trace, with_budget
+from moe_edge.planner.calibrate import NONE, Calibrated, Protocol, calibrate
+from moe_edge.planner.candidates import Refused, Space, space_of
+from moe_edge.planner.costs import ModelCosts
+from moe_edge.planner.elsewhere import is_elsewhere, plan_elsewhere
+from moe_edge.planner.estimate import Subject
+from moe_edge.planner.live import Live
+from moe_edge.planner.machine_file import machine_json, stored_costs
+from moe_edge.planner.options import PlanOptions
+from moe_edge.planner.prompts import sampled_prompts
+from moe_edge.planner.quality import Quality, admitted
+from moe_edge.planner.replayed import layer_slots
+from moe_edge.planner.search import search
+from moe_edge.planner.summary import Plan, summed_up
+from moe_edge.planner.variants import variants
+from moe_edge.workload.trace_writer import write_trace
+
+PROMPTS = 16  # a sampled prompt's misses differ by 5 to 12 % from another's
+NEW_TOKENS = 32  # of a calibration, at most
+VERIFY_SEED = 1000  # beside the user's: other prompts
+
+
+def check(
+    asked: PlanOptions, base: OffloadOptions, fixed: frozenset
+) -> tuple[Any, OffloadOptions, Sequence[str | float]]:
+    """What a plan would refuse before it measures.
+
+    Returns:
+      the open checkpoint, the user's options with a budget, and the budgets to try.
+    """
+    reader = open_checkpoint(asked.checkpoint or "default")
+    prepare_process(reader, base)
+    base, budgets = with_budget(asked, base, fixed, lambda: auto_memory(reader))
+    check_fits_model(reader, base)
+    check_fixed(base, fixed)
+    return reader, base, budgets
+
+
+def make_plan(
+    asked: PlanOptions,
+    base: OffloadOptions,
+    fixed: frozenset[str],
+    out_dir: Path | None = None,
+) -> Plan:
+    """The plan of a checkpoint, on this machine or on one that is described.
+
+    Args:
+      base, fixed: of `PlanOptions.base`.
+      out_dir: where it will be written; None: nowhere.
+    """
+    if is_elsewhere(asked):
+        return plan_elsewhere(asked, base, fixed, out_dir)
+    _, base, budgets = check(asked, base, fixed)
+    checkpoint, context = asked.checkpoint or "default", asked.tokens
+    live = Live(checkpoint, None, asked.batch, context)
+    layer_slots(base, live)  # refuses a budget of too few slots, and names the least
+    notes: list[str] = []
+    qualities, refused = _qualities(asked, base, checkpoint)
+    given = base, fixed, live.config, qualities, refused
+    space = space_of(*given, budgets=budgets)
+    protocol = _protocol(asked, live, asked.seed, notes)
+    done, entries = _calibrated(asked, live, space, protocol, notes)
+    own = Subject(live, done.costs, done.recorded)
+    given = checkpoint, own, base, qualities, protocol, context
+    with variants(*given) as (subjects, failed):
+        possible = [q for q in qualities if (q.k, q.expert_dtype) in subjects]
+        found = search(space, subjects, possible, asked)
+        rows: list[dict[str, Any]] = []
+        if asked.verify:
+            other = _protocol(asked, live, asked.seed + VERIFY_SEED, [])
+            wanted = found.judged[: 1 + asked.verify_top]
+            rows = verifying.verify(wanted, subjects, other, asked)
+    for name in done.left_out:
+        reason = f"the calibration's {asked.calibrate_s:g} s were over"
+        failed.append(Refused(name, reason, "raise --calibrate_s"))
+    refused = [*space.refused, *failed, *found.refused]
+    notes += _assumptions(asked, done.costs, live, subjects)
+    sources = {
+        "machine": asked.machine or "measured here (machine.json)",
+        "trace": asked.trace or "recorded here (trace.csv.gz)",
+        "card": ", ".join(asked.card) or None,
+    }
+    files: dict[str, Callable[[Path], None]] = {}
+    if entries:
+        stored = machine_json(asked.machine, entries)
+        files["machine.json"] = lambda at: write_json(at, stored)
+    if asked.trace is None:
+        trace = done.recorded.trace
+        files["trace.csv.gz"] = lambda at: write_trace(at, trace, with_scores=True)
+    return summed_up(asked, found, rows, refused, notes, sources, files, out_dir)
+
+
+def _qualities(
+    asked: PlanOptions, base: OffloadOptions, checkpoint: str
+) -> tuple[list[Quality], list[Refused]]:
+    share = parse_budget(base.device_memory).share
+    return admitted(asked, base, checkpoint, share)
+
+
+def _protocol(asked: PlanOptions, live: Live, seed: int, notes: list[str]) -> Protocol:
+    count = -(-PROMPTS // live.batch) * live.batch
+    given = live.reader, count, asked.prompt_tokens, seed, asked.prompts
+    prompts, kind = sampled_prompts(*given)
+    new = min(asked.new_tokens, NEW_TOKENS)
+    notes.append(
+        f"prompts: {kind}, {count} of {asked.prompt_tokens} tokens, {new} new ones each"
+    )
+    return Protocol(
+        prompts=prompts,
+        new_tokens=new,
+        sampling=verifying.sampling_of(asked),
+        limit_s=asked.calibrate_s,
+    )
+
+
+def _calibrated(
+    asked: PlanOptions, live: Live, space: Space, protocol: Protocol, notes: list[str]
+) -> tuple[Calibrated, dict[str, dict[str, Any]]]:
+    """Costs and routing, measured or read; what of it a machine file will keep."""
+    given = given_trace(asked, live.config, notes)
+    content, k = live.reader.content_sha256(), live.config.moe.top_k
+    costs: ModelCosts | None = None
+    if asked.machine is not None:
+        costs = stored_costs(asked.machine, content, k, live.batch)
+    if costs is not None and given is not None:
+        if costs.temperature != asked.temperature:
+            notes.append(
+                f"the machine's calibration decoded at temperature "
+                f"{costs.temperature:g}, the plan is for {asked.temperature:g}"
+            )
+        return Calibrated(costs, given, []), {}
+    predictors = {
+        each["predictor"]: dataclasses.replace(space.base, **each)
+        for each in space.values["predictor"]
+    }
+    assists = [each["assist"] for each in space.values["assist"] if each["assist"]]
+    base = dataclasses.replace(space.base, predictor=NONE, predictor_options={})
+    done = calibrate(live, base, predictors, assists, protocol)
+    if given is not None:  # predictions are of the lookups that were recorded here
+        done = done._replace(recorded=given)
+    return done, {content: {str(k): done.costs.to_json()}}
+
+
+def _assumptions(
+    asked: PlanOptions, costs: ModelCosts, live: Live, subjects
+) -> list[str]:
+    found = [
+        f"decoding at temperature {asked.temperature:g}, batch {live.batch}; other "
+        "prompts are like these",
+        "mode layered, one device",
+    ]
+    if asked.temperature == 0:
+        found.append(
+            "greedy decoding of a small model may repeat itself: its misses differ by "
+            "20 to 60 % between prompts, so only the ranges count"
+        )
+    if len(subjects) > 1:
+        found.append(
+            "other formats and K choose the experts that the model as it is chose, and "
+            "predictors add to them what they add to it"
+        )
+    for path in asked.card:
+        found.append(f"card {path}: what it says of its text holds for other texts")
+    return found

@@ -1,0 +1,121 @@
+"""A plan as it is printed and written: what was chosen, what loses, what is refused."""
+
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.planner.candidates import parts_of
+from moe_edge.planner.choose import Judged, loses_by
+from moe_edge.planner.options import PlanOptions
+from moe_edge.planner.quality import Refused
+from moe_edge.planner.search import Found
+from moe_edge.planner.verify import was_best
+from moe_edge.planner.written import PROMPT, gin_text, readme
+
+SHOWN = 8  # alternatives
+
+
+class Plan(NamedTuple):
+    """A plan, as it is printed and written."""
+
+    summary: dict[str, Any]
+    gin: str
+    readme: str
+    files: Mapping[str, Callable[[Path], None]]
+    line: str
+    missed: Mapping[str, float]
+    chosen: OffloadOptions
+
+
+def summed_up(
+    asked: PlanOptions,
+    found: Found,
+    rows: Sequence[Mapping[str, Any]],
+    refused: Sequence[Refused],
+    notes: Sequence[str],
+    sources: Mapping[str, Any],
+    files: Mapping[str, Callable[[Path], None]],
+    out_dir: Path | None,
+) -> Plan:
+    first = found.judged[0]
+    chosen = chosen_json(asked, first, out_dir)
+    measured = rows[0]["measured"] if rows else None
+    summary = {
+        "feasible": first.feasible,
+        "chosen": chosen,
+        "predicted": first.estimate.to_json(),
+        "measured": measured,
+        "error": rows[0]["error"] if rows else None,
+        "chosen_was_best": was_best(rows, asked),
+        "alternatives": [
+            {
+                **parts_of(other.candidate),
+                "misses": finite(other.missed),
+                "predicted": other.estimate.to_json(),
+                "loses_by": loses_by(other, first),
+            }
+            for other in found.judged[1 : 1 + SHOWN]
+        ],
+        "refused": [each._asdict() for each in dict.fromkeys(refused)],
+        "assumptions": list(notes),
+        "sources": dict(sources),
+        "search_s": found.seconds,
+        "replays": found.replays,
+        "verified": list(rows),
+    }
+    command = f"moe-edge generate --gin_file {out_dir or '.'}/plan.gin"
+    options = first.candidate.options
+    gin = gin_text(_generate(asked, chosen), {**chosen["offload"]})
+    tpot_s = first.estimate.tpot_s
+    line = f"chosen: {chosen['offload']}"
+    if tpot_s is not None:
+        low, middle, high = (1e3 * s for s in tpot_s)
+        line += f"; {middle:.2f} ms a token ({low:.2f} to {high:.2f})"
+    text = readme(summary, command)
+    return Plan(summary, gin, text, files, line, first.missed, options)
+
+
+def finite(missed: Mapping[str, float]) -> dict[str, float | None]:
+    """Shares by which targets are missed; None where nothing is known."""
+    return {key: s if math.isfinite(s) else None for key, s in missed.items()}
+
+
+def chosen_json(
+    asked: PlanOptions, judged: Judged, out_dir: Path | None
+) -> dict[str, Any]:
+    """What a plan says of the configuration that it takes."""
+    candidate, convert = judged.candidate, None
+    checkpoint = asked.model_path
+    if candidate.expert_dtype is not None:
+        place = Path(out_dir or ".") / f"checkpoint_{candidate.expert_dtype}"
+        convert = shlex.join(
+            ["moe-edge", "convert", "--src", checkpoint, "--dst", str(place)]
+            + ["--expert_dtype", candidate.expert_dtype]
+        )
+        checkpoint = str(place)
+    return {
+        "checkpoint": checkpoint,
+        **parts_of(candidate),
+        "convert": convert,
+        "placement": None,
+    }
+
+
+def _generate(asked: PlanOptions, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    given: dict[str, Any] = {"checkpoint": chosen["checkpoint"]}
+    if asked.prompts is None:
+        given["prompt"] = [PROMPT]
+    else:
+        given["prompts"] = asked.prompts
+    if chosen["k"] is not None:
+        given["k"] = chosen["k"]
+    return given | {
+        "max_new_tokens": asked.new_tokens,
+        "max_context": asked.tokens,
+        "batch_size": asked.batch,
+        "temperature": asked.temperature,
+        "seed": asked.seed,
+    }

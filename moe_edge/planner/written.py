@@ -1,0 +1,68 @@
+"""The files of a plan: plan.json, plan.gin, README.md."""
+
+from collections.abc import Mapping
+from typing import Any
+
+PROMPT = "It was a cold morning when Anna, the sailor, met"
+UNITS = {"tpot_s": (1e3, "ms"), "ttft_s": (1e3, "ms"), "device_bytes": (1e-6, "MB")}
+UNITS |= {"host_bytes": (1e-6, "MB"), "tokens_per_s": (1, "tokens/s")}
+
+
+def gin_text(generate: Mapping[str, Any], offload: Mapping[str, Any]) -> str:
+    """A gin file of root `generate`."""
+    lines = ["# moe-edge generate --gin_file plan.gin"]
+    lines += [f"generate.{name} = {value!r}" for name, value in generate.items()]
+    lines += [f"offload.{name} = {value!r}" for name, value in offload.items()]
+    return "\n".join(lines) + "\n"
+
+
+def readme(plan: Mapping[str, Any], command: str) -> str:
+    """The plan for people."""
+    chosen, lines = plan["chosen"], ["# Plan", ""]
+    if not plan["feasible"]:
+        lines += ["**No configuration meets the targets; this one comes nearest.**", ""]
+    parts = [f"`{name}` {value!r}" for name, value in chosen["offload"].items()]
+    if chosen["k"] is not None:
+        parts.append(f"`k` {chosen['k']}")
+    if chosen["expert_dtype"] is not None:
+        parts.append(f"experts in `{chosen['expert_dtype']}`")
+    lines += [f"Chosen: {', '.join(parts)}.", ""]
+    if chosen["convert"]:
+        lines += ["Convert the checkpoint first:", "", "```bash", chosen["convert"]]
+        lines += ["```", ""]
+    lines += ["```bash", command, "```", "", "| | low | middle | high | measured |"]
+    lines += ["|---|---|---|---|---|"]
+    for key, found in plan["predicted"].items():
+        scale, unit = UNITS.get(key, (1, ""))
+        measured = (plan["measured"] or {}).get(key)
+        shown = [measured] if found is None else [*found, measured]
+        cells = ["-" if v is None else f"{scale * v:.4g}" for v in shown]
+        cells = ["-"] * (4 - len(cells)) + cells
+        lines.append(f"| {key} {f'({unit})' if unit else ''} | {' | '.join(cells)} |")
+    lines += ["", "Ranges: 95 %, of other prompts of this kind and of the replay."]
+    if plan["chosen_was_best"] is not None:
+        lines += [f"Chosen was the best of those that ran: {plan['chosen_was_best']}."]
+    if plan["alternatives"]:
+        lines += ["", "## What loses, and by how much", ""]
+        for each in plan["alternatives"]:
+            what = ", ".join(f"{n} {v!r}" for n, v in each["offload"].items())
+            if each["k"] is not None:
+                what += f", k {each['k']}"
+            if each["expert_dtype"] is not None:
+                what += f", experts in {each['expert_dtype']}"
+            loses = ", ".join(
+                f"{key} +{100 * share:.1f} %" for key, share in each["loses_by"].items()
+            )
+            loses = loses or "no worse by what is known"
+            if each["misses"]:
+                loses += f"; misses the target of {', '.join(each['misses'])}"
+            lines.append(f"- {what}: {loses}")
+    if plan["refused"]:
+        lines += ["", "## What was refused", ""]
+        lines += [
+            f"- {each['what']}: {each['reason']}; {each['remedy']}"
+            for each in plan["refused"]
+        ]
+    lines += ["", "## Assumptions", "", *(f"- {a}" for a in plan["assumptions"])]
+    lines += ["", f"Sources: {plan['sources']}.", ""]
+    return "\n".join(lines)
