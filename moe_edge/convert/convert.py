@@ -105,7 +105,7 @@ def convert_checkpoint(
     reader = _requantised(source, to, expert_dtype, dense, wanted)
     if to == "ours" and (reader.layout.kind or reader.dense_kind):
         reader = Interleaved(reader)
-    raw, refactor = reader.config.hf_config, None
+    raw, refactor, pruned = reader.config.hf_config, None, None
     generation = read_generation(reader.hf_files)
     if reader.config.moe.sub_experts > 1 and to == "ours":
         if expert_dtype is None:
@@ -116,6 +116,13 @@ def convert_checkpoint(
         refactor = source.manifest["refactor"]
     elif reader.config.moe.sub_experts > 1:
         raw = refactored_hf_config(reader.config, generation)
+    if isinstance(source, CheckpointReader):
+        pruned = source.manifest.get("pruned")
+        if pruned is not None and to == "hf":
+            raise CheckpointError(
+                f"{src} is pruned, and Hugging Face has no such model; export the "
+                "checkpoint it was made from"
+            )
     run = RunFolder(dst, overwrite, dry_run, config_text)
     run.check_apart(reader.path)
     if reader.tokenizer_path is not None:
@@ -143,7 +150,7 @@ def convert_checkpoint(
             check_room(folder, num_bytes)
             if to == "ours":
                 subs = reader.config.moe.sub_experts
-                sink = OursSink(folder, config, reader, subs, refactor)
+                sink = OursSink(folder, config, reader, subs, refactor, pruned)
             else:
                 sink = HfSink(folder, config, reader, dtypes, shard_bytes)
             with contextlib.closing(sink):
