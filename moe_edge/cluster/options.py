@@ -52,8 +52,8 @@ class ClusterOptions:
       slots: experts that each server holds, separated by commas; None: 1.3 copies of
         the model, shared equally. One slot of each stays free for experts that are read
         for a single call; with migration another one, for experts on their way.
-      k: experts that a token computes (sub-experts in a refactored model); None: as many
-        as the model was made for.
+      k: experts that a token computes (sub-experts in a refactored model); None: as
+        many as the model was made for.
       route: chooses what a decode step computes, by name: with a lossy one (substitute,
         prefer, drop) an expert of another server may give way to one that is here.
         Results then state the share of choices that changed.

@@ -24,7 +24,7 @@ from moe_edge.engine.programs import jit_step
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.evaluate.likelihood import score_logits
 from moe_edge.evaluate.stepwise import ForcedRun
-from moe_edge.model.transformer import layer_window, make_chunk
+from moe_edge.model.transformer import layer_window
 from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.route.base import Route, TopK, gate_scores

@@ -28,9 +28,9 @@ def run_prune(
     """Writes a checkpoint without the experts that matter least to a profile's texts.
 
     The same number of experts is removed from each layer. Lossy: moe-edge fidelity
-    --checkpoint DIR --reference CHECKPOINT says how much. Texts of the profile should be
-    like those that will be served: on other tasks a pruned model loses much more than
-    its perplexity on prose says.
+    --checkpoint DIR --reference CHECKPOINT says how much. Texts of the profile should
+    be like those that will be served: on other tasks a pruned model loses much more
+    than its perplexity on prose says.
 
     Args:
       run: folder of the new checkpoint, in our format.

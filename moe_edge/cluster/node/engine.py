@@ -3,8 +3,8 @@
 Steps are the layered engine's, cut at every router. A layer with all chosen blocks here
 is one program, as there. Otherwise calls go out first, the pairs whose blocks are here
 are computed meanwhile, and rows from elsewhere are put in their places before the sum.
-Lossless: the same rows, added in the same order. But a lossy route takes the blocks that
-are here for those in slots: in decoding a call may become a local substitute.
+Lossless: the same rows, added in the same order. But a lossy route takes what is here
+for what is in slots: in decoding a call may become a local substitute.
 """
 
 import jax
@@ -18,8 +18,8 @@ from moe_edge.cluster.node.remote import Remote, cut
 from moe_edge.cluster.node.tables import HERE, View
 from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.base import Engine
-from moe_edge.engine.layer_exchange import Arrays, Placed
 from moe_edge.engine.expert_state import Moved
+from moe_edge.engine.layer_exchange import Arrays, Placed
 from moe_edge.engine.layer_programs import Routed
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.session import Session
@@ -140,7 +140,7 @@ class PlacedEngine(Engine):
         return self._view
 
     def _rerouted(self, view: View, layer: int, routed: Routed, own_TK) -> Routed:
-        """The layer by the route's choice, to which the blocks that are here are near."""
+        """The layer by the route's choice, for which the blocks here are in slots."""
         moe, routing = self.config.moe, routed.routing
         here_E = view.asked_LE[layer][:-1] == HERE
         self._routed += int(np.count_nonzero(own_TK < moe.num_experts))

@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from moe_edge.bench.study import weights_of
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.files import write_json
 from moe_edge.core.json_reader import read_json
-from moe_edge.core.progress import progress, say
+from moe_edge.core.progress import say
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.layerwise import Cached, LayerwiseText, cut_tokens
@@ -26,7 +24,13 @@ from moe_edge.studies.composition.fronts import Point, findings, live_points
 from moe_edge.studies.composition.methods import Method, Variant, methods
 from moe_edge.studies.composition.quality import exact_match, questions
 from moe_edge.studies.composition.settings import ComposeSettings
-from moe_edge.studies.composition.times import Steps, cut, measured_step, replayed_s
+from moe_edge.studies.composition.times import (
+    Steps,
+    Timed,
+    cut,
+    measured_steps,
+    replayed_s,
+)
 from moe_edge.studies.composition.variants import Variants
 
 TIMED = 160  # tokens of a row that steps are timed on
@@ -53,6 +57,7 @@ class Workshop:
         self.folder = Path(settings.work_dir) / digest
         (self.folder / "cases").mkdir(parents=True, exist_ok=True)
         self.variants = Variants(settings, self.folder)
+        self.timed_rows = self.tokens_NS[:, :TIMED].tolist()
         self._loaded: dict[tuple, Any] = {}
 
     def done(self, name: str, measure) -> Any:
@@ -106,10 +111,7 @@ def run(settings: ComposeSettings) -> Findings:
     """All methods, the quality of pruned models, and some cases in real time."""
     shop = Workshop(settings)
     reference = shop.plain_run(BASE, None).forced
-    steps = {}
-    for method in progress(methods(), "methods whose steps are timed"):
-        steps[method.name] = Steps(**_steps(shop, method))
-    points = []
+    steps, points = _steps(shop), []
     for method in sorted(methods(), key=lambda m: (m.variant.name, m.k_share)):
         for share in settings.shares:
             point = shop.done(
@@ -129,13 +131,13 @@ def run(settings: ComposeSettings) -> Findings:
         for variant in (BASE, *PRUNED)
     }
     live = []
-    for point, factor in live_points(points, settings):
-        case = f"live {point.method.name} {point.share} {factor}"
+    if chosen := live_points(points, settings):
+        cases = {f"{n}": _live(shop, *one, steps) for n, one in enumerate(chosen)}
+        named = [f"{p.method.name} {p.share} {factor}" for p, factor in chosen]
         found = shop.done(
-            case, lambda point=point, factor=factor: _live(shop, point, factor, steps)
+            f"live {named}", lambda: measured_steps(cases, shop.timed_rows)
         )
-        live.append((point, factor, found["tpot_s"], found["misses"]))
-        say(f"{case}: {1e3 * found['tpot_s']:.2f} ms")
+        live = [(*one, *found[f"{n}"]) for n, one in enumerate(chosen)]
     return findings(settings, points, quality, live, _entry(shop), steps)
 
 
@@ -162,34 +164,38 @@ def _workload(settings: ComposeSettings, reader, path: Path) -> dict[str, Any]:
     }
 
 
-def _rows(shop: Workshop) -> np.ndarray:
-    return shop.tokens_NS[:, :TIMED].tolist()
+def _steps(shop: Workshop) -> dict[str, Steps]:
+    """Of every method: a step without misses, and what the host does for a miss.
+
+    Methods that differ in strength, or in how many experts are left, share them.
+    """
+    lru, cases = methods()[0], {}
+    kinds = {method.name: _kind(shop, method) for method in methods()}
+    for method in methods():
+        variant, k = _whole(method.variant), shop.k_of(method)
+        folder, E = shop.variants.folder(variant), shop.experts(variant)
+        cases[kinds[method.name]] = Timed(folder, method, E, k)
+        cases[f"lru, {variant.name}, {k}"] = Timed(folder, lru, E, k)
+        cases[f"misses, {variant.name}, {k}"] = Timed(folder, lru, max(2, E // 4), k)
+    found = shop.done("steps", lambda: measured_steps(cases, shop.timed_rows))
+    steps, layer_s = {}, found[kinds[lru.name]][0] / shop.layers
+    for method in methods():
+        at = f"{_whole(method.variant).name}, {shop.k_of(method)}"
+        (here_s, _), (step_s, misses) = found[f"lru, {at}"], found[f"misses, {at}"]
+        miss_s = max(0.0, step_s - here_s) / max(misses, 1e-9)
+        steps[method.name] = Steps(found[kinds[method.name]][0], miss_s, layer_s)
+    return steps
 
 
-def _steps(shop: Workshop, method: Method) -> dict[str, float]:
-    """Measured steps; the same for all strengths of a route."""
-    variant, k, rows = method.variant, shop.k_of(method), _rows(shop)
-    kind = f"{variant.format}, {method.eviction}, {method.route}, {variant.subs}, {k}"
-    plain = dataclasses.replace(
-        method, variant=Variant(variant.format, subs=variant.subs)
-    )
-    folder, E = shop.variants.folder(plain.variant), shop.experts(plain.variant)
-    lru = methods()[0]
+def _whole(variant: Variant) -> Variant:
+    """The same without pruning, which changes no step whose experts are all there."""
+    return Variant(variant.format, subs=variant.subs)
 
-    def hit() -> float:
-        return measured_step(folder, plain, E, rows, k)[0]
 
-    def miss() -> float:
-        same = dataclasses.replace(lru, variant=plain.variant)
-        here_s, _ = measured_step(folder, same, E, rows, k)
-        step_s, misses = measured_step(folder, same, max(2, E // 4), rows, k)
-        return max(0.0, step_s - here_s) / misses
-
-    hit_s = shop.done(f"hit step {kind}", hit)
-    miss_s = shop.done(f"miss {variant.format} {variant.subs} {k}", miss)
-    layer = f"hit step bfloat16, lru, topk, 1, {None}"
-    layer_s = shop.done(layer, hit) / shop.layers
-    return {"hit_s": hit_s, "miss_s": miss_s, "layer_s": layer_s}
+def _kind(shop: Workshop, method: Method) -> str:
+    """What a step's time depends on."""
+    where = _whole(method.variant).name, shop.k_of(method)
+    return ", ".join(map(str, (method.route, method.eviction, *where)))
 
 
 def link_of(shop: Workshop, factor: float, layer_s: float) -> EmulatedLink:
@@ -248,14 +254,12 @@ def _quality(shop: Workshop, variant: Variant, reference) -> dict[str, Any]:
     }
 
 
-def _live(shop: Workshop, point, factor: float, steps) -> dict[str, float]:
-    """A case in real time, over the emulated link."""
+def _live(shop: Workshop, point: Point, factor: float, steps) -> Timed:
+    """A case for real time, over the emulated link."""
     method = point.method
     link = link_of(shop, factor, steps[method.name].layer_s)
     folder = shop.variants.folder(method.variant)
-    given = folder, method, point.slots, _rows(shop), shop.k_of(method), link
-    tpot_s, misses = measured_step(*given)
-    return {"tpot_s": tpot_s, "misses": misses}
+    return Timed(folder, method, point.slots, shop.k_of(method), link)
 
 
 def _file_name(name: str) -> str:

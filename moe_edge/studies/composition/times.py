@@ -1,10 +1,14 @@
 """What a step takes: replayed over an emulated link, from steps that were measured."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.progress import progress
+from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.likelihood import Forced
@@ -17,7 +21,7 @@ from moe_edge.simulate.replay.timed import CostModel, replay_time
 from moe_edge.studies.composition.methods import Method
 from moe_edge.workload.traces import DECODE, PREFILL, Trace
 
-ROUNDS, PROMPT = 5, 32  # runs of a row of tokens, those of it that are a prompt
+ROUNDS, PROMPT = 8, 32  # runs of a row of tokens, those of it that are a prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,39 +55,58 @@ def options_of(method: Method, slots: int, experts: int, link: EmulatedLink | No
     )
 
 
-def measured_step(
-    checkpoint: str,
-    method: Method,
-    slots: int,
-    rows: Sequence[Sequence[int]],
-    k: int | None,
-    link: EmulatedLink | None = None,
-) -> tuple[float, float]:
-    """Seconds of a decode step on real text, and the misses of it.
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """What is timed: a method on a checkpoint.
 
-    The lower quartile of some runs, each of a row, after one that compiles and warms.
-
-    Args:
-      slots: a layer; link: emulated, None: as fast as the memory.
+    Attributes:
+      slots: of each layer; k: of a token; link: emulated, None: as fast as the memory.
     """
-    room = {"batch": 1, "capacity": len(rows[0]), "k": k, "with_tokenizer": False}
-    reader_experts = _experts(checkpoint)
-    options = options_of(method, slots, reader_experts, link)
-    steps_s, misses = [], []
-    with load_engine(checkpoint, offload=options, **room).engine as engine:
-        for row in rows[: 1 + ROUNDS]:
-            engine.reset_records()
-            run = score_forced(engine, [Forced(list(row), PROMPT)])
-            steps_s.append(run.decode_s / run.steps)
-            counted = engine.manager.counters[True]
-            misses.append(counted.misses / run.steps)
-    return float(np.quantile(steps_s[1:], 0.25)), float(np.mean(misses[1:]))
+
+    checkpoint: str
+    method: Method
+    slots: int
+    k: int | None
+    link: EmulatedLink | None = None
 
 
-def _experts(checkpoint: str) -> int:
-    from moe_edge.convert.open import open_checkpoint
+def measured_steps(
+    cases: Mapping[str, Timed], rows: Sequence[Sequence[int]]
+) -> dict[str, tuple[float, float]]:
+    """Seconds of a decode step on real text, and the misses of it, of every case.
 
-    return open_checkpoint(checkpoint).config.moe.num_experts
+    Cases take turns row by row, so that what disturbs a moment disturbs all alike. The
+    first row compiles and warms; of the others the lower quartile.
+    """
+    programs: dict[tuple[str, int | None], LayerPrograms] = {}
+    steps_s: dict[str, list[float]] = {name: [] for name in cases}
+    misses: dict[str, list[float]] = {name: [] for name in cases}
+    with contextlib.ExitStack() as stack:
+        engines = {}
+        for name, case in progress(cases.items(), "engines of methods"):
+            key = case.checkpoint, case.k
+            engine = stack.enter_context(_engine(case, len(rows[0]), programs.get(key)))
+            programs[key] = engine.programs
+            engines[name] = engine
+        for row in progress(rows[: 1 + ROUNDS], "rounds of decode steps timed"):
+            for name, engine in engines.items():
+                engine.reset_records()
+                run = score_forced(engine, [Forced(list(row), PROMPT)])
+                steps_s[name].append(run.decode_s / run.steps)
+                misses[name].append(engine.manager.counters[True].misses / run.steps)
+    return {
+        name: (float(np.quantile(steps_s[name][1:], 0.25)), np.mean(misses[name][1:]))
+        for name in cases
+    }
+
+
+def _engine(case: Timed, capacity: int, programs: LayerPrograms | None):
+    experts = open_checkpoint(case.checkpoint).config.moe.num_experts
+    options = options_of(case.method, case.slots, experts, case.link)
+    room = {"batch": 1, "capacity": capacity, "k": case.k, "with_tokenizer": False}
+    return load_engine(
+        case.checkpoint, offload=options, programs=programs, **room
+    ).engine
 
 
 def cut(trace: Trace, steps: int) -> Trace:
