@@ -201,9 +201,9 @@ class ClusterOptions:
             )
         if not isinstance(self.route, str):
             raise ConfigError(
-                f"route is {self.route!r:.60}, and the processes of a cluster know names "
-                "alone; install the route as a package (docs/plug_ins.md) and give its "
-                "name"
+                f"route is {self.route!r:.60}, and the processes of a cluster know "
+                "names alone; install the route as a package (docs/plug_ins.md) and "
+                "give its name"
             )
         self.chosen_route  # noqa: B018  refuses what cannot be
         if self.placement is None:

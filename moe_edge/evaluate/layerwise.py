@@ -1,7 +1,7 @@
 """Fidelity and lookups of lossy routes, a layer at a time over all tokens of a text.
 
 A decode step reads each layer's experts for one token. Where every layer has slots of
-its own and nothing is prefetched, a layer's cache depends on that layer's lookups alone.
+its own and nothing is prefetched, a layer's cache depends on its own lookups alone.
 So all tokens may pass a layer before any passes the next: the host walks through its
 lookups in their order, as decode steps would, and the device computes all tokens at
 once. The same choices, hits and misses as token by token (a test holds them equal), and
@@ -141,10 +141,9 @@ class LayerwiseText:
             routed.append(state)
         if layer not in config.moe_layers:
             return routed
-        own = [state.routing for state in routed]
-        ids_TK, weights_TK = walk.layer(
-            layer, *(np.concatenate([*map(np.asarray, a)]) for a in zip(*own))
-        )
+        own = zip(*(state.routing for state in routed), strict=True)
+        joined = (np.concatenate([*map(np.asarray, arrays)]) for arrays in own)
+        ids_TK, weights_TK = walk.layer(layer, *joined)
         slot_E = np.arange(config.moe.num_experts, dtype=np.int32)
         found, first = [], 0
         for state in routed:

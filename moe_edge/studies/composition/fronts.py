@@ -186,8 +186,8 @@ def findings(
     if known and share is not None:
         answer = (
             f"In bfloat16 the composition is {min(known):+.0%} to {max(known):+.0%} "
-            f"ahead of the best alone; with q4_0 it moves {share:.3f} of the bytes, at a "
-            f"perplexity ratio of {fewest[1].ratio:.3f}."
+            f"ahead of the best alone; with {fewest[1].method.variant.format} it moves "
+            f"{share:.3f} of the bytes, at a perplexity ratio of {fewest[1].ratio:.3f}."
         )
     layer_s = next(iter(steps.values())).layer_s
     return Findings(
