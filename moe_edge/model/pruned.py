@@ -49,10 +49,10 @@ def pruned_config(parent: ModelConfig, kept: Kept) -> ModelConfig:
         refactored, routed by groups or by SparseMixer's rule.
     """
     moe = parent.moe
-    if moe.sub_experts > 1 or moe.removed_experts:
-        was = "refactored" if moe.sub_experts > 1 else "pruned"
+    if moe.sub_experts > 1:
         raise ConfigError(
-            f"the model is {was} already; prune the checkpoint it was made from"
+            f"the model is refactored, into {moe.sub_experts} sub-experts an expert; "
+            "prune the checkpoint it was made from"
         )
     if moe.num_groups > 1 or moe.scoring == "sparsemixer":
         why = f"routed by {moe.num_groups} groups of experts"

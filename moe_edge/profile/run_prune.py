@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.convert.open import check_floats, open_checkpoint
+from moe_edge.convert.open import check_floats, check_unpruned, open_checkpoint
 from moe_edge.convert.pruned import write_pruned
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, OutputError, check_known
@@ -53,6 +53,7 @@ def run_prune(
         )
     reader = open_checkpoint(checkpoint)
     check_floats(reader, "pruning")
+    check_unpruned(reader, "pruning")
     run.check_apart(reader.path, profile)
     E = reader.config.moe.num_experts
     left = E - round(remove * E)

@@ -59,7 +59,7 @@ def test_shadow_that_runs_ahead_is_refused_where_layers_keep_states():
 def test_route_and_k_of_a_cluster_are_checked():
     """A route is refused where the model has no weights that it could compare."""
     reader = RandomReader(ALL["gqa"])
-    given = options(route="prefer", route_options={"bonus": 0.2}, slots="13,12,1")
+    given = options(route="prefer", route_options={"bonus": 0.2}, slots="14,12,1")
     assert given.chosen_route.bonus == 0.2
     check_model(given, reader)
     with pytest.raises(ConfigError, match="compares router weights, which sub-experts"):

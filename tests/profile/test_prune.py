@@ -14,6 +14,8 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 from moe_edge.evaluate.layerwise import LayerwiseText
 from moe_edge.model.pruned import kept_experts, pruned_config
+from moe_edge.model.sub_experts import split_config
+from moe_edge.papers.moe_prism.refactor.run import run_refactor
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 from moe_edge.profile.run_prune import run_prune
@@ -134,8 +136,13 @@ def test_prune_rejects_what_cannot_be(tiny, profile, pruned, tmp_path):
     ):
         with pytest.raises(ConfigError, match=words):
             run_prune(checkpoint=str(tiny), remove=remove, **given)
-    with pytest.raises(ConfigError, match="the model is pruned already"):
+    with pytest.raises(ConfigError, match="d is pruned, and pruning takes the check"):
         run_prune(checkpoint=str(pruned), **given)
+    with pytest.raises(ConfigError, match="is pruned, and refactoring takes the check"):
+        run_refactor(checkpoint=str(pruned), sub_experts=2, **given)
+    split = split_config(ALL["gqa"], 2)
+    with pytest.raises(ConfigError, match="refactored, into 2 sub-experts an expert"):
+        pruned_config(split, {1: [0, 1, 2]})
     with pytest.raises(ConfigError, match="unknown rule 'luck'"):
         run_prune(checkpoint=str(tiny), by="luck", **given)
     groups = dataclasses.replace(ALL["gqa"].moe, num_groups=4, topk_groups=2)
