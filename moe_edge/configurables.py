@@ -32,6 +32,7 @@ ROOTS = {
     "pretrain": "moe_edge.training.run:run_pretrain",
     "profile_machine": "moe_edge.profile.run_profile_machine:run_profile_machine",
     "profile_model": "moe_edge.profile.run_profile:run_profile",
+    "prune": "moe_edge.profile.run_prune:run_prune",
     "replay": "moe_edge.simulate.replay.run:run_replay",
     "serve": "moe_edge.serve.run_serve:run_serve",
     "simulate": "moe_edge.simulate.cluster.run:run_simulate",

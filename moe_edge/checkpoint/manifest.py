@@ -10,6 +10,10 @@ A refactored model has an object `refactor`: {"gate": one of `model.config.GATES
 seed, parent_sha256, profile, fine_tuned}. `hf_config`, `E` and the like stay the
 parent's; only `U` and the records tell of the split.
 
+A pruned model has an object `pruned`: {"kept": {layer: [ids]}}, the parent's experts
+that it still has, in its order, and where it came from: by, parent_sha256, profile.
+`hf_config` and `E` stay the parent's here, too.
+
 `checksums` (checksums.py) are new in format version 2; version 1 is still read.
 
 `dtype` is of the experts' records. q8_0, q4_0 and mxfp4, with their rows in eights
@@ -31,6 +35,7 @@ from moe_edge.checkpoint.dtypes import RECORD_DTYPES
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.json_reader import read_json
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.pruned import kept_experts, pruned_config
 from moe_edge.model.quantised import STORED_KINDS
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sub_experts import split_config
@@ -55,7 +60,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "source": dict,
     "content_sha256": str,
 }
-_OPTIONAL = {"refactor": dict, "dense_dtype": str}
+_OPTIONAL = {"refactor": dict, "pruned": dict, "dense_dtype": str}
 _WORDS = {
     int: "a whole number",
     str: "a text",
@@ -83,6 +88,7 @@ def make_manifest(
     source: dict[str, Any] | None = None,
     content_sha256: str = "",
     refactor: dict[str, Any] | None = None,
+    pruned: dict[str, Any] | None = None,
     checksums: Checksums | None = None,
     dense_kinds: Iterable[str] = (),
 ) -> dict[str, Any]:
@@ -96,6 +102,7 @@ def make_manifest(
       source: where it came from.
       content_sha256: see `convert/content_hash.py`.
       refactor: gate and provenance of a refactored model.
+      pruned: kept experts and provenance of a pruned one.
       checksums: of the files as written.
       dense_kinds: of `quantised.KINDS`, those of dense matrices.
     """
@@ -121,6 +128,7 @@ def make_manifest(
         "source": source or {},
         "content_sha256": content_sha256,
         **({} if refactor is None else {"refactor": refactor}),
+        **({} if pruned is None else {"pruned": pruned}),
         KEY: (checksums or Checksums()).as_json(),
     }
 
@@ -222,12 +230,19 @@ def with_kind(config: ModelConfig, dtype_name: str) -> ModelConfig:
 def config_of_manifest(
     folder: Path, manifest: dict[str, Any], parent: ModelConfig
 ) -> ModelConfig:
-    """The model that a checkpoint holds: the parent, or the parent split.
+    """The model that a checkpoint holds: the parent, the parent split, or pruned.
 
     Raises:
-      CheckpointError: sub-experts without `refactor`, or one that does not fit.
+      CheckpointError: sub-experts without `refactor`, or one that does not fit; experts
+        of `pruned` that the parent has not.
     """
     refactor, subs = manifest.get("refactor"), manifest["U"]
+    if (pruned := manifest.get("pruned")) is not None:
+        try:
+            return pruned_config(parent, kept_experts(parent, pruned.get("kept")))
+        except (ConfigError, TypeError, ValueError) as error:
+            where = f"{folder}: pruned of the manifest"
+            raise CheckpointError(f"{where}: {error}") from error
     if refactor is None and subs == 1:
         return parent
     if not isinstance(refactor, dict):

@@ -5,11 +5,25 @@ import numpy as np
 from moe_edge.cluster.gpus import has_several, one_gpu_each
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.slots import room_of, slots_of
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError, MoeEdgeError
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.sub_experts import at_k
 from moe_edge.offload.slot_plan import MIN_SLOTS
 from moe_edge.place.placer import ALONE
 from moe_edge.place.plan import Placement
+
+
+def open_at_k(options: ClusterOptions):
+    """The open checkpoint of a cluster, at the K of its tokens.
+
+    Raises:
+      CheckpointError: it cannot be read; ConfigError: a K that the model has not.
+    """
+    reader = open_checkpoint(options.checkpoint)
+    reader.config = at_k(reader.config, options.k)
+    return reader
 
 
 def check_model(options: ClusterOptions, reader) -> list[int] | None:
@@ -23,6 +37,7 @@ def check_model(options: ClusterOptions, reader) -> list[int] | None:
       CapacityError: too few slots.
     """
     config = reader.config
+    refuse(Asked(model=config, route=options.chosen_route))
     if options.mode == "prism":
         slots = slots_of(options, len(config.moe_layers) * config.moe.num_experts)
         if options.serves_alone and min(slots) < MIN_SLOTS:

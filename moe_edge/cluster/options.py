@@ -1,6 +1,8 @@
 """What a user says of a cluster, checked without JAX."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from moe_edge.cluster import roles
 from moe_edge.cluster.drills import Drill, parse_drill
@@ -24,6 +26,7 @@ from moe_edge.place.placer import (
     get_placer,
     listed_placers,
 )
+from moe_edge.route.base import Route, get_route
 from moe_edge.training.generators import FAMILIES
 
 # What a process goes by that is not the scheduler.
@@ -31,6 +34,7 @@ SHARED = (
     *("mode", "servers", "slots", "max_batch", "period_s", "call_s", "hung_s"),
     *("workers", "groups", "worker_layers", "shadow"),
     *("token_period", "kv_period", "departure", "seed"),
+    *("k", "route", "route_options"),
 )
 MAX_SERVERS = 64
 
@@ -48,6 +52,12 @@ class ClusterOptions:
       slots: experts that each server holds, separated by commas; None: 1.3 copies of
         the model, shared equally. One slot of each stays free for experts that are read
         for a single call; with migration another one, for experts on their way.
+      k: experts that a token computes (sub-experts in a refactored model); None: as
+        many as the model was made for.
+      route: chooses what a decode step computes, by name: with a lossy one (substitute,
+        prefer, drop) an expert of another server may give way to one that is here.
+        Results then state the share of choices that changed.
+      route_options: of the route.
       methods: placers, separated by commas; each serves all requests in turn. Also
         moe_infinity (every server serves alone and loads what its slots lack from its
         own host memory) and moe_infinity_lb (busy ones pass requests on to idle ones).
@@ -110,6 +120,9 @@ class ClusterOptions:
     mode: str = "prism"
     servers: int = 3
     slots: str | None = None
+    k: int | None = None
+    route: str = "topk"
+    route_options: Mapping[str, Any] | None = None
     methods: str = "optimal"
     placer_options: PlacerOptions | None = None
     placement: str | None = None
@@ -186,6 +199,13 @@ class ClusterOptions:
                 "names alone; install the placer as a package (docs/plug_ins.md) and "
                 "give its name"
             )
+        if not isinstance(self.route, str):
+            raise ConfigError(
+                f"route is {self.route!r:.60}, and the processes of a cluster know "
+                "names alone; install the route as a package (docs/plug_ins.md) and "
+                "give its name"
+            )
+        self.chosen_route  # noqa: B018  refuses what cannot be
         if self.placement is None:
             listed_placers(self.methods, self.placer_options, ALONE)
         elif self.is_scheduler:
@@ -270,6 +290,11 @@ class ClusterOptions:
     def placer(self, name: str) -> Placer:
         """The placer of a method, with its options."""
         return get_placer(name, **(self.placer_options or {}).get(name, {}))
+
+    @property
+    def chosen_route(self) -> Route:
+        """What decode steps compute."""
+        return get_route(self.route, **(self.route_options or {}))
 
     @property
     def serves_alone(self) -> bool:

@@ -19,6 +19,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moe_edge.cluster.model_checks import open_at_k
 from moe_edge.cluster.modes import SERVERS, modes
 from moe_edge.cluster.node.membership import say_hello
 from moe_edge.cluster.options import ClusterOptions
@@ -27,7 +28,6 @@ from moe_edge.cluster.spec import Spec, began_file, facts_of
 from moe_edge.cluster.transport.base import Address, Transport
 from moe_edge.cluster.transport.keys import read_secret
 from moe_edge.cluster.transport.messages.transport import MessagesTransport
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError, MoeEdgeError, RequestError
 from moe_edge.core.heap import keep_heap
 
@@ -112,7 +112,7 @@ def join(spec: Spec, number: int, lobby: Lobby) -> Transport:
 
 def node_of(spec: Spec, number: int, transport: Transport) -> "Node":
     """A process that is not the scheduler."""
-    reader = open_checkpoint(spec.options.checkpoint)
+    reader = open_at_k(spec.options)
     if spec.options.mode == SERVERS:
         from moe_edge.cluster.prism.server import make_server
 

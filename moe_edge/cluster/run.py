@@ -16,7 +16,7 @@ from typing import Any
 
 from moe_edge.cluster.content import content_of
 from moe_edge.cluster.gpus import gpu_environments
-from moe_edge.cluster.model_checks import check_model
+from moe_edge.cluster.model_checks import check_model, open_at_k
 from moe_edge.cluster.network.namespaces import EmulatedNetwork, emulated_network
 from moe_edge.cluster.node.membership import free_port
 from moe_edge.cluster.options import ClusterOptions
@@ -24,7 +24,6 @@ from moe_edge.cluster.scheduler.wanted import wanted_of
 from moe_edge.cluster.spec import Spec
 from moe_edge.cluster.supervisor import Processes
 from moe_edge.cluster.transport.keys import new_secret, read_secret
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, check_cores
 from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
@@ -46,7 +45,7 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
     Raises:
       MoeEdgeError: bad input, or a cluster that is lost (exit code 3).
     """
-    reader = open_checkpoint(options.checkpoint)
+    reader = open_at_k(options)
     named = check_model(options, reader)
     if options.is_scheduler:
         wanted_of(options, load_tokenizer(reader), reader.config.max_positions)

@@ -122,7 +122,7 @@ def convert_checkpoint(
         check_count("max_layers", max_layers)
     source = open_checkpoint(src, wanted)
     reader = as_written(source, to, expert_dtype, dense, wanted)
-    raw, refactor = reader.config.hf_config, None
+    raw, refactor, pruned = reader.config.hf_config, None, None
     generation = read_generation(reader.hf_files)
     if reader.config.moe.sub_experts > 1 and to == "ours":
         if expert_dtype is None:
@@ -133,6 +133,13 @@ def convert_checkpoint(
         refactor = source.manifest["refactor"]
     elif reader.config.moe.sub_experts > 1:
         raw = refactored_hf_config(reader.config, generation)
+    if isinstance(source, CheckpointReader):
+        pruned = source.manifest.get("pruned")
+        if pruned is not None and to == "hf":
+            raise CheckpointError(
+                f"{src} is pruned, and Hugging Face has no such model; export the "
+                "checkpoint it was made from"
+            )
     run = RunFolder(dst, overwrite, dry_run, config_text)
     run.check_apart(reader.path)
     if reader.tokenizer_path is not None:
@@ -169,7 +176,7 @@ def convert_checkpoint(
             check_room(folder, num_bytes(reader, left[:max_layers]))
             if to == "ours":
                 subs = reader.config.moe.sub_experts
-                sink = OursSink(folder, config, reader, subs, refactor)
+                sink = OursSink(folder, config, reader, subs, refactor, pruned)
             else:
                 sink = HfSink(folder, config, reader, hf_dtypes(reader), shard_bytes)
             with contextlib.closing(sink):

@@ -32,6 +32,15 @@ def check_floats(reader, purpose: str) -> None:
         )
 
 
+def check_unpruned(reader, purpose: str) -> None:
+    """Raises ConfigError where experts were removed and `purpose` needs all."""
+    if "pruned" in (getattr(reader, "manifest", None) or {}):
+        raise ConfigError(
+            f"{reader.path} is pruned, and {purpose} takes the checkpoint it was made "
+            "from"
+        )
+
+
 def _reported(reader, path: str | Path):
     """The reader; prints what it makes of tensors that its config does not ask for."""
     if reader.dropped:

@@ -61,13 +61,16 @@ _LAYER = {
     "router.weight": "mlp.gate.weight",
     "router.bias": "mlp.router.bias",
     "router.correction_bias": "mlp.gate.e_score_correction_bias",
-    # Gates of sub-experts: no published model has these; named for the hash.
+    # Gates of sub-experts and pruned rows: no published model has these; named for the
+    # hash.
     "router.proxy_gate": "mlp.gate.proxy_gate.weight",
     "router.proxy_up": "mlp.gate.proxy_up.weight",
     "router.proxy_scale": "mlp.gate.proxy_scale",
     "router.proxy_prior": "mlp.gate.proxy_prior",
     "router.proxy_gate_bias": "mlp.gate.proxy_gate.bias",
     "router.proxy_up_bias": "mlp.gate.proxy_up.bias",
+    "router.removed_weight": "mlp.gate.removed.weight",
+    "router.removed_bias": "mlp.gate.removed.bias",
     "router.level_weight": "mlp.gate.level.weight",
     "router.level_bias": "mlp.gate.level.bias",
     "shared.gate": "mlp.shared_experts.gate_proj.weight",

@@ -49,6 +49,7 @@ class OursSink:
       config: the model as it is written; of a refactored one, its parent.
       reader: where it comes from.
       subs, refactor: of a refactored model, see `make_manifest`.
+      pruned: of a pruned one, likewise; `config` is its parent's.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class OursSink:
         reader,
         subs: int = 1,
         refactor: dict[str, Any] | None = None,
+        pruned: dict[str, Any] | None = None,
     ):
         self._folder, self._config, self._reader = folder, config, reader
-        self._subs, self._refactor = subs, refactor
+        self._subs, self._refactor, self._pruned = subs, refactor, pruned
         self._num_records = config.moe.num_experts * subs
         for name in (EXPERTS_FOLDER, HF_FOLDER):
             (folder / name).mkdir(exist_ok=True)
@@ -140,6 +142,7 @@ class OursSink:
             source=source | {"dropped": reader.dropped},
             content_sha256=content_sha256,
             refactor=self._refactor,
+            pruned=self._pruned,
             checksums=self._checksums,
             dense_kinds=set().union(*self._kinds.values()),
         )

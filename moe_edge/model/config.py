@@ -74,6 +74,9 @@ class MoeConfig:
     parent_top_k: int = 0  # parents that the router chose before the split
     gate: str = "linear"
     gate_neurons: int = 0  # r of each block; proxy gates
+    # Experts that were pruned and whose rows stay in the softmax's denominator, where
+    # weights are shares of it. No config.json says it; the manifest does.
+    removed_experts: int = 0
     # proxy_pattern: [parent_top_k][U] mean share of the output, by rank of the parent
     # and of the block inside it.
     rank_shares: tuple[tuple[float, ...], ...] = ()

@@ -53,10 +53,11 @@ def keep_best_groups(choice_TE: jax.Array, moe: MoeConfig) -> jax.Array:
 
 
 def choose(
-    logits_TE: jax.Array, moe: MoeConfig, correction_E=None, k_T=None
+    logits_TE: jax.Array, moe: MoeConfig, correction_E=None, k_T=None, removed_TR=None
 ) -> Routing:
     """Applies the family's rule to router logits; on a GPU in one kernel, unless
-    groups of experts are chosen first or the rule is SparseMixer's.
+    groups of experts are chosen first, experts were pruned whose logits still count, or
+    the rule is SparseMixer's.
 
     Args:
       logits_TE: float32.
@@ -64,11 +65,13 @@ def choose(
       correction_E: float32 bias that changes the choice but not the weights.
       k_T: int32, how many experts each token takes, 0..top_k; ranks beyond get id E
         and weight 0. None: all take top_k.
+      removed_TR: logits of pruned experts, which have shares of the softmax, too.
     """
     in_kernel = moe.num_groups == 1 and moe.scoring != "sparsemixer"
-    if not (rows.are_wanted() and in_kernel):
+    if removed_TR is not None or not (rows.are_wanted() and in_kernel):
         k_T1 = None if k_T is None else k_T[:, None]
-        return _choose(logits_TE, moe, correction_E, k_T1, pick=_pick)
+        more = {"removed_TR": removed_TR, "pick": _pick}
+        return _choose(logits_TE, moe, correction_E, k_T1, **more)
     E, K = moe.num_experts, moe.top_k
     given = {"logits_TE": (logits_TE, -jnp.inf)}
     if correction_E is not None:
@@ -88,7 +91,7 @@ def choose(
 
 
 def _choose(
-    logits_TE, moe: MoeConfig, correction_E=None, k_T1=None, *, pick
+    logits_TE, moe: MoeConfig, correction_E=None, k_T1=None, *, pick, removed_TR=None
 ) -> Routing:
     """`choose`, also inside a kernel, which has its own way to `pick` the best."""
     if moe.scoring == "softmax_topk":
@@ -103,6 +106,9 @@ def _choose(
         return Routing(_cut(ids, k_T1, moe.num_experts), weights, scores)
     if moe.scoring == "sigmoid":
         scores = jax.nn.sigmoid(logits_TE)
+    elif removed_TR is not None:
+        all_TE = jnp.concatenate([logits_TE, removed_TR], axis=-1)
+        scores = jax.nn.softmax(all_TE, axis=-1)[:, : logits_TE.shape[1]]
     else:
         scores = jax.nn.softmax(logits_TE, axis=-1)
     # Of scores that round to 1 the largest logit is chosen.
@@ -183,7 +189,8 @@ class Router(nnx.Module):
         logits = add_bias(logits, self.bias if moe.router_bias else None)
         correction = self.correction_bias[...] if moe.correction_bias else None
         if not moe.keeps_router:
-            return self._scaled(choose(logits, moe, correction, k_T))
+            removed = self._removed(x_TD)
+            return self._scaled(choose(logits, moe, correction, k_T, removed))
         parents = choose(logits, parent_rule(moe), correction)
         levels_TPU = self._levels(x_TD, parents.ids_TK)
         ids_TK, weights_TK = choose_blocks(
@@ -194,6 +201,13 @@ class Router(nnx.Module):
             ids_TK = _cut(ids_TK, k_T1, moe.num_experts, ranks_K)
             weights_TK = _cut(weights_TK, k_T1, 0.0, ranks_K)
         return Routing(ids_TK, weights_TK, block_scores(parents, levels_TPU, moe))
+
+    def _removed(self, x_TD: jax.Array) -> jax.Array | None:
+        """Logits of pruned experts that keep their shares of the softmax."""
+        if not self.moe.removed_experts:
+            return None
+        bias = self.removed_bias if self.moe.router_bias else None
+        return add_bias(linear(x_TD, self.removed_weight[...]), bias)
 
     def _scaled(self, routing: Routing) -> Routing:
         """The weights times the factors of their experts, if these have some."""

@@ -93,6 +93,10 @@ def router_shapes(config: ModelConfig) -> Shapes:
         shapes["bias"] = (E,)
     if moe.correction_bias:
         shapes["correction_bias"] = (E,)
+    if moe.removed_experts:
+        shapes["removed_weight"] = (moe.removed_experts, D)
+        if moe.router_bias:
+            shapes["removed_bias"] = (moe.removed_experts,)
     if moe.own_norms:
         shapes["input_scale"] = (D,)
     if moe.expert_scale:

@@ -201,7 +201,7 @@ class Live:
                 )
                 done.append(found)
         steps, sent = done[0].steps, engine.queue.stats()
-        counted = engine.manager.counters[True]
+        counted = engine.layer_step.counters[True]
         moved = sent.demand.count + sent.prefetch.count
         moved_s = sent.demand.seconds + sent.prefetch.seconds
         total = steps * len(done)

@@ -119,7 +119,7 @@ class Front(Holder):
             reader,
             max_context=cluster.serving.context(reader.config.max_positions),
             default_floor=cluster.serving.default_min_k,
-            lossless=True,
+            lossless=self.engine.lossless,
         )
         folder_of = self._model.tokenizer.folder
         self._template = find_template(

@@ -4,6 +4,7 @@ Studies of single papers are here until they stand with them.
 """
 
 PLUGINS = (
+    ("study", "better_together", "composition.settings:STUDY"),
     ("study", "benchmark_cluster", "speed.cluster:STUDY"),
     ("study", "benchmark_convert", "speed.convert:STUDY"),
     ("study", "benchmark_decode", "speed.decode:STUDIES"),

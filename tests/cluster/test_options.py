@@ -2,11 +2,12 @@
 
 import pytest
 
-from moe_edge.cluster.model_checks import check_model
+from moe_edge.cluster.model_checks import check_model, open_at_k
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.core.checks import CapacityError, ConfigError
-from tests.support.tiny_models import STATES, RandomReader
+from moe_edge.model.sub_experts import split_config
+from tests.support.tiny_models import ALL, STATES, RandomReader
 
 
 def options(**given) -> ClusterOptions:
@@ -53,3 +54,27 @@ def test_shadow_that_runs_ahead_is_refused_where_layers_keep_states():
     check_model(ClusterOptions(**given, departure="late"), reader)
     with pytest.raises(ConfigError, match="qwen2_moe keep states.*--departure late"):
         check_model(ClusterOptions(**given), reader)
+
+
+def test_route_and_k_of_a_cluster_are_checked():
+    """A route is refused where the model has no weights that it could compare."""
+    reader = RandomReader(ALL["gqa"])
+    given = options(route="prefer", route_options={"bonus": 0.2}, slots="14,12,1")
+    assert given.chosen_route.bonus == 0.2
+    check_model(given, reader)
+    with pytest.raises(ConfigError, match="compares router weights, which sub-experts"):
+        check_model(given, RandomReader(split_config(ALL["gqa"], 2, gate="calibrated")))
+    with pytest.raises(ConfigError, match="bonus must be a number from 0, got -1"):
+        options(route="prefer", route_options={"bonus": -1})
+    with pytest.raises(ConfigError, match="know names alone; install the route"):
+        options(route=given.chosen_route)
+    with pytest.raises(ConfigError, match=r"k must be a number of experts in 1\.\.64"):
+        open_at_k(options(k=65))
+    assert open_at_k(options(k=4)).config.moe.top_k == 4
+
+
+def test_od_moe_refuses_a_route_that_prefers_what_is_in_slots():
+    given = {"mode": "od_moe", "prompts": __file__}
+    ClusterOptions(**given, route="substitute", route_options={"a": 0.0})
+    with pytest.raises(ConfigError, match="workers of od_moe load each expert"):
+        ClusterOptions(**given, route="substitute")

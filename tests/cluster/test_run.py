@@ -86,6 +86,16 @@ def test_servers_give_the_tokens_of_one_machine(serve, of_one_machine, tmp_path)
 
 
 @pytest.mark.slow
+def test_servers_with_a_route_state_what_it_changed_and_take_a_k(serve, tmp_path):
+    route = {"route": "prefer", "route_options": {"bonus": 3.0}}
+    row = serve(**route)["methods"]["optimal"]
+    assert 0 < row["substituted_share"] < 1
+    row = serve(k=1, overwrite=True)["methods"]["optimal"]
+    assert "substituted_share" not in row
+    assert read_facts(tmp_path / "o").top_k == 1
+
+
+@pytest.mark.slow
 def test_workload_of_task_families(serve, tmp_path):
     more = {"requests_per_server": 1, "interval_s": 0.05, "output_tokens": 4}
     more["seed"] = 3  # of it, prompts are of one shape

@@ -47,6 +47,15 @@ def test_replay_prints_hit_ratios_last(run_script, trace, tmp_path):
     assert "replay.slots_per_layer = '2,3'" in (tmp_path / "o/config.gin").read_text()
 
 
+def test_replay_says_what_drafts_would_move(trace, tmp_path, capsys):
+    given = {"policies": "lru", "predictors": "", "drafts": "2"}
+    with pytest.raises(ConfigError, match="drafts of 1 tokens, expected 2 or more"):
+        replayed(tmp_path, trace, **given | {"drafts": "1"})
+    (found,) = replayed(tmp_path, trace, **given)["drafts"].values()
+    assert found["reused"] == 0.0 and found["break_even"]["0"] == 1.0
+    assert "2 tokens a step: 0.000 of their choices shared" in capsys.readouterr().out
+
+
 def test_replay_takes_all_whose_needs_the_trace_holds(trace, tmp_path, capsys):
     summary = replayed(tmp_path, trace)
     assert {"lru", "lfu", "belady", "static_oracle"} <= set(summary["hit_ratio"])

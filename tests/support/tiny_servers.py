@@ -70,9 +70,10 @@ class Servers:
       held_NLE: bool, what each holds.
       slots: of each server; None: enough for all blocks, one size for all tests.
       devices: homes of each server's blocks.
+      route: of all engines.
     """
 
-    def __init__(self, name, dtype, held_NLE, *, slots=None, devices=()):
+    def __init__(self, name, dtype, held_NLE, *, slots=None, devices=(), route=None):
         config, reader = ALL[name], StoreReader(ALL[name], dtype=dtype)
         weights, programs = dense_weights(name, dtype), programs_of(name, dtype)
         shape = config.num_layers, config.moe.num_experts
@@ -93,7 +94,7 @@ class Servers:
             self.holdings.append(holdings)
             self.tables.append(tables)
             self.engines.append(
-                PlacedEngine(weights, holdings, remote, ledger, programs)
+                PlacedEngine(weights, holdings, remote, ledger, programs, route)
             )
         self.place(held_NLE)
 

@@ -3,7 +3,8 @@
 Steps are the layered engine's, cut at every router. A layer with all chosen blocks here
 is one program, as there. Otherwise calls go out first, the pairs whose blocks are here
 are computed meanwhile, and rows from elsewhere are put in their places before the sum.
-Lossless: the same rows, added in the same order.
+Lossless: the same rows, added in the same order. But a lossy route takes what is here
+for what is in slots: in decoding a call may become a local substitute.
 """
 
 import jax
@@ -14,12 +15,16 @@ from moe_edge.cluster.node.holdings import Holdings
 from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote, cut
-from moe_edge.cluster.node.tables import View
+from moe_edge.cluster.node.tables import HERE, View
+from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.base import Engine
+from moe_edge.engine.expert_state import Moved
 from moe_edge.engine.layer_exchange import Arrays, Placed
 from moe_edge.engine.layer_programs import Routed
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights, load_weights
+from moe_edge.route.base import Route, TopK, check_choice
 
 
 def dense_weights(reader) -> Weights:
@@ -35,6 +40,7 @@ class PlacedEngine(Engine):
       weights: all but the experts.
       remote: calls others; its tables say whom.
       ledger: notes lookups; one engine thread writes it.
+      route: chooses what is computed in decoding (None: the model's own choice).
     """
 
     programs: PlacedPrograms
@@ -46,16 +52,33 @@ class PlacedEngine(Engine):
         remote: Remote,
         ledger: Ledger,
         programs: PlacedPrograms,
+        route: Route | None = None,
     ):
         self._placed = Arrays() if programs.device is None else Placed(programs.device)
         super().__init__(self._placed.weights(weights), programs)
         self._windows = self._placed.windows(self._windows)
         self.remote, self.holdings, self.ledger = remote, holdings, ledger
+        self.route = route or TopK()
+        self._asks_route = type(self.route) is not TopK
+        self._routed = self._substituted = 0
         self._is_moe = [i in self.config.moe_layers for i in range(len(self._windows))]
         self._nothing: dict[int, np.ndarray] = {}  # rows where none is computed here
 
+    @property
+    def lossless(self) -> bool:
+        return self.route.lossless
+
     def put(self, tree):
         return self._placed.put(tree)
+
+    def moved(self) -> Moved:
+        return Moved(routed=self._routed, substituted=self._substituted)
+
+    def reset_records(self) -> None:
+        self._routed = self._substituted = 0
+
+    def check_rows(self, deterministic: bool = False) -> None:
+        refuse(Asked(route=self.route, has_rows=True, deterministic=deterministic))
 
     def begin_prompts(self, session: Session, prompts) -> None:
         self._view: View = self.remote.tables.view
@@ -87,9 +110,12 @@ class PlacedEngine(Engine):
 
     def _moe_layer(self, session, layer: int, routed: Routed, chunk):
         """Experts of a layer, wherever they are, and the next layer's attention."""
-        programs, routing = self.programs, routed.routing
-        ids_TK = np.asarray(routing.ids_TK)
+        programs, ids_TK = self.programs, np.asarray(routed.routing.ids_TK)
         view = self._layer_view(layer, ids_TK)
+        if self._asks_route and chunk.valid_BS.shape[1] == 1:
+            routed = self._rerouted(view, layer, routed, ids_TK)
+            ids_TK = np.asarray(routed.routing.ids_TK)
+        routing = routed.routing
         weights_TK = np.asarray(routing.weights_TK)
         pairs = programs.is_pairs(len(ids_TK))
         slot_of = view.slot_LE[layer][ids_TK] if pairs else view.slot_LE[layer][:-1]
@@ -112,6 +138,25 @@ class PlacedEngine(Engine):
     def _layer_view(self, layer: int, ids_TK: np.ndarray) -> View:
         """Who computes what a layer has chosen."""
         return self._view
+
+    def _rerouted(self, view: View, layer: int, routed: Routed, own_TK) -> Routed:
+        """The layer by the route's choice, for which the blocks here are in slots."""
+        moe, routing = self.config.moe, routed.routing
+        here_E = view.asked_LE[layer][:-1] == HERE
+        self._routed += int(np.count_nonzero(own_TK < moe.num_experts))
+        if here_E[own_TK[own_TK < moe.num_experts]].all() and is_ours(self.route):
+            return routed  # nothing is absent, and ours change nothing then
+        given = np.asarray(routing.scores_TE), here_E, moe
+        weights_TK = np.asarray(routing.weights_TK)
+        found = self.route.route(layer, *given, own_TK, weights_TK)
+        if not is_ours(self.route):
+            check_choice(self.route, found, own_TK.shape, moe.num_experts)
+        ids_TK = np.asarray(found[0], np.int32)
+        self._substituted += int(np.count_nonzero(ids_TK != own_TK))
+        both = ids_TK, np.asarray(found[1], np.float32)
+        ids_TK, weights_TK = self.put(both)
+        changed = routing._replace(ids_TK=ids_TK, weights_TK=weights_TK)
+        return routed._replace(routing=changed)
 
     def _then(self, session, layer: int, experts, chosen, chunk):
         """Dispatches a layer's experts, with the next layer's attention if any."""

@@ -56,6 +56,7 @@ class ServingNode(Node):
           engine: instead of its own.
         """
         self.ledger.clear()
+        self.engine.reset_records()
         self.transport.traffic.reset()
         self._requests = Requests(
             engine or self.engine,

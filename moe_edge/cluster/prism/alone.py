@@ -13,6 +13,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.store import HostStore
+from moe_edge.route.base import Route, TopK
 
 
 def load_alone(
@@ -21,6 +22,7 @@ def load_alone(
     slots: int,
     bytes_per_s: float | None,
     programs: LayerPrograms,
+    route: Route | None = None,
 ) -> LayeredEngine:
     """An engine with so many slots over all layers; all blocks go to host memory.
 
@@ -30,6 +32,7 @@ def load_alone(
       weights: all but the experts.
       bytes_per_s: of the emulated link; None: as fast as the memory.
       programs: of the model, shared with the server's other engine.
+      route: what decode steps compute; None: the model's own choice.
     """
     config = weights.config
     blocks = len(config.moe_layers) * config.moe.num_experts
@@ -40,6 +43,7 @@ def load_alone(
         eviction="moe_infinity",
         predictor="moe_infinity",
         link_bytes_per_s=bytes_per_s,
+        route=route or TopK(),
     )
     return assemble(options, weights, HostStore(reader), programs=programs)
 

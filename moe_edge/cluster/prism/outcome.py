@@ -44,7 +44,17 @@ def served_row(run: ServingResult, servers: int) -> dict[str, Any]:
         ),
         "tokens_per_s": tokens / (ended_s - run.begun_s) if tokens else 0.0,
         "notes_missing": run.notes_missing,
+        **substituted(run),
     }
+
+
+def substituted(run: ServingResult) -> dict[str, float]:
+    """Share of a lossy route's choices that it changed; nothing without one."""
+    facts = [note for note, _ in run.notes.values()]
+    routed = sum(note["routed"] for note in facts)
+    if not routed:
+        return {}
+    return {"substituted_share": sum(note["substituted"] for note in facts) / routed}
 
 
 def alone_row(run: ServingResult, servers: int) -> dict[str, Any]:

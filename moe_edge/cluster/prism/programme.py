@@ -261,7 +261,8 @@ class PrismProgramme(Programme):
         return CostModel(Cluster(servers=servers, network=network), shape)
 
     def _same_tokens(self, runs: dict[str, ServingResult]) -> bool:
-        """Whether methods give the first one's tokens: they change where, not what."""
+        """Whether methods give the first one's tokens: they change where, not what,
+        but by a lossy route, which takes what is where."""
         (first, reference), *others = runs.items()
         same = True
         for name, run in others:

@@ -33,6 +33,7 @@ from moe_edge.cluster.transport.base import Call, PeerLost, Refused, Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.weights import Weights
+from moe_edge.route.base import Route
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,7 @@ class ServerOptions:
       table_s: of waiting for a table after one failed (`Remote`).
       fetch_s: deadline of a block.
       device: network interface that is this server's alone, whose bytes are noted.
+      route: what decode steps compute; None: the model's own choice.
     """
 
     slots: int
@@ -54,6 +56,7 @@ class ServerOptions:
     table_s: float = 30.0
     fetch_s: float = 30.0
     device: str | None = None
+    route: Route | None = None
 
 
 class Server(ServingNode):
@@ -106,7 +109,7 @@ class Server(ServingNode):
             on_lost=lambda server, kind: self.on_lost(FIRST + server, kind),
         )
         where = weights, self.holdings, remote, self.ledger, programs
-        self.engine = self.engine_kind(*where)
+        self.engine = self.engine_kind(*where, options.route)
         self._answered: list[tuple] = []
         self._reader, self._weights = reader, weights
         self._alone: LayeredEngine | None = None  # instead, where it asks nobody
@@ -214,6 +217,8 @@ class Server(ServingNode):
             "sent": sent,
             "interface": self._interface.sent,
             "compiled": self.compiled,
+            "routed": (changed := self._changed())[0],
+            "substituted": changed[1],
         }
         if self._serves_alone:
             facts |= moved(self._alone)
@@ -222,6 +227,12 @@ class Server(ServingNode):
         arrays["answered"] = np.array(self._answered, np.float64).reshape(-1, 3)
         arrays["brought"] = self._loader.brought
         return facts, arrays
+
+    def _changed(self) -> tuple[int, int]:
+        """Of this run: choices that a route saw, and of them those that it changed."""
+        engine = self._alone if self._serves_alone else self.engine
+        found = engine.moved()
+        return found.routed, found.substituted
 
     # The main thread.
 
@@ -237,7 +248,8 @@ class Server(ServingNode):
     def do_warm(self, fields, arrays) -> None:
         if "alone" in fields and self._alone is None:
             where = self._reader, self._weights, self.options.slots, fields["alone"]
-            self._alone = load_alone(*where, self.engine.programs)
+            given = self.engine.programs, self.options.route
+            self._alone = load_alone(*where, *given)
         super().do_warm(fields, arrays)
 
     def rehearse(self, sizes) -> None:
@@ -293,6 +305,7 @@ def make_server(
         call_s=options.call_s,
         table_s=ServerOptions.table_s + 2 * options.hung_s,  # it may ask that often
         device=None if options.link_mbps is None else DEVICE,
+        route=options.chosen_route,
     )
     weights = dense_weights(reader)
     return kind(me, options.servers, reader, weights, transport, own)

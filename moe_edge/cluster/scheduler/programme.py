@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.cluster.model_checks import open_at_k
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.wanted import Wanted, wanted_of
 from moe_edge.cluster.scheduler.written import write_texts
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 
 WARM_S = 600.0  # compiling on a slow machine
@@ -29,7 +29,7 @@ class Programme:
 
     def __init__(self, options: ClusterOptions, folder: Path):
         self.options, self.folder = options, folder
-        self.reader = open_checkpoint(options.checkpoint)
+        self.reader = open_at_k(options)
         self.config = self.reader.config
         self.tokenizer = load_tokenizer(self.reader)
 

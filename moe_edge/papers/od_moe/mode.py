@@ -23,6 +23,12 @@ def check(options: ClusterOptions) -> None:
         check_count(name, getattr(options, name))
     for name in ("token_period", "kv_period"):
         check_from_zero(name, getattr(options, name))
+    if options.mode == "od_moe" and not options.chosen_route.lossless:
+        raise ConfigError(
+            f"route {options.route} prefers experts that are in slots, and workers of "
+            "od_moe load each expert for the token that chose it; use route topk, or "
+            "mode prism"
+        )
     if options.workers % options.groups:
         raise ConfigError(
             f"--groups {options.groups} does not divide --workers {options.workers}; "

@@ -11,7 +11,9 @@ from moe_edge.core.files import write_json
 from moe_edge.core.progress import progress
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.evaluate.texts import find_file, sha256_of
+from moe_edge.offload.evict_base import get_eviction
 from moe_edge.predict.base import PREDICTORS
+from moe_edge.simulate.replay.drafts import Drafts, replay_drafts
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import (
     POLICY_NAMES,
@@ -40,6 +42,7 @@ def run_replay(
     policy_options: Mapping[str, Mapping[str, Any]] | None = None,
     predictor_options: Mapping[str, Mapping[str, Any]] | None = None,
     horizon: int = 1,
+    drafts: str = "",
     num_experts: int | None = None,
     data_dir: str | None = None,
 ) -> dict[str, Any]:
@@ -59,6 +62,9 @@ def run_replay(
       policy_options: {name: {option: value}} of policies.
       predictor_options: {name: {option: value}} of predictors.
       horizon: how many layers predictors look ahead.
+      drafts: tokens of a sequence that a step would check together, from 2, separated
+        by commas: what they share, the misses left with lru, and the acceptance of a
+        draft from which a step moves less a token. For traces of one request at a time.
       num_experts: experts of a layer, for traces that do not say.
       data_dir: folder in which relative paths are looked up, too.
     Raises:
@@ -80,6 +86,7 @@ def run_replay(
     options = _of_each("predictor_options", predictor_options, predictor_names)
     foreseers = {n: predictor_of(n, rows, **options[n]) for n in predictor_names}
     layer_S = {(n, size): slots_for(n, rows, size) for n in built for size in sizes}
+    together = _whole_numbers("drafts", drafts) if drafts else []
     if run.dry_run:
         return {"policies": list(built), "predictors": list(foreseers)}
     cached = {
@@ -100,6 +107,10 @@ def run_replay(
             n: _by_look_ahead(log.precision_A) for n, log in predicted.items()
         },
     }
+    if together:
+        given = sizes, lambda: get_eviction("lru")
+        found = {n: replay_drafts(rows, n, *given) for n in together}
+        summary["drafts"] = {str(n): _of_drafts(each) for n, each in found.items()}
     stored = summary | {
         "trace": _facts(rows) | {"path": path, "sha256": sha256_of(path)},
         "horizon": horizon,
@@ -145,6 +156,20 @@ def _whole_numbers(flag: str, text: str) -> list[int]:
     numbers = list(dict.fromkeys(map(int, parts)))
     check_64_bits(f"--{flag}", numbers)
     return numbers
+
+
+def _of_drafts(found: Drafts) -> dict[str, Any]:
+    """For JSON; slots `0` are no cache."""
+    return {
+        "reused": round(found.reused, 6),
+        "misses_left": _by_slots(found.misses_left),
+        "break_even": _by_slots(found.break_even),
+    }
+
+
+def _by_slots(values: Mapping[int, float]) -> dict[str, float | None]:
+    numbers = _plain(np.array(list(values.values())))
+    return dict(zip(map(str, values), numbers, strict=True))
 
 
 def _by_look_ahead(share_H: np.ndarray) -> dict[str, float | None]:
@@ -195,3 +220,12 @@ def print_tables(summary: dict[str, Any]) -> None:
         for name, row in rows.items():
             values = ("-" if v is None else f"{v:.3f}" for v in row.values())
             print(f"{name:26}" + "".join(f"{value:>8}" for value in values))
+    for tokens, found in summary.get("drafts", {}).items():
+        print(f"{tokens} tokens a step: {found['reused']:.3f} of their choices shared")
+        for size, accepted in found["break_even"].items():
+            where = f"{size} slots a layer" if size != "0" else "without a cache"
+            print(f"  {where}: drafts pay from an acceptance of {_shown(accepted)}")
+
+
+def _shown(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2f}"

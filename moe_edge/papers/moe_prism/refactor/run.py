@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.checkpoint.manifest import MANIFEST_NAME, REPORT_NAME
-from moe_edge.convert.open import check_floats, open_checkpoint
+from moe_edge.convert.open import check_floats, check_unpruned, open_checkpoint
 from moe_edge.convert.refactored_records import down_factor, is_exact
 from moe_edge.core.checks import (
     ConfigError,
@@ -107,6 +107,7 @@ def run_refactor(
         check_from_zero("max_minutes", max_minutes)
     reader = open_checkpoint(checkpoint)
     check_floats(reader, "refactoring")
+    check_unpruned(reader, "refactoring")
     run.check_apart(reader.path, profile)
     child = settings.split(reader.config)
     ks = parse_ks(ppl_k, child.moe)

@@ -1,0 +1,268 @@
+"""Measures every method at every budget; what is done is kept and not done again."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from moe_edge.bench.study import weights_of
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.core.files import write_json
+from moe_edge.core.json_reader import read_json
+from moe_edge.core.progress import say
+from moe_edge.engine.load import load_engine
+from moe_edge.evaluate.agreement import compare
+from moe_edge.evaluate.layerwise import Cached, LayerwiseText, cut_tokens
+from moe_edge.evaluate.texts import read_text, sha256_of
+from moe_edge.metrics.results import Findings
+from moe_edge.offload.evict_base import get_eviction
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.route.base import get_route
+from moe_edge.studies.composition.fronts import Point, findings, live_points
+from moe_edge.studies.composition.methods import Method, Variant, methods
+from moe_edge.studies.composition.quality import exact_match, questions
+from moe_edge.studies.composition.settings import ComposeSettings
+from moe_edge.studies.composition.times import (
+    Steps,
+    Timed,
+    cut,
+    measured_steps,
+    replayed_s,
+)
+from moe_edge.studies.composition.variants import Variants
+
+TIMED = 160  # tokens of a row that steps are timed on
+BASE = Variant()
+PRUNED = [
+    Variant(removed=r, by=by) for r in (0.25, 0.5) for by in ("reap", "frequency")
+]
+
+
+class Workshop:
+    """The model, its variants, the text, and what has been measured so far."""
+
+    def __init__(self, settings: ComposeSettings):
+        self.settings = settings
+        reader = open_checkpoint(settings.checkpoint)
+        self.moe, self.layers = reader.config.moe, len(reader.config.moe_layers)
+        self.record_bytes = reader.layout.num_bytes(reader.dtype)
+        self.tokenizer = load_tokenizer(reader)
+        path = settings.path(settings.text)
+        ids = self.tokenizer.encode(read_text(path))
+        self.tokens_NS = cut_tokens(ids, settings.tokens, settings.length)
+        self.workload = _workload(settings, reader, path)
+        digest = hashlib.sha256(json.dumps(self.workload).encode()).hexdigest()[:12]
+        self.folder = Path(settings.work_dir) / digest
+        (self.folder / "cases").mkdir(parents=True, exist_ok=True)
+        self.variants = Variants(settings, self.folder)
+        self.timed_rows = self.tokens_NS[:, :TIMED].tolist()
+        self._loaded: dict[tuple, Any] = {}
+
+    def done(self, name: str, measure) -> Any:
+        """What `measure()` gives, in JSON's types; kept under a name."""
+        path = self.folder / "cases" / f"{_file_name(name)}.json"
+        if not path.is_file():
+            write_json(path, measure())
+        return read_json(path)
+
+    # What a variant is.
+
+    def k_of(self, method: Method) -> int | None:
+        """Experts (or sub-experts) that a token computes; None: the model's own."""
+        if method.k_share == 1:
+            return None
+        return round(method.k_share * self.moe.top_k * method.variant.subs)
+
+    def block_bytes(self, variant: Variant) -> int:
+        reader = open_checkpoint(self.variants.folder(variant))
+        return reader.layout.num_bytes(reader.dtype)
+
+    def experts(self, variant: Variant) -> int:
+        config = open_checkpoint(self.variants.folder(variant)).config
+        return config.moe.num_experts
+
+    def slots(self, method: Method, share: float) -> int | None:
+        """Slots of each layer; None: what the budget leaves is no two slots."""
+        left = (share - method.shadow) * self.moe.num_experts * self.record_bytes
+        slots = int(left / self.block_bytes(method.variant) + 1e-9)
+        if slots < 2:
+            return None
+        return min(slots, self.experts(method.variant))
+
+    def text(self, variant: Variant, k: int | None) -> LayerwiseText:
+        """The text before a variant; the last one is kept, with what it ran."""
+        if (variant, k) not in self._loaded:
+            folder = self.variants.folder(variant)
+            engine = load_engine(folder, with_tokenizer=False).engine.at_k(k)
+            self._loaded = {(variant, k): LayerwiseText(engine, self.tokens_NS)}
+        return self._loaded[variant, k]
+
+    def plain_run(self, variant: Variant, k: int | None):
+        """The text by the model's own choices."""
+        text = self.text(variant, k)
+        if "plain" not in self._loaded:
+            self._loaded["plain"] = text.run()
+        return self._loaded["plain"]
+
+
+def run(settings: ComposeSettings) -> Findings:
+    """All methods, the quality of pruned models, and some cases in real time."""
+    shop = Workshop(settings)
+    reference = shop.plain_run(BASE, None).forced
+    steps, points = _steps(shop), []
+    for method in sorted(methods(), key=lambda m: (m.variant.name, m.k_share)):
+        for share in settings.shares:
+            point = shop.done(
+                f"{method.name} {share}",
+                lambda method=method, share=share: _point(
+                    shop, method, share, steps[method.name], reference
+                ),
+            )
+            if point is not None:
+                points.append(Point(method=method, share=share, **point))
+                say(points[-1].line())
+    quality = {
+        variant.name: shop.done(
+            f"quality of {variant.name}",
+            lambda variant=variant: _quality(shop, variant, reference),
+        )
+        for variant in (BASE, *PRUNED)
+    }
+    live = []
+    if chosen := live_points(points, settings):
+        cases = {f"{n}": _live(shop, *one, steps) for n, one in enumerate(chosen)}
+        named = [f"{p.method.name} {p.share} {factor}" for p, factor in chosen]
+        found = shop.done(
+            f"live {named}", lambda: measured_steps(cases, shop.timed_rows)
+        )
+        live = [(*one, *found[f"{n}"]) for n, one in enumerate(chosen)]
+    return findings(settings, points, quality, live, _entry(shop), steps)
+
+
+def _entry(shop: Workshop) -> dict[str, Any]:
+    """`model` and `workload` of the entry."""
+    name = shop.settings.checkpoint
+    weights = load_engine(name, with_tokenizer=False).engine.weights
+    model = {"name": name, "params": weights.num_bytes // 2}
+    return {
+        "model": model | {"weights": weights_of(name)},
+        "workload": shop.workload,
+    }
+
+
+def _workload(settings: ComposeSettings, reader, path: Path) -> dict[str, Any]:
+    """What was measured; names the folder of finished cases, too."""
+    elsewhere = {"work_dir", "data_dir", "live_cases", "link_factors", "shares"}
+    fields = dataclasses.asdict(settings).items()
+    return {name: value for name, value in fields if name not in elsewhere} | {
+        "text_sha256": sha256_of(path),
+        "calibration_sha256": sha256_of(settings.path(settings.calibration)),
+        "links": list(settings.link_factors),
+        "path": str(reader.path.name),
+    }
+
+
+def _steps(shop: Workshop) -> dict[str, Steps]:
+    """Of every method: a step without misses, and what the host does for a miss.
+
+    Methods that differ in strength, or in how many experts are left, share them.
+    """
+    lru, cases = methods()[0], {}
+    kinds = {method.name: _kind(shop, method) for method in methods()}
+    for method in methods():
+        variant, k = _whole(method.variant), shop.k_of(method)
+        folder, E = shop.variants.folder(variant), shop.experts(variant)
+        cases[kinds[method.name]] = Timed(folder, method, E, k)
+        cases[f"lru, {variant.name}, {k}"] = Timed(folder, lru, E, k)
+        cases[f"misses, {variant.name}, {k}"] = Timed(folder, lru, max(2, E // 4), k)
+    found = shop.done("steps", lambda: measured_steps(cases, shop.timed_rows))
+    steps, layer_s = {}, found[kinds[lru.name]][0] / shop.layers
+    for method in methods():
+        at = f"{_whole(method.variant).name}, {shop.k_of(method)}"
+        (here_s, _), (step_s, misses) = found[f"lru, {at}"], found[f"misses, {at}"]
+        miss_s = max(0.0, step_s - here_s) / max(misses, 1e-9)
+        steps[method.name] = Steps(found[kinds[method.name]][0], miss_s, layer_s)
+    return steps
+
+
+def _whole(variant: Variant) -> Variant:
+    """The same without pruning, which changes no step whose experts are all there."""
+    return Variant(variant.format, subs=variant.subs)
+
+
+def _kind(shop: Workshop, method: Method) -> str:
+    """What a step's time depends on."""
+    where = _whole(method.variant).name, shop.k_of(method)
+    return ", ".join(map(str, (method.route, method.eviction, *where)))
+
+
+def link_of(shop: Workshop, factor: float, layer_s: float) -> EmulatedLink:
+    """On which a bfloat16 record takes `factor` layers, and the latency."""
+    rate = shop.record_bytes / (factor * layer_s)
+    return EmulatedLink(rate, shop.settings.link_latency_s)
+
+
+def _point(
+    shop: Workshop, method: Method, share: float, steps: Steps, reference
+) -> dict[str, Any] | None:
+    """Fidelity of a method at a budget, and its time over each link."""
+    slots = shop.slots(method, share)
+    if slots is None:
+        return None
+    k = shop.k_of(method)
+    if method.is_plain:
+        found = shop.plain_run(method.variant, k)
+    else:
+        cached = Cached(get_eviction(method.eviction), slots)
+        route = get_route(method.route, **method.options)
+        found = shop.text(method.variant, k).run(route, cached)
+    fidelity = compare(found.forced, reference, shop.settings.seed)
+    trace, block = cut(found.trace, shop.settings.timed_steps), None
+    block = shop.block_bytes(method.variant)
+    tpot_s, moved = {}, 0.0
+    for factor in shop.settings.link_factors:
+        link = link_of(shop, factor, steps.layer_s)
+        tpot_s[f"{factor:g}"], moved = replayed_s(
+            trace, method, slots, block, link, steps
+        )
+    return {
+        "slots": slots,
+        "ratio": fidelity.perplexity_ratio,
+        "interval": list(fidelity.ratio_interval95),
+        "agreement": fidelity.agreement,
+        "tokens": fidelity.tokens,
+        "moved": moved,
+        "moved_bytes": moved * block,
+        "tpot_s": tpot_s,
+    }
+
+
+def _quality(shop: Workshop, variant: Variant, reference) -> dict[str, Any]:
+    """Perplexity ratio and exact match of a checkpoint, resident."""
+    settings = shop.settings
+    found = compare(shop.plain_run(variant, None).forced, reference, settings.seed)
+    asked = questions(settings.questions, settings.seed)
+    engine = shop.text(variant, None).engine
+    return {
+        "ratio": found.perplexity_ratio,
+        "interval": list(found.ratio_interval95),
+        "tokens": found.tokens,
+        "exact_match": exact_match(engine, shop.tokenizer, asked),
+        "questions": len(asked),
+    }
+
+
+def _live(shop: Workshop, point: Point, factor: float, steps) -> Timed:
+    """A case for real time, over the emulated link."""
+    method = point.method
+    link = link_of(shop, factor, steps[method.name].layer_s)
+    folder = shop.variants.folder(method.variant)
+    return Timed(folder, method, point.slots, shop.k_of(method), link)
+
+
+def _file_name(name: str) -> str:
+    """A file for a case, told apart from others that read alike."""
+    words = "".join(c if c.isalnum() else "_" for c in name)[:60]
+    return f"{words}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,0 +1,157 @@
+"""What a step takes: replayed over an emulated link, from steps that were measured."""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.progress import progress
+from moe_edge.engine.layer_programs import LayerPrograms
+from moe_edge.engine.load import load_engine
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.evaluate.likelihood import Forced
+from moe_edge.evaluate.stepwise import score_forced
+from moe_edge.offload.evict_base import get_eviction
+from moe_edge.offload.link import EmulatedLink
+from moe_edge.predict.oracle import Oracle
+from moe_edge.simulate.replay.lookups import chosen_by_step, equal_slots
+from moe_edge.simulate.replay.timed import CostModel, replay_time
+from moe_edge.studies.composition.methods import Method
+from moe_edge.workload.traces import DECODE, PREFILL, Trace
+
+ROUNDS, PROMPT = 8, 32  # runs of a row of tokens, those of it that are a prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """What was measured on this machine.
+
+    Attributes:
+      hit_s: a decode step of a method all of whose experts are in slots.
+      miss_s: what the host does for a miss, besides waiting for the link.
+      layer_s: a layer of the bfloat16 model, whose multiples name links.
+    """
+
+    hit_s: float
+    miss_s: float
+    layer_s: float
+
+
+def options_of(method: Method, slots: int, experts: int, link: EmulatedLink | None):
+    """How an engine runs a method with so many slots a layer."""
+    given = {} if link is None else {"link_bytes_per_s": link.bytes_per_s}
+    if link is not None:
+        given["link_latency_s"] = link.latency_s
+    return OffloadOptions(
+        device_memory=f"{100 * slots / experts:.6f}%",
+        mode="layered",
+        slot_plan="equal",
+        eviction=method.eviction,
+        route=method.route,
+        route_options=dict(method.options),
+        **given,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """What is timed: a method on a checkpoint.
+
+    Attributes:
+      slots: of each layer; k: of a token; link: emulated, None: as fast as the memory.
+    """
+
+    checkpoint: str
+    method: Method
+    slots: int
+    k: int | None
+    link: EmulatedLink | None = None
+
+
+def measured_steps(
+    cases: Mapping[str, Timed], rows: Sequence[Sequence[int]]
+) -> dict[str, tuple[float, float]]:
+    """Seconds of a decode step on real text, and the misses of it, of every case.
+
+    Cases take turns row by row, so that what disturbs a moment disturbs all alike. The
+    first row compiles and warms; of the others the lower quartile.
+    """
+    programs: dict[tuple[str, int | None], LayerPrograms] = {}
+    steps_s: dict[str, list[float]] = {name: [] for name in cases}
+    misses: dict[str, list[float]] = {name: [] for name in cases}
+    with contextlib.ExitStack() as stack:
+        engines = {}
+        for name, case in progress(cases.items(), "engines of methods"):
+            key = case.checkpoint, case.k
+            engine = stack.enter_context(_engine(case, len(rows[0]), programs.get(key)))
+            programs[key] = engine.programs
+            engines[name] = engine
+        for row in progress(rows[: 1 + ROUNDS], "rounds of decode steps timed"):
+            for name, engine in engines.items():
+                engine.reset_records()
+                run = score_forced(engine, [Forced(list(row), PROMPT)])
+                steps_s[name].append(run.decode_s / run.steps)
+                misses[name].append(engine.manager.counters[True].misses / run.steps)
+    return {
+        name: (float(np.quantile(steps_s[name][1:], 0.25)), np.mean(misses[name][1:]))
+        for name in cases
+    }
+
+
+def _engine(case: Timed, capacity: int, programs: LayerPrograms | None):
+    experts = open_checkpoint(case.checkpoint).config.moe.num_experts
+    options = options_of(case.method, case.slots, experts, case.link)
+    room = {"batch": 1, "capacity": capacity, "k": case.k, "with_tokenizer": False}
+    return load_engine(
+        case.checkpoint, offload=options, programs=programs, **room
+    ).engine
+
+
+def cut(trace: Trace, steps: int) -> Trace:
+    """The last steps of a trace, and before them as many that only warm the cache."""
+    last = int(trace.step.max()) + 1
+    first = max(0, last - 2 * steps)
+    kept = trace.step >= first
+    arrays = {
+        field.name: None if (a := getattr(trace, field.name)) is None else a[kept]
+        for field in dataclasses.fields(trace)[2:]
+    }
+    warms = arrays["step"] < last - steps
+    arrays["phase"] = np.where(warms, PREFILL, DECODE).astype(np.int32)
+    return Trace(trace.num_experts, trace.top_k, **arrays)
+
+
+def replayed_s(
+    trace: Trace,
+    method: Method,
+    slots: int,
+    block_bytes: int,
+    link: EmulatedLink,
+    steps: Steps,
+) -> tuple[float, float]:
+    """Seconds a token of a trace made by `cut`, and its misses a token.
+
+    Half of a layer's compute comes before its routing is known.
+    """
+    layers = len(np.unique(trace.layer))
+    each = steps.hit_s / layers / 2
+    given = {}
+    if method.foresight:
+        most = method.foresight * trace.top_k
+        oracle = Oracle(chosen_SLK=chosen_by_step(trace))
+        given = {"predictor": oracle, "prefetch_limit": most}
+        given["horizon"] = min(method.foresight, layers)
+    found = replay_time(
+        trace,
+        get_eviction(method.eviction),
+        equal_slots(trace, slots),
+        CostModel(each, each, block_bytes, link),
+        **given,
+    )
+    count = len(found.step_s)
+    moved = (found.moved.demand.bytes + found.moved.prefetch.bytes) / block_bytes
+    shadow_s = steps.layer_s * layers if method.shadow else 0.0
+    host_s = steps.miss_s * moved / count
+    return found.tpot_s + shadow_s + host_s, moved / count
