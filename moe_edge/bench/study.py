@@ -9,13 +9,23 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.run_folder import RunFolder, documented, unpacked
-from moe_edge.metrics.results import Findings, check_clean, write_entry
+from moe_edge.metrics.frames import Frame, Rows
+from moe_edge.metrics.page import question_of
+from moe_edge.metrics.report import head_of
+from moe_edge.metrics.results import (
+    Findings,
+    Tables,
+    check_clean,
+    write_entry,
+    write_rows,
+)
 from moe_edge.metrics.schema import check_answer
 
 SPREAD = "half range of rounds"
@@ -46,6 +56,11 @@ class Claim:
         return found
 
 
+def nothing_derived(tables: Tables) -> Mapping[str, Any]:
+    """A study whose page shows its rows alone."""
+    return {}
+
+
 def nothing_to_check(settings: Any) -> None:
     """A study whose settings check themselves."""
 
@@ -55,24 +70,34 @@ class Study:
     """A question, and how it is answered.
 
     Attributes:
-      name: of the entry, the gin file and the root in gin.
-      question: what the entry asks.
+      name: of the entry, the gin file, the page's template and the root in gin.
       settings: frozen dataclass of keywords, the committed sizes as defaults; checks
         its fields and holds only what this study reads.
-      measure: runs the study; `later` where its module loads JAX.
+      measure: runs the study, adding rows to the frames; `later` where its module
+        loads JAX.
+      frames: by name, those that it fills. Without: `measure` returns `Findings`.
+      derive: tables of the frames -> numbers that the page names, and its `checks`.
       check: refuses what can be refused before weights are read (for --dry_run).
       inline: it times offloaded engines, and others only beside them: programs run in
         the thread that calls them, as where users load one (`engine/inline.py`).
-      claim: the paper's statement, if there is one.
+      question, claim: of a study that returns `Findings`: what the entry asks, and the
+        paper's statement; otherwise they stand in the template.
     """
 
     name: str
-    question: str
     settings: type
-    measure: Callable[[Any], Findings]
+    measure: Callable[..., Findings | None]
+    frames: Mapping[str, Frame] = dataclasses.field(default_factory=dict)
+    derive: Callable[[Tables], Mapping[str, Any]] = nothing_derived
+    question: str = ""
     check: Callable[[Any], None] = nothing_to_check
     inline: bool = False
     claim: Claim | None = None
+
+    @property
+    def asks(self) -> str:
+        """What the entry asks."""
+        return self.question or question_of(self.name)
 
 
 def run_study(
@@ -120,6 +145,8 @@ def _measured(
 ) -> dict[str, Any]:
     """Measures and writes the entry; returns the summary."""
     out_dir = run.out_dir
+    if study.frames:
+        return _rows_measured(study, settings, run, started_s)
     found = study.measure(settings)
     print(f"{study.question}\n{found.answer}")
     try:
@@ -143,11 +170,36 @@ def _measured(
     return {**summary, "checks": dict(found.checks), **found.summary}
 
 
+def _rows_measured(
+    study: Study, settings: Any, run: RunFolder, started_s: float
+) -> dict[str, Any]:
+    """`_measured` of a study that fills frames."""
+    rows = Rows(study.frames)
+    study.measure(settings, rows)
+    result = write_rows(
+        run.out_dir,
+        study.name,
+        rows,
+        study.derive,
+        config_text=run.config_text(),
+        started_s=started_s,
+        overwrite=run.overwrite,
+    )
+    page = (Path(run.out_dir) / "README.md").read_text(encoding="utf-8")
+    question, answer = head_of(page)
+    print(f"{question}\n{answer}")
+    for check, passed in result["checks"].items():
+        print(f"{check}: {'yes' if passed else 'NO'}")
+    print(f"Results and pictures: {run.out_dir}/README.md")
+    summary = {"name": study.name, "answer": answer, "out_dir": run.out_dir}
+    return {**summary, "checks": result["checks"], "numbers": result["numbers"]}
+
+
 def study_root(study: Study) -> Callable[..., dict[str, Any]]:
     """The study as a root for gin: its settings' fields and those of `run_study`."""
     root = unpacked(settings=study.settings)(functools.partial(run_study, study))
     root.__name__ = root.__qualname__ = study.name
-    root.__doc__ = documented(study.question, study.settings)
+    root.__doc__ = documented(study.asks, study.settings)
     return root
 
 

@@ -21,8 +21,16 @@ from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.evaluate.agreement import Agreement, compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
+from moe_edge.metrics.frames import Estimate, Rows, frame, interval, median
 from moe_edge.metrics.results import interval_metric, metric
 
+TIMING = frame(
+    "policy budget batch",
+    **{"tpot_ms": "ms", "hit_ratio": "1", "moved_mb": "MB"},
+    **dict.fromkeys(("link_ms", "wait_ms", "host_ms"), "ms"),
+    **{"agreement": "1", "perplexity_ratio": "1"},
+)
+LAYER = frame("", layer_ms="ms")  # of a resident decode step
 SAME = "every lossless case gave the resident engine's tokens in every round"
 
 
@@ -65,6 +73,25 @@ class Timed:
     def median(self, measure: str) -> float:
         """Of what is measured in rounds, by its attribute."""
         return float(np.median(getattr(self, measure)))
+
+    def measures(self) -> dict[str, Estimate]:
+        """Medians of the rounds, and the fidelity: measures of `TIMING`."""
+        found = {
+            "tpot_ms": median(self.tpot_s, scale=1e3),
+            "hit_ratio": median(self.hit_ratio),
+            "moved_mb": median(self.step_bytes, scale=1e-6),
+            "link_ms": median(self.link_s, scale=1e3),
+            "wait_ms": median(self.wait_s, scale=1e3),
+            "host_ms": median(self.host_s, scale=1e3),
+        }
+        if (one := self.fidelity) is not None:
+            found["agreement"] = interval(
+                one.agreement, one.agreement_interval95, one.tokens
+            )
+            found["perplexity_ratio"] = interval(
+                one.perplexity_ratio, one.ratio_interval95, one.tokens
+            )
+        return found
 
     def rows(self) -> list[dict]:
         """Metric rows: medians with their spread, and the fidelity."""
@@ -111,6 +138,19 @@ class Timing:
     def checks(self) -> dict[str, bool]:
         exact = (one.is_same for one in self.timed.values() if one.case.is_exact)
         return {SAME: all(map(all, exact)), **self.on_time}
+
+    def tell(self, rows: Rows, model: Mapping, settings: TimedSettings) -> None:
+        """Adds all cases and the resident engine to frames `timing` and `layer`, and
+        what is said of the run."""
+        for one in self.timed.values():
+            rows("timing", *one.case.key, **one.measures())
+        for batch, times_s in self.resident_s.items():
+            tpot_ms = median(times_s, scale=1e3)
+            rows("timing", "resident", "100%", batch, tpot_ms=tpot_ms)
+        rows("layer", layer_ms=1e3 * self.ready.layer_s)
+        rows.checks |= self.checks()
+        workload = self.ready.workload(settings)
+        rows.about |= {"model": model, "workload": workload, "kind": "emulated"}
 
     def rows(self) -> list[dict]:
         """Metric rows of all cases and of the resident engine."""

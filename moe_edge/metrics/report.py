@@ -12,7 +12,13 @@ from typing import Any
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
-from moe_edge.metrics.schema import check_answer, read_result, validate_entry
+from moe_edge.metrics.page import render
+from moe_edge.metrics.schema import (
+    ROWS_VERSION,
+    check_answer,
+    read_result,
+    validate_entry,
+)
 from moe_edge.metrics.tables import tables_of, text_of
 
 PAGE_LINES = 100
@@ -92,8 +98,23 @@ def origin_line(result: Mapping[str, Any]) -> str:
     )
 
 
+def run_lines(result: Mapping[str, Any]) -> list[str]:
+    """The section that says how an entry was made."""
+    lines = ["## How it was run", "", *check_lines(result["checks"])]
+    return [*lines, "```", result["command"], "```", "", origin_line(result), ""]
+
+
+def head_of(page: str) -> tuple[str, str]:
+    """Question and answer of an entry's page, its first two paragraphs."""
+    question, answer = page.split("\n\n", 2)[:2]
+    return question.removeprefix("# "), " ".join(answer.strip("*").split())
+
+
 def entry_page(folder: Path, result: Mapping[str, Any]) -> str:
-    """`entry_readme` with every picture that lies in the folder."""
+    """Of its template, or `entry_readme` with every picture that lies in the folder."""
+    if result["schema_version"] == ROWS_VERSION:
+        text, _ = render(result["study"], result)
+        return "\n".join([text, *run_lines(result)])
     further = sorted({path.name for path in folder.glob("*.png")} - {"plot.png"})
     return entry_readme(result, further)
 
@@ -113,9 +134,7 @@ def entry_readme(result: Mapping[str, Any], further: Sequence[str] = ()) -> str:
     for name in ("plot.png", *further):
         head += [f"![{result['question']}]({name})", ""]
     tail = claim_lines(result["paper_claim"]) if result["paper_claim"] else []
-    tail += ["## How it was run", "", *check_lines(result["checks"])]
-    tail += ["```", result["command"], "```", "", origin_line(result), ""]
-    tail += ["What this does not show:", ""]
+    tail += [*run_lines(result), "What this does not show:", ""]
     why = (result["paper_claim"] or {}).get("why_they_differ")  # stands above
     tail += [f"- {shortened(limit)}" for limit in result["limits"] if limit != why]
     left = PAGE_LINES - len(head) - len(tail)
@@ -147,9 +166,10 @@ def index_text(root: str | Path) -> str:
         machine = result["machine"]
         where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
         name = folder.relative_to(root).as_posix()
+        question, answer = head_of((folder / "README.md").read_text(encoding="utf-8"))
         lines.append(
-            f"| [{name}]({name}/README.md) | {result['question']} | "
-            f"{result['answer']} | {result['kind']} | {where} |"
+            f"| [{name}]({name}/README.md) | {question} | "
+            f"{answer} | {result['kind']} | {where} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -166,7 +186,7 @@ def write_pages(root: str | Path) -> list[str]:
         write_text(folder / "README.md", entry_page(folder, result))
         try:
             validate_entry(folder)
-            check_answer(result["answer"])
+            check_answer(head_of((folder / "README.md").read_text(encoding="utf-8"))[1])
         except ConfigError as error:
             faults.append(f"{folder}: {error}")
     write_text(Path(root) / "README.md", index_text(root))

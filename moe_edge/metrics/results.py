@@ -7,6 +7,7 @@ An entry is a folder: `result.json` (see `schema.py`), `README.md`, `plot.png` a
 import dataclasses
 import hashlib
 import json
+import re
 import shlex
 import sys
 import time
@@ -14,13 +15,25 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.out_folder import write_folder
+from moe_edge.metrics.frames import Rows, plain, tables
 from moe_edge.metrics.machine import REPOSITORY, git_state, machine_info
+from moe_edge.metrics.page import render
 from moe_edge.metrics.report import entry_page
-from moe_edge.metrics.schema import SCHEMA, SCHEMA_VERSION, validate_entry
+from moe_edge.metrics.schema import (
+    ROWS_SCHEMA,
+    ROWS_VERSION,
+    SCHEMA,
+    SCHEMA_VERSION,
+    validate_entry,
+)
 
+ROW = "<row>"  # stands for one while a result is written
 Draw = Callable[[Path], None]  # draws a picture into the given file
+Tables = Mapping[str, pd.DataFrame]  # frames by name
 
 
 def metric(
@@ -141,17 +154,9 @@ def write_entry(
       OutputError: the folder is not empty or cannot be written.
       ConfigError: an entry that does not fit the schema.
     """
-    now_s = time.time()
-    started_s = now_s if started_s is None else started_s
-    values = {
+    values = provenance(config_text, started_s) | {
         "schema_version": SCHEMA_VERSION,
         "question": question,
-        "command": command_line(),
-        "git": git_state(),
-        "config_sha256": hashlib.sha256(config_text.encode("utf-8")).hexdigest(),
-        "started_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_s)),
-        "wall_s": round(now_s - started_s, 3),
-        "machine": machine_info(),
         "paper_claim": paper_claim,
     }
     result = {
@@ -159,15 +164,101 @@ def write_entry(
         for key, kind in SCHEMA.items()
     }
 
-    def save(folder: Path) -> None:
-        (folder / "config.gin").write_bytes(config_text.encode("utf-8"))
-        (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
-        for name, text in found.files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+    def draw(folder: Path) -> None:
         for name, draw in ({"plot.png": found.plot} | dict(found.pictures)).items():
             draw(folder / name)
+
+    _write(out_dir, result, config_text, found.files, draw, overwrite)
+    return Path(out_dir)
+
+
+def write_rows(
+    out_dir: str | Path,
+    study: str,
+    rows: Rows,
+    derive: Callable[[Tables], Mapping[str, Any]],
+    *,
+    config_text: str,
+    started_s: float,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Writes the entry of a study that measured rows; returns its result.json.
+
+    Args:
+      study: its name, by which its page's template is found.
+      derive: frames -> numbers by name, of which `checks` are added to those of `rows`.
+      out_dir, config_text, started_s, overwrite: as in `write_entry`.
+    Raises:
+      OutputError: the folder is not empty or cannot be written.
+      ConfigError: an entry that does not fit the schema.
+    """
+    frames = rows.stored()
+    numbers = plain(derive(tables(frames)))
+    values = DEFAULTS | provenance(config_text, started_s) | rows.about
+    values |= {"schema_version": ROWS_VERSION, "study": study, "frames": frames}
+    values["checks"] = numbers.pop("checks", {}) | rows.checks
+    values["numbers"] = numbers
+    result = {key: kind(values[key]) for key, kind in ROWS_SCHEMA.items()}
+
+    def draw(folder: Path) -> None:
+        render(study, result)[1].draw(folder)
+
+    _write(out_dir, result, config_text, rows.files, draw, overwrite)
+    return result
+
+
+DEFAULTS = {
+    "kind": "measured",
+    "cost_model_source": "measured on this machine",
+    "seeds": [0],
+    "baselines": [],
+}
+
+
+def provenance(config_text: str, started_s: float | None) -> dict[str, Any]:
+    """How, when and on what an entry was made."""
+    now_s = time.time()
+    started_s = now_s if started_s is None else started_s
+    return {
+        "command": command_line(),
+        "git": git_state(),
+        "config_sha256": hashlib.sha256(config_text.encode("utf-8")).hexdigest(),
+        "started_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_s)),
+        "wall_s": round(now_s - started_s, 3),
+        "machine": machine_info(),
+    }
+
+
+def result_text(result: Mapping[str, Any]) -> str:
+    """result.json as it is stored; a row of a frame is a line."""
+    frames = result.get("frames", {})
+    rows = iter([json.dumps(r) for found in frames.values() for r in found["rows"]])
+    marked = {
+        name: found | {"rows": [ROW] * len(found["rows"])}
+        for name, found in frames.items()
+    }
+    kept = dict(result) | ({"frames": marked} if frames else {})
+    text = json.dumps(kept, indent=1)
+    return re.sub(f'"{ROW}"', lambda _: next(rows), text) + "\n"
+
+
+def _write(
+    out_dir: str | Path,
+    result: Mapping[str, Any],
+    config_text: str,
+    files: Mapping[str, str],
+    draw: Draw,
+    overwrite: bool,
+) -> None:
+    """Writes an entry's folder, which is whole or not there."""
+
+    def save(folder: Path) -> None:
+        (folder / "config.gin").write_bytes(config_text.encode("utf-8"))
+        (folder / "result.json").write_text(result_text(result))
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        draw(folder)
         (folder / "README.md").write_text(entry_page(folder, result), encoding="utf-8")
         validate_entry(folder)
 
     write_folder(out_dir, save, overwrite)
-    return Path(out_dir)

@@ -9,6 +9,7 @@ from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.json_reader import read_json
 
 SCHEMA_VERSION = 2  # 1 had no `details`
+ROWS_VERSION = 3  # frames and numbers; what is said of them stands in a template
 ANSWER_WORDS = 40
 KINDS = ("measured", "emulated", "simulated")
 COST_MODELS = ("measured on this machine", "preset")
@@ -35,6 +36,11 @@ SCHEMA = {
     "checks": dict,
     "paper_claim": dict | None,
     "limits": list,
+}
+SAID = {"question", "answer", "details", "metrics", "paper_claim", "limits"}
+ROWS_SCHEMA = {"schema_version": int, "study": str} | {
+    **{key: kind for key, kind in SCHEMA.items() if key not in SAID},
+    **{"numbers": dict, "frames": dict},
 }
 MACHINE_KEYS = {
     *("cpu", "cores", "ram_bytes", "gpu", "driver", "python", "jax", "jaxlib"),
@@ -89,14 +95,16 @@ def _check_fields(path: Path, result: Any) -> None:
         raise ConfigError(f"{path} is no JSON object")
     if result.get("schema_version") == 1:
         result = {"details": [], **result, "schema_version": SCHEMA_VERSION}
-    if set(result) != set(SCHEMA):
-        got = sorted(set(result) ^ set(SCHEMA))
+    version = result.get("schema_version")
+    schema = ROWS_SCHEMA if version == ROWS_VERSION else SCHEMA
+    if set(result) != set(schema):
+        got = sorted(set(result) ^ set(schema))
         raise ConfigError(f"{path}: missing or unknown keys {got}")
-    for key, kind in SCHEMA.items():
+    for key, kind in schema.items():
         if not isinstance(result[key], kind):
             raise ConfigError(f"{path}: {key} is {result[key]!r}, expected {kind}")
-    if result["schema_version"] != SCHEMA_VERSION:
-        raise ConfigError(f"{path}: schema_version {result['schema_version']} unknown")
+    if version not in (SCHEMA_VERSION, ROWS_VERSION):
+        raise ConfigError(f"{path}: schema_version {version} unknown")
     check_known("results kind", result["kind"], KINDS)
     check_known("cost model source", result["cost_model_source"], COST_MODELS)
     missing = MACHINE_KEYS - set(result["machine"])
@@ -104,6 +112,10 @@ def _check_fields(path: Path, result: Any) -> None:
     missing |= {"commit", "dirty"} - set(result["git"])
     if missing:
         raise ConfigError(f"{path}: machine, model or git lack {sorted(missing)}")
+    if version == ROWS_VERSION:
+        if not result["frames"]:
+            raise ConfigError(f"{path}: an entry needs at least one frame with rows")
+        return
     if not result["metrics"] or not result["limits"]:
         raise ConfigError(f"{path}: an entry needs at least one metric and one limit")
     for row in result["metrics"]:

@@ -4,12 +4,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from moe_edge.bench.settings import RULES, StudySettings
-from moe_edge.bench.study import Findings
 from moe_edge.core.checks import check_known, check_positive
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import OF_SEEDS, Estimate, Rows, median
 from moe_edge.papers.coserve.coe.case import CoeWork
 from moe_edge.papers.coserve.coe.machine import Machine
 from moe_edge.papers.coserve.coe.presets import PRESETS, SOURCE, get_preset
@@ -19,17 +16,7 @@ from moe_edge.papers.coserve.workload.coe_tasks import DECAY, RECORD_BYTES, TASK
 
 SAMBA, PAPER, OURS = "samba", "coserve", "affinity"
 SYSTEMS = ("samba", "samba_fifo", "samba_parallel")  # the paper's baselines
-OVER_SYSTEMS = "throughput over Samba-CoE's three systems"
 DISKS = {"one": "", "parallel": ", parallel loads"}  # how places are called
-SPREAD = "half range of seeds"
-REASON = (
-    "Costs of networks and loads are assumed (the paper gives disks and memory only), "
-    "and so are frequencies of components, of detectors, of damages. Compare ratios."
-)
-LIMITS = (
-    "Simulated: no network was computed and no file read. Deciding takes no time.",
-    "Loads do not overlap with the same executor's computing, under any policy.",
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,31 +89,22 @@ class OnMachines(OnTasks):
         }
 
 
-def simulated(settings: OnTasks, *, limits: Sequence[str] = (), **found) -> Findings:
-    """Findings of runs in computed time; `found`: further fields of them."""
-    return Findings(
-        model={
+def tell(rows: Rows, settings: OnTasks, baselines: Sequence[str] = ()) -> None:
+    """What is said of runs in computed time."""
+    rows.about |= {
+        "model": {
             "name": ", ".join(RECORD_BYTES),
             "params": {name: size // 4 for name, size in RECORD_BYTES.items()},
             "weights": "none: sizes only",
         },
-        workload={
-            "comparable": False,
-            "why_not_comparable": REASON,
-            **dataclasses.asdict(settings),
-            "hardware": SOURCE,
-        },
-        limits=[*LIMITS, *limits],
-        kind="simulated",
-        cost_model_source="preset",
-        seeds=settings.all_seeds,
-        **found,
-    )
+        "workload": dataclasses.asdict(settings) | {"hardware": SOURCE},
+        "kind": "simulated",
+        "cost_model_source": "preset",
+        "seeds": settings.all_seeds,
+        "baselines": list(baselines),
+    }
 
 
-def median_row(
-    policy: str, name: str, found: Sequence[float], unit: str
-) -> dict[str, Any]:
-    """A metric: the median over seeds with half their range."""
-    spread = (SPREAD, float(np.ptp(found)) / 2)
-    return metric(policy, name, float(np.median(found)), unit, len(found), spread)
+def of_seeds(found: Sequence[float]) -> Estimate:
+    """The median over seeds."""
+    return median(found, OF_SEEDS)

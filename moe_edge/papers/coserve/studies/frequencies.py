@@ -6,26 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.bench.derived import over, spans
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_known, check_positive
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import Estimate, Rows, frame
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.coserve.coe.presets import get_preset
-from moe_edge.papers.coserve.simulate.coe_case import CoeCase
 from moe_edge.papers.coserve.studies.entry import (
     OURS,
     PAPER,
-    REASON,
     SAMBA,
     OnTasks,
-    median_row,
-    simulated,
+    of_seeds,
+    tell,
 )
 from moe_edge.papers.coserve.workload.coe_tasks import DECAY, task_graph
 
 SHARES = (0.5, 0.9, 0.99)  # of the uses
-ByBound = Mapping[str, Mapping[float, float]]  # machine -> bound of waiting -> measure
-WHY = "The paper gives no frequencies of its components; ours are p_i ~ exp(-i / d)."
+BETWEEN = "every curve is concave, between the linear and the step"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,48 +39,28 @@ class Curves(OnTasks):
     decays: Sequence[float] = (20.0, 26.0, 32.0, 40.0, 50.0)
 
 
-def measure_curves(settings: Curves) -> Findings:
+def measure_curves(settings: Curves, rows: Rows) -> None:
     """Cumulated usage of the experts, most used first."""
-    curves, rows, needed = {}, [], {}
+    rows.checks[BETWEEN] = True
     for decay in settings.decays:
         graph = task_graph(settings.tasks[0], settings.seed, decay)
         uses_E = np.sort(graph.probability_E())[::-1]
         curve_E = np.cumsum(uses_E) / uses_E.sum()
-        name = f"exp(-i/{decay:g})"
-        curves[name] = curve_E
-        counts = [int(np.searchsorted(curve_E, share)) + 1 for share in SHARES]
-        needed[name] = dict(zip(SHARES, counts, strict=True))
-        for share, count in needed[name].items():
-            rows.append(metric(name, f"experts of {share:.0%} of the uses", count, "1"))
-    E = len(next(iter(curves.values())))
-    curves["equal"] = np.arange(1, E + 1) / E
-    curves["one only"] = np.ones(E)
-    usual = needed.get(f"exp(-i/{DECAY:g})", next(iter(needed.values())))
-    said = ", ".join(f"{n} experts {share:.0%}" for share, n in usual.items())
-    between = all(
-        (curves["equal"] <= curve + 1e-9).all() and (np.diff(curve, 2) < 1e-9).all()
-        for curve in curves.values()
-    )
-    return simulated(
-        settings,
-        answer=f"Of {E} experts the most used have a share of the uses: {said}.",
-        metrics=rows,
-        checks={"every curve is concave, between the linear and the step": between},
-        ours={"experts by share of uses": needed},
-        plot=lambda path: draw_panels(
-            path,
-            [
-                Panel(
-                    "Most used experts first",
-                    "share of the uses",
-                    list(range(1, E + 1)),
-                    curves,
-                    x_label="experts",
-                )
-            ],
-            title="Usage of experts (computed)",
-        ),
-    )
+        E, name = len(curve_E), f"exp(-i/{decay:g})"
+        equal_E = np.arange(1, E + 1) / E
+        rows.checks[BETWEEN] &= bool((equal_E <= curve_E + 1e-9).all())
+        rows.checks[BETWEEN] &= bool((np.diff(curve_E, 2) < 1e-9).all())
+        for share in SHARES:
+            count = int(np.searchsorted(curve_E, share)) + 1
+            rows("needed", name, share, decay=decay, all_experts=E, experts=count)
+    tell(rows, settings)
+
+
+def derive_curves(tables: Tables) -> dict[str, Any]:
+    """The curve that stands for the paper's boards."""
+    needed = tables["needed"]
+    usual = needed[needed.decay == DECAY]
+    return {"usual": usual if len(usual) else needed.iloc[: len(SHARES)]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,109 +80,54 @@ class Sensitivity(OnTasks):
     waits_s: Sequence[float] = (2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 
 
-class _Table:
-    """Medians over tasks and seeds, of each measure of (machine, case, policy)."""
-
-    def __init__(self):
-        self.values: dict[tuple[str, str, str], dict[str, list[float]]] = {}
-
-    def add(self, at: tuple[str, str, str], case: CoeCase) -> None:
-        """Serves a case by a policy."""
-        run = case.run(at[2])
-        found = {"throughput": run.throughput_per_s, "switches": run.switches}
-        found["longest wait"] = max(run.wait_s)
-        least = case.distinct(at[2])
-        if at[2] != SAMBA and least:
-            found["switches / least"] = run.switches / least
-        values = self.values.setdefault(at, {})
-        for name, value in found.items():
-            values.setdefault(name, []).append(value)
-
-    def median(self, at: tuple[str, str, str], name: str) -> float:
-        return float(np.median(self.values[at][name]))
-
-    def rows(self) -> list[dict[str, Any]]:
-        units = {"throughput": "requests/s", "longest wait": "s"}
-        return [
-            median_row(
-                policy, f"{name}, {machine}, {case}", values, units.get(name, "1")
-            )
-            for (machine, case, policy), found in self.values.items()
-            for name, values in found.items()
-        ]
-
-
-def measure_sensitivity(settings: Sensitivity) -> Findings:
+def measure_sensitivity(settings: Sensitivity, rows: Rows) -> None:
     """All policies by frequencies, with an empty start, and by the bound of waiting."""
-    table = _Table()
     for machine in settings.machines:
-        _serve(table, settings, machine)
+        sweeps = [
+            *(("decay", at, {"decay": at}) for at in settings.decays),
+            ("empty start", None, {"start_empty": True}),
+            *(("bound of waiting", at, {"max_wait_s": at}) for at in settings.waits_s),
+        ]
+        for sweep, at, options in sweeps:
+            waits = sweep == "bound of waiting"
+            for policy in (OURS,) if waits else settings.policies:
+                found = _serve(settings, machine, policy, options)
+                rows("runs", machine, sweep, at, policy, **found)
         print(f"{machine}: served", flush=True)
-    decays = {
-        machine: {
-            policy: [
-                table.median((machine, _decay(d), policy), "throughput")
-                / table.median((machine, _decay(d), settings.policies[0]), "throughput")
-                for d in settings.decays
-            ]
-            for policy in settings.policies[1:]
-        }
-        for machine in settings.machines
+    tell(rows, settings, [p for p in settings.policies if p not in (PAPER, OURS)])
+
+
+def _serve(
+    settings: Sensitivity, machine: str, policy: str, options: Mapping[str, Any]
+) -> dict[str, Estimate]:
+    """Medians over tasks and seeds together."""
+    found: dict[str, list[float]] = {}
+    for task in settings.tasks:
+        for case in settings.cases(task, machine, get_preset(machine), **options):
+            run, least = case.run(policy), case.distinct(policy)
+            values = {"throughput_per_s": run.throughput_per_s}
+            values |= {"switches": run.switches, "longest_wait_s": max(run.wait_s)}
+            if policy != SAMBA and least:
+                values["over_least"] = run.switches / least
+            for name, value in values.items():
+                found.setdefault(name, []).append(value)
+    return {name: of_seeds(values) for name, values in found.items()}
+
+
+def derive_sensitivity(tables: Tables) -> dict[str, Any]:
+    """Throughput over the first policy's by decay, and what a bound of waiting does."""
+    runs = tables["runs"]
+    by_decay, base = runs[runs.sweep == "decay"], runs.policy.iloc[0]
+    ratios = over(by_decay, "throughput_per_s", base, "machine at")
+    return {
+        "base": base,
+        "ours": OURS,
+        "decays": by_decay["at"].unique(),
+        "over_first": ratios,
+        "spans": spans(ratios, "over", "machine policy"),
+        "by_bound": runs[runs.sweep == "bound of waiting"],
+        "empty": runs[runs.sweep == "empty start"],
     }
-    spans = "; ".join(
-        f"{machine} "
-        + ", ".join(f"{p} {min(r):.2g}-{max(r):.2g}" for p, r in found.items())
-        for machine, found in decays.items()
-    )
-    switches = _by_bound(table, settings, "switches")
-    longest_s = _by_bound(table, settings, "longest wait")
-    ours = {
-        "throughput over first, by decay": decays,
-        "switches by bound of waiting": switches,
-        "longest wait by bound of waiting, s": longest_s,
-        "empty": _empty(table, settings),
-    }
-    low, high = min(settings.decays), max(settings.decays)
-    return simulated(
-        settings,
-        answer=f"Over {settings.policies[0]}, frequencies exp(-i/{low:g}) to "
-        f"exp(-i/{high:g}): {spans} times.",
-        details=[
-            *(
-                f"{machine}, switches of {OURS} by bound of waiting (longest wait): "
-                + ", ".join(
-                    f"{s:g} s {n:.0f} ({longest_s[machine][s]:.3g} s)"
-                    for s, n in found.items()
-                )
-                + "."
-                for machine, found in switches.items()
-            ),
-            *(
-                f"{machine}, starting empty, requests/s: "
-                + ", ".join(f"{p} {v:.3g}" for p, v in found.items())
-                + "."
-                for machine, found in ours["empty"].items()
-            ),
-        ],
-        metrics=table.rows(),
-        baselines=[p for p in settings.policies if p not in (PAPER, OURS)],
-        limits=[
-            "Rows are medians over tasks and seeds together.",
-            "A bound of waiting is kept where requests come no faster than they are "
-            "served. These do, so waits go beyond a short one.",
-        ],
-        ours=ours,
-        plot=lambda path: draw_panels(
-            path,
-            _panels(decays, switches, settings),
-            title="Sensitivity (simulated)",
-        ),
-        summary={
-            "throughput_over_first": decays,
-            "switches_by_bound": switches,
-            "longest_wait_s_by_bound": longest_s,
-        },
-    )
 
 
 def check_policies(settings: Sensitivity) -> None:
@@ -212,101 +135,32 @@ def check_policies(settings: Sensitivity) -> None:
     check_known("policy of the bound of waiting", OURS, settings.policies)
 
 
-def _serve(table: _Table, settings: Sensitivity, machine: str) -> None:
-    built = get_preset(machine)
-    for task in settings.tasks:
-        given = task, machine, built
-        for decay in settings.decays:
-            for case in settings.cases(*given, decay):
-                for policy in settings.policies:
-                    table.add((machine, _decay(decay), policy), case)
-        for case in settings.cases(*given, start_empty=True):
-            for policy in settings.policies:
-                table.add((machine, "empty start", policy), case)
-        for wait_s in settings.waits_s:
-            for case in settings.cases(*given, max_wait_s=wait_s):
-                table.add((machine, f"bound of {wait_s:g} s", OURS), case)
-
-
-def _decay(decay: float) -> str:
-    return f"exp(-i/{decay:g})"
-
-
-def _by_bound(table: _Table, settings: Sensitivity, name: str) -> ByBound:
-    """A measure of ours."""
-    return {
-        machine: {
-            s: table.median((machine, f"bound of {s:g} s", OURS), name)
-            for s in settings.waits_s
-        }
-        for machine in settings.machines
-    }
-
-
-def _empty(table: _Table, settings: Sensitivity) -> dict[str, dict[str, float]]:
-    """Machine -> policy -> throughput."""
-    return {
-        machine: {
-            policy: table.median((machine, "empty start", policy), "throughput")
-            for policy in settings.policies
-        }
-        for machine in settings.machines
-    }
-
-
-def _panels(
-    decays: Mapping[str, Mapping], switches: ByBound, settings: Sensitivity
-) -> list[Panel]:
-    lines = {
-        f"{policy}, {machine}": values
-        for machine, found in decays.items()
-        for policy, values in found.items()
-    }
-    bounds = list(settings.waits_s)
-    counts = {machine: list(found.values()) for machine, found in switches.items()}
-    return [
-        Panel(
-            f"Throughput over {settings.policies[0]}'s",
-            "1",
-            list(settings.decays),
-            lines,
-            x_label="decay of the frequencies, in types",
-        ),
-        Panel(
-            f"Switches of {OURS}",
-            "loads",
-            bounds,
-            counts,
-            x_label="bound of waiting, s",
-            log_x=True,
-        ),
-    ]
-
-
 STUDIES = {
     "coserve_fig11": Study(
         name="coserve_fig11",
-        question="How is the usage of experts distributed (CoServe, figure 11)?",
         settings=Curves,
+        frames={
+            "needed": frame(
+                "frequencies share", decay="types", all_experts="1", experts="1"
+            )
+        },
         measure=measure_curves,
-        claim=Claim(
-            source="CoServe, section 4.4, figure 11",
-            paper={"trend": "the actual curve lies between linear and step"},
-            why=WHY,
-            not_comparable=REASON,
-        ),
+        derive=derive_curves,
     ),
     "coserve_sensitivity": Study(
         name="coserve_sensitivity",
-        question="What do frequencies, an empty start and a bound of waiting change?",
         settings=Sensitivity,
         check=check_policies,
+        frames={
+            "runs": frame(
+                "machine sweep at policy",
+                throughput_per_s="requests/s",
+                switches="1",
+                longest_wait_s="s",
+                over_least="1",
+            )
+        },
         measure=measure_sensitivity,
-        claim=Claim(
-            source="CoServe, section 5.2, figures 13 and 14",
-            paper={"throughput over Samba-CoE": {"numa": "4.5-10.5", "uma": "4.6-12"}},
-            why=WHY,
-            not_comparable=REASON,
-        ),
+        derive=derive_sensitivity,
     ),
 }

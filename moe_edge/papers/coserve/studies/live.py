@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from moe_edge.bench.registry import later
 from moe_edge.bench.settings import RULES, StudySettings
-from moe_edge.bench.study import Claim, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_known, check_positive
+from moe_edge.metrics.frames import Frame, frame
 from moe_edge.papers.coserve.coe.machine import parse_executors
 from moe_edge.papers.coserve.schedule.coe_recipes import RECIPES, chosen_recipes
-from moe_edge.papers.coserve.studies.entry import OURS, OVER_SYSTEMS, PAPER, SAMBA
+from moe_edge.papers.coserve.studies.entry import OURS, PAPER, SAMBA
 from moe_edge.papers.coserve.workload.coe_tasks import DECAY, TASKS
 
 
@@ -87,56 +88,41 @@ class Scheduling(LiveSettings):
     repeats: int = 5
 
 
-WHY = (
-    "A tenth of the times, small networks on a processor, assumed frequencies; what a "
-    "load from host memory costs Samba decides the ratios."
+def _study(name: str, settings: type, functions: str, runs: Frame) -> Study:
+    """A live study, whose functions stand in modules that load JAX."""
+    module, _, what = functions.partition(".")
+    here = f"papers.coserve.studies.{module}"
+    return Study(
+        name=name,
+        settings=settings,
+        frames={"runs": runs},
+        measure=later(f"{here}.measure_{what}"),
+        derive=later(f"{here}.derive_{what}"),
+    )
+
+
+RATIOS = (
+    *("scheduling_ratio", "management_ratio", "switches", "time_over_computed"),
+    *("switches_over_computed", "over_first"),
 )
-REDUCED = "Emulated at a tenth of the times, with other networks and frequencies."
+TASKS_FRAME = frame(
+    "task policy",
+    **{"throughput_per_s": "requests/s", "time_s": "s"} | dict.fromkeys(RATIOS, "1"),
+)
+RATES = dict.fromkeys(("throughput_per_s", "computed_per_s"), "requests/s")
+COSTS = dict.fromkeys(("scheduling_ms", "inference_ms", "ahead_ms"), "ms")
 STUDIES = {
-    "coserve_fig13_live": Study(
-        name="coserve_fig13_live",
-        question="How much faster than Samba-CoE, live (CoServe, figures 13 to 16)?",
-        settings=AllPolicies,
-        measure=later("papers.coserve.studies.live_studies.measure_tasks"),
-        claim=Claim(
-            source="CoServe, sections 5.2 and 5.3, figures 13 to 16",
-            paper={
-                OVER_SYSTEMS: {"numa": "4.5-10.5", "uma": "4.6-12"},
-                "switches, numa, b2": {"samba": 1060, "coserve": 65},
-                "trend": "None < EM < EM+RA < CoServe",
-            },
-            why=WHY,
-            not_comparable=REDUCED,
+    study.name: study
+    for study in (
+        _study("coserve_fig13_live", AllPolicies, "live_studies.tasks", TASKS_FRAME),
+        _study(
+            "coserve_fig17_live",
+            *(Executors, "live_studies.executors", frame("task executors", **RATES)),
         ),
-    ),
-    "coserve_fig17_live": Study(
-        name="coserve_fig17_live",
-        question="How many executors pay, live (CoServe, figure 17)?",
-        settings=Executors,
-        measure=later("papers.coserve.studies.live_studies.measure_executors"),
-        claim=Claim(
-            source="CoServe, section 5.3, figure 17",
-            paper={"best": {"task A": "3 GPU, 1 CPU", "task B": "4 GPU, 1 CPU"}},
-            why="One disk makes loads wait for each other here, so more executors gain "
-            "only where batches take longer than loads. " + WHY,
-            not_comparable=REDUCED,
+        _study(
+            "coserve_fig19",
+            *(Scheduling, "live_scheduling.scheduling"),
+            frame("task policy", gap="1", **COSTS, management="1"),
         ),
-    ),
-    "coserve_fig19": Study(
-        name="coserve_fig19",
-        question="What does scheduling cost (CoServe, figure 19)?",
-        settings=Scheduling,
-        measure=later("papers.coserve.studies.live_scheduling.measure_scheduling"),
-        claim=Claim(
-            source="CoServe, section 5.3, figure 19",
-            paper={
-                "scheduling": "takes less than inference",
-                "gap to inference scheduled in advance": "below 3 %",
-                "management": "at most 0.2 % of the task's time",
-            },
-            why="Networks here take less than a millisecond an image, so the same "
-            "decisions weigh more than beside a ResNet101.",
-            not_comparable=REDUCED,
-        ),
-    ),
+    )
 }

@@ -1,20 +1,20 @@
 """Figure 19 of CoServe, live: what scheduling costs beside inference."""
 
-import numpy as np
+from typing import Any
 
-from moe_edge.bench.rounds import median_metric, median_panel, round_order
-from moe_edge.bench.study import Findings
-from moe_edge.metrics.plots_panels import draw_panels
+from moe_edge.bench.rounds import round_order
+from moe_edge.metrics.frames import Rows, median
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.coserve.coe.results import CoeRun
 from moe_edge.papers.coserve.schedule.recorded import Prescheduled, Recording
 from moe_edge.papers.coserve.studies.live import Scheduling
-from moe_edge.papers.coserve.studies.live_entry import board_folder, live_findings
+from moe_edge.papers.coserve.studies.live_entry import board_folder, tell
 from moe_edge.papers.coserve.studies.live_runs import LiveTask, begin
 
 
-def measure_scheduling(settings: Scheduling) -> Findings:
+def measure_scheduling(settings: Scheduling, rows: Rows) -> None:
     """Runs as usual, and runs whose decisions were made in advance, in turn."""
-    rows, gaps, costs, tasks = [], {}, {}, {}
+    tasks = {}
     for task in settings.tasks:
         with board_folder(settings) as root:
             live = tasks[task] = begin(settings, task, root)
@@ -27,51 +27,22 @@ def measure_scheduling(settings: Scheduling) -> Findings:
                 (before.time_s + after.time_s) / 2 / between.time_s - 1
                 for before, between, after in rounds
             ]
-            gaps[task, policy] = float(np.median(gap))
-            rows.append(median_metric(policy, f"gap to ahead, {task}", gap, "1"))
-            given = {
-                "scheduling": [_scheduling_ms(run) for run in usual],
-                "inference": [_inference_ms(run) for run in usual],
-                "inference, scheduled ahead": [_inference_ms(run) for run in ahead],
-            }
-            costs[task, policy] = given
-            for name, values in given.items():
-                name = f"{name}, a request, {task}"
-                rows.append(median_metric(policy, name, values, "ms"))
-            shares = [run.management_s / run.time_s for run in usual]
-            rows.append(median_metric(policy, f"management, {task}", shares, "1"))
-    medians = {
-        at: {name: float(np.median(values)) for name, values in given.items()}
-        for at, given in costs.items()
-    }
-    share = max(one["scheduling"] / one["inference"] for one in medians.values())
-    x = [", ".join(at) for at in costs]
-    names = list(next(iter(costs.values())))
-    return live_findings(
-        settings,
-        tasks,
-        answer=f"Scheduling takes at most {share:.0%} of inference without loads; runs "
-        f"take {min(gaps.values()):+.1%} to {max(gaps.values()):+.1%} longer than if "
-        "scheduled in advance.",
-        metrics=rows,
-        ours={"gap": {", ".join(at): round(gap, 4) for at, gap in gaps.items()}},
-        limits=[
-            "A run scheduled in advance repeats lanes and batches of the run before it."
-        ],
-        plot=lambda path: draw_panels(
-            path,
-            [
-                median_panel(
-                    "A request",
-                    "ms",
-                    x,
-                    {name: [given[name] for given in costs.values()] for name in names},
-                )
-            ],
-            title="Scheduling and inference",
-        ),
-        summary={"gaps": {", ".join(at): gap for at, gap in gaps.items()}},
-    )
+            rows(
+                "runs",
+                *(task, policy),
+                gap=median(gap),
+                scheduling_ms=median([_scheduling_ms(run) for run in usual]),
+                inference_ms=median([_inference_ms(run) for run in usual]),
+                ahead_ms=median([_inference_ms(run) for run in ahead]),
+                management=median([run.management_s / run.time_s for run in usual]),
+            )
+    tell(rows, settings, tasks)
+
+
+def derive_scheduling(tables: Tables) -> dict[str, Any]:
+    """What scheduling takes beside inference, at most."""
+    runs = tables["runs"]
+    return {"share": (runs.scheduling_ms / runs.inference_ms).max()}
 
 
 def _scheduled_rounds(

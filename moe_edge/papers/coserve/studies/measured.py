@@ -1,12 +1,13 @@
 """CoServe, figures 1, 5, 6 and 12, on this machine: what networks and loads take."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moe_edge.bench.registry import later
 from moe_edge.bench.settings import RULES, StudySettings
-from moe_edge.bench.study import Claim, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_known
+from moe_edge.metrics.frames import Frame, frame
 
 # Network -> side of its images, dtype of its weights, whether it is one of the paper's.
 NETWORKS = {
@@ -41,42 +42,30 @@ class Measured(StudySettings):
     work_dir: str | None = None
 
 
-HARDWARE = "Another processor, without a GPU where the entry says so; other networks."
+def _study(name: str, measure: str, derive: str, more: Mapping[str, Frame]) -> Study:
+    """A study of networks, whose frame `networks` is filled by all."""
+    networks = frame(
+        "network device",
+        **dict.fromkeys(("k_ms", "b_ms", "image_ms"), "ms"),
+        **dict.fromkeys(("r2", "line_miss", "best_batch", "image_experts"), "1"),
+        **dict.fromkeys(("image_bytes", "batch_bytes", "record_bytes"), "bytes"),
+        **dict.fromkeys(("load_disk_ms", "load_host_ms"), "ms"),
+        **dict.fromkeys(("share_disk", "share_host"), "1"),
+    )
+    here = "papers.coserve.studies.measuring"
+    return Study(
+        name=name,
+        settings=Measured,
+        frames={"networks": networks, **more},
+        measure=later(f"{here}.{measure}"),
+        derive=later(f"{here}.{derive}"),
+    )
+
+
+BATCHES = frame("group network device batch", image_ms="ms", memory_bytes="bytes")
 STUDIES = {
-    "coserve_fig1": Study(
-        name="coserve_fig1",
-        question="How much of a request's latency is a switch (CoServe, figure 1)?",
-        settings=Measured,
-        measure=later("papers.coserve.studies.measuring.measure_switches"),
-        claim=Claim(
-            source="CoServe, section 1, figure 1",
-            paper={
-                "share of the switch": {
-                    "SSD to GPU, NUMA and UMA": "over 90 %",
-                    "CPU to GPU, UMA": "over 60 %",
-                }
-            },
-            why="A load here is a read and a copy of one flat record, the paper's "
-            "makes a model of a file. A processor computes longer than a GPU. It is "
-            "measured: the share of an emulated load is what the emulation was told.",
-            not_comparable=HARDWARE,
-        ),
-    ),
-    "coserve_fig5": Study(
-        name="coserve_fig5",
-        question="What time and memory do batches take (CoServe, figures 5, 6, 12)?",
-        settings=Measured,
-        measure=later("papers.coserve.studies.measuring.measure_batches"),
-        claim=Claim(
-            source="CoServe, sections 3.3 and 4.5, figures 5, 6 and 12",
-            paper={
-                "best batch, UMA": {"GPU": 6, "CPU": 5},
-                "memory of an image, ResNet101, NUMA GPU": "1.5 experts",
-                "latency of a batch": "K n + B",
-            },
-            why="A core is busy with one image, so batches save little on a processor; "
-            "a compiled program keeps a layer's values at a time, a framework more.",
-            not_comparable=HARDWARE,
-        ),
+    "coserve_fig1": _study("coserve_fig1", "measure_switches", "derive_switches", {}),
+    "coserve_fig5": _study(
+        "coserve_fig5", "measure_batches", "derive_batches", {"batches": BATCHES}
     ),
 }

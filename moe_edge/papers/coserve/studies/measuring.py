@@ -3,16 +3,16 @@
 import dataclasses
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
-import numpy as np
 
-from moe_edge.bench.study import SPREAD, Findings
+from moe_edge.bench.derived import spans
 from moe_edge.core.heap import keep_heap
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import Rows, median
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.coserve.coe.models import get_network, make_architecture
 from moe_edge.papers.coserve.coe.profiler import (
     Profiled,
@@ -61,7 +61,7 @@ def profile_networks(settings: Measured) -> tuple[CoeGraph, Found]:
                 device, sizes = device_of(kind), _sizes(name, settings)
                 one = profile_architecture(graph, store, of, device, sizes)
                 found[name, kind] = one
-                print(f"{name}, {kind}: {_line(one)}", flush=True)
+                print(f"{name}, {kind}: {one.costs}", flush=True)
     return graph, found
 
 
@@ -73,102 +73,67 @@ def _sizes(name: str, settings: Measured) -> ProfileSizes:
     return ProfileSizes(most_batch=given[0], repeats=given[1])
 
 
-def measure_batches(settings: Measured) -> Findings:
+def measure_batches(settings: Measured, rows: Rows) -> None:
     """Latency and memory by size of batch, and the line through the latencies."""
     graph, found = profile_networks(settings)
-    rows = [row for at, one in found.items() for row in batch_rows(at, one)]
-    worst = max(abs(line_error(one)) for one in found.values())
-    best = {_name(at): one.costs.max_batch for at, one in found.items()}
-    share = {
-        _name(at): memory_line(one)[0] / one.costs.record_bytes
-        for at, one in found.items()
+    for (network, kind), one in found.items():
+        costs, (item_bytes, batch_bytes) = one.costs, memory_line(one)
+        group = "the paper's sizes" if NETWORKS[network][2] else "networks of boards"
+        for n, times_s in one.times_s.items():
+            image_ms, memory = median(times_s, scale=1e3 / n), one.bytes[n]
+            at = group, network, kind, n
+            rows("batches", *at, image_ms=image_ms, memory_bytes=memory)
+        rows(
+            "networks",
+            *(network, kind),
+            **_line(one),
+            line_miss=line_error(one),
+            best_batch=costs.max_batch,
+            image_bytes=item_bytes,
+            batch_bytes=batch_bytes,
+            image_experts=item_bytes / costs.record_bytes,
+        )
+    _tell(rows, settings, graph, found)
+
+
+def derive_batches(tables: Tables) -> dict[str, Any]:
+    """Spans over the networks."""
+    networks = tables["networks"]
+    return {
+        "least_r2": networks.r2.min(),
+        "largest_miss": networks.line_miss.abs().max(),
+        "best": [networks.best_batch.min(), networks.best_batch.max()],
+        "memory": [networks.image_experts.min(), networks.image_experts.max()],
     }
-    r2 = [one.costs.r2 for one in found.values()]
-    return _findings(
-        settings,
-        graph,
-        found,
-        answer=f"K n + B describes batches with r2 of {min(r2):.3f} or more; up to "
-        f"{min(best.values())} to {max(best.values())} images pay, and each takes the "
-        f"memory of {min(share.values()):.2g} to {max(share.values()):.2g} experts.",
-        details=[f"{_name(at)}: {_line(one)}." for at, one in found.items()],
-        metrics=rows,
-        ours={
-            "best batch": best,
-            "memory of an image, in experts": {
-                k: round(v, 3) for k, v in share.items()
-            },
-            "largest miss of the line": round(worst, 3),
-        },
-        plot=lambda path: draw_panels(
-            path, _batch_panels(found), title="Batches (measured)", columns=3
-        ),
-        summary={"best_batch": best, "line_error": worst},
-    )
 
 
-def measure_switches(settings: Measured) -> Findings:
+def measure_switches(settings: Measured, rows: Rows) -> None:
     """Share of a load in the latency of one request."""
     graph, found = profile_networks(settings)
-    rows, shares = [], {"disk": {}, "host": {}}
     for at, one in found.items():
         run_s = statistics.median(one.times_s[1])
-        rows.append(metric(_name(at), "one image", 1e3 * run_s, "ms"))
-        for tier, load_s in one.costs.load_s.items():
-            share = load_s / (load_s + run_s)
-            shares[tier][_name(at)] = share
-            rows.append(metric(_name(at), f"load, {tier}", 1e3 * load_s, "ms"))
-            rows.append(metric(_name(at), f"share of the load, {tier}", share, "1"))
-    said = "; ".join(
-        f"from {tier} {min(one.values()):.0%} to {max(one.values()):.0%}"
-        for tier, one in shares.items()
-    )
-    names = list(shares["disk"])
-    return _findings(
-        settings,
-        graph,
-        found,
-        answer=f"A load's share of the latency of one image: {said}.",
-        details=[f"{_name(at)}: {_line(one)}." for at, one in found.items()],
-        metrics=rows,
-        ours={"share of the switch": shares},
-        plot=lambda path: draw_panels(
-            path,
-            [
-                Panel(
-                    "Share of the load in a request's latency",
-                    "1",
-                    names,
-                    {tier: [one[n] for n in names] for tier, one in shares.items()},
-                )
-            ],
-            title="Switches (measured)",
-        ),
-        summary={"shares": shares},
-    )
+        shares = {
+            f"share_{tier}": load_s / (load_s + run_s)
+            for tier, load_s in one.costs.load_s.items()
+        }
+        rows("networks", *at, image_ms=1e3 * run_s, **_line(one), **shares)
+    _tell(rows, settings, graph, found)
 
 
-def batch_rows(at: tuple[str, str], one: Profiled) -> list[dict]:
-    """Metric rows of a network on a device."""
-    name, costs = _name(at), one.costs
-    rows = []
-    for n, found in one.times_s.items():
-        spread = SPREAD, 1e3 * float(np.ptp(found)) / 2 / n
-        value = 1e3 * statistics.median(found) / n
-        rows.append(
-            metric(name, f"an image, batch {n}", value, "ms", len(found), spread)
-        )
-        rows.append(metric(name, f"memory, batch {n}", one.bytes[n], "bytes"))
-    return [
-        *rows,
-        metric(name, "K", 1e3 * costs.k_s, "ms"),
-        metric(name, "B", 1e3 * costs.b_s, "ms"),
-        metric(name, "r2", costs.r2, "1"),
-        metric(name, "largest miss of the line", line_error(one), "1"),
-        metric(name, "best batch", costs.max_batch, "1"),
-        metric(name, "memory of one image more", memory_line(one)[0], "bytes"),
-        metric(name, "memory of any batch", memory_line(one)[1], "bytes"),
-    ]
+def derive_switches(tables: Tables) -> dict[str, Any]:
+    """Spans over the networks, and the shares by tier."""
+    tiers = {"share_disk": "disk", "share_host": "host"}
+    networks = tables["networks"].rename(columns=tiers)
+    share = networks.melt(["network"], tiers.values(), "tier", "share")
+    return {"share": share, "spans": spans(share, "share", "tier")}
+
+
+def _line(one: Profiled) -> dict[str, float]:
+    """The line through the latencies of batches, and loads."""
+    costs = one.costs
+    found = {"k_ms": 1e3 * costs.k_s, "b_ms": 1e3 * costs.b_s, "r2": costs.r2}
+    found["record_bytes"] = costs.record_bytes
+    return found | {f"load_{tier}_ms": 1e3 * s for tier, s in costs.load_s.items()}
 
 
 def memory_line(one: Profiled) -> tuple[float, float]:
@@ -191,71 +156,14 @@ def line_error(one: Profiled) -> float:
     return max(misses, key=abs)
 
 
-def _batch_panels(found: Found) -> list[Panel]:
-    """Time, memory and lines, of the small networks and of the large ones."""
-    panels = []
-    for large in (False, True):
-        group = {at: one for at, one in found.items() if NETWORKS[at[0]][2] == large}
-        if not group:
-            continue
-        x = list(next(iter(group.values())).times_s)
-        label = "the paper's sizes" if large else "networks of boards"
-        each, whole, memory = {}, {}, {}
-        for at, one in group.items():
-            times_ms = [1e3 * statistics.median(one.times_s[n]) for n in x]
-            each[_name(at)] = [ms / n for ms, n in zip(times_ms, x, strict=True)]
-            whole[_name(at)] = times_ms
-            costs = one.costs
-            whole[f"{_name(at)}, line"] = [1e3 * (costs.k_s * n + costs.b_s) for n in x]
-            memory[_name(at)] = [one.bytes[n] / costs.record_bytes for n in x]
-        of = {"x_label": "images of a batch"}
-        panels += [
-            Panel(f"{label}: an image", "ms", x, each, **of),
-            Panel(f"{label}: a batch", "ms", x, whole, **of),
-            Panel(f"{label}: memory of a batch", "experts", x, memory, **of),
-        ]
-    return panels
-
-
-def _findings(settings: Measured, graph: CoeGraph, found: Found, **more) -> Findings:
+def _tell(rows: Rows, settings: Measured, graph: CoeGraph, found: Found) -> None:
     notes = sorted({note for one in found.values() for note in one.notes.values()})
     params = {
         name: sum(t.size for t in get_network(one).tensors)
         for name, one in graph.architectures.items()
     }
-    return Findings(
-        model={"name": ", ".join(params), "params": params, "weights": "random"},
-        workload=dataclasses.asdict(settings) | {"work_dir": None, "sources": notes},
-        limits=[
-            "One machine; other programs may have shared it. Images are random numbers "
-            f"of {_sides(settings.networks)} pixels; the paper does not say its sizes.",
-            "Memory of a batch is what its program says, beside the weights; on a "
-            "processor it may hold a copy of these. Batches are powers "
-            "of two.",
-            "A load from disk reads a file that the system was asked to forget; below "
-            "a virtual machine a cache may still hold it. A processor computes with "
-            "what its host tier holds, so that load copies nothing.",
-        ],
-        seeds=[0],
-        **more,
-    )
-
-
-def _sides(networks: Sequence[str]) -> str:
-    return ", ".join(f"{NETWORKS[n][0]} x {NETWORKS[n][0]} ({n})" for n in networks)
-
-
-def _name(at: tuple[str, str]) -> str:
-    return ", ".join(at)
-
-
-def _line(one: Profiled) -> str:
-    costs = one.costs
-    load_ms = {tier: 1e3 * s for tier, s in costs.load_s.items()}
-    item, fixed = (n / 1e6 for n in memory_line(one))
-    return (
-        f"{1e3 * costs.k_s:.3g} n + {1e3 * costs.b_s:.3g} ms (r2 {costs.r2:.4f}), up "
-        f"to {costs.max_batch} pay; {item:.3g} n + {fixed:.3g} MB; loads of "
-        f"{costs.record_bytes / 1e6:.3g} MB {load_ms['disk']:.3g} ms from disk, "
-        f"{load_ms['host']:.3g} from memory"
-    )
+    told = {"work_dir": None, "sources": notes}
+    rows.about |= {
+        "model": {"name": ", ".join(params), "params": params, "weights": "random"},
+        "workload": dataclasses.asdict(settings) | told,
+    }

@@ -6,26 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.bench.study import Claim, Findings, Study
-from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.bench.study import Study
+from moe_edge.metrics.frames import Rows, frame
+from moe_edge.metrics.results import Tables
+from moe_edge.papers.coserve.coe.results import CoeRun
 from moe_edge.papers.coserve.schedule.coe_recipes import RECIPES
-from moe_edge.papers.coserve.simulate.coe_case import CoeCase
 from moe_edge.papers.coserve.studies.entry import (
     OURS,
-    OVER_SYSTEMS,
     PAPER,
-    REASON,
     SYSTEMS,
     OnMachines,
-    median_row,
-    simulated,
+    of_seeds,
+    tell,
 )
 
 BOUND = "no fewer loads in any order"
-TIER = (
-    "Samba's tier holds what left its pool, in one place only, and what it hands back "
-    "costs a third of a load from the disk (NUMA): ratios to it follow that number."
-)
+EQUAL = "every policy gave each request the same experts"
+LEAST = "no policy on all executors loaded less than the bound"
+ALL_SYSTEMS = "Samba-CoE's three systems"  # as the paper counts its ratios
+UNITS = {"throughput_per_s": "requests/s", "switches": "1", "over_least": "1"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,182 +48,79 @@ class Ablation(Simulated):
     policies: Sequence[str] = ("none", "em", "em_ra", "coserve", "affinity")
 
 
-class Runs:
-    """Throughput and switches of every (place, task, policy), by seed.
-
-    A place is a machine with one disk, or with parallel loads.
-
-    Attributes:
-      throughput, switches: (place, task, policy) -> one number a seed.
-      over: (place, task, policy on all executors) -> switches over those that its
-        start makes necessary.
-      equal: whether every policy gave each request the same chain of experts.
-    """
-
-    def __init__(self, settings: Simulated):
-        self.throughput: dict[tuple[str, str, str], list[float]] = {}
-        self.switches: dict[tuple[str, str, str], list[int]] = {}
-        self.over: dict[tuple[str, str, str], list[float]] = {}
-        self.equal = True
-        for place, (machine, built) in settings.places().items():
-            for task in settings.tasks:
-                for case in settings.cases(task, machine, built):
-                    self._serve(case, place, task, settings.policies)
-                self._tell(place, task, settings.policies)
-
-    def _serve(
-        self, case: CoeCase, place: str, task: str, policies: Sequence[str]
-    ) -> None:
-        chains = None
-        for policy in policies:
-            run, key = case.run(policy), (place, task, policy)
-            self.throughput.setdefault(key, []).append(run.throughput_per_s)
-            self.switches.setdefault(key, []).append(run.switches)
-            if not RECIPES[policy].one_lane:
-                over = run.switches / case.distinct(policy)
-                self.over.setdefault(key, []).append(over)
-            self.equal &= chains in (None, run.chains)
-            chains = run.chains
-        self.switches.setdefault((place, task, BOUND), []).append(case.distinct())
-
-    def _tell(self, place: str, task: str, policies: Sequence[str]) -> None:
-        found = [
-            f"{p} {np.median(self.throughput[place, task, p]):.3g}" for p in policies
-        ]
-        print(f"{place}, {task}: requests/s: {', '.join(found)}", flush=True)
-
-    def ratios(self, place: str, policy: str, to: str) -> list[float]:
-        """Throughput over another policy's, a median over seeds each task."""
-        return [
-            float(np.median(np.divide(found, self.throughput[place, task, to])))
-            for (where, task, name), found in self.throughput.items()
-            if (where, name) == (place, policy)
-        ]
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """Medians over seeds."""
-        rows = []
-        for (place, task, policy), found in self.throughput.items():
-            name = f"throughput, {place}, {task}"
-            rows.append(median_row(policy, name, found, "requests/s"))
-        for (place, task, policy), found in self.switches.items():
-            rows.append(median_row(policy, f"switches, {place}, {task}", found, "1"))
-        for (place, task, policy), found in self.over.items():
-            name = f"switches / least, {place}, {task}"
-            rows.append(median_row(policy, name, found, "1"))
-        return rows
-
-
-def measure(settings: Simulated) -> Findings:
+def measure(settings: Simulated, rows: Rows) -> None:
     """All policies on all tasks, machines and disks."""
-    runs, base = Runs(settings), settings.policies[0]
-    spans = {
-        place: {
-            policy: _span(runs.ratios(place, policy, base))
-            for policy in settings.policies
-            if policy != base
-        }
-        for place in settings.places()
-    }
-    over_systems = {
-        place: _span([r for to in SYSTEMS for r in runs.ratios(place, PAPER, to)])
-        for place in (spans if {PAPER, *SYSTEMS} <= {*settings.policies} else ())
-    }
-    shown = [p for p in (PAPER, OURS) if p in settings.policies and p != base]
-    answer = "; ".join(
-        f"{place}: " + ", ".join(f"{policy} {spans[place][policy]}" for policy in shown)
-        for place in spans
-    )
-    return simulated(
-        settings,
-        answer=f"Times {base}'s throughput, over the tasks: {answer}.",
-        details=[
-            f"{place}, throughput over {base}'s: "
-            + ", ".join(f"{policy} {span}" for policy, span in found.items())
-            + "."
-            for place, found in spans.items()
-        ]
-        + [
-            f"{place}, {PAPER}'s {OVER_SYSTEMS} (as the paper counts): {span}."
-            for place, span in over_systems.items()
-        ],
-        metrics=runs.metrics(),
-        limits=[TIER],
-        baselines=[p for p in settings.policies if p not in (PAPER, OURS)],
-        checks={
-            "every policy gave each request the same experts": runs.equal,
-            "no policy on all executors loaded less than the bound": all(
-                over >= 1 for found in runs.over.values() for over in found
-            ),
+    rows.checks |= {EQUAL: True, LEAST: True}
+    base, policies = settings.policies[0], settings.policies
+    for place, (machine, built) in settings.places().items():
+        times: dict[str, list[list[float]]] = {}  # policy -> by task, a seed each
+        for task in settings.tasks:
+            cases = list(settings.cases(task, machine, built))
+            runs = {p: [case.run(p) for case in cases] for p in policies}
+            _check(rows, runs)
+            for policy, found in runs.items():
+                rate = [run.throughput_per_s for run in found]
+                times.setdefault(policy, []).append(rate)
+                values = {"throughput_per_s": of_seeds(rate)}
+                values["switches"] = of_seeds([run.switches for run in found])
+                if not RECIPES[policy].one_lane:
+                    pairs = zip(found, cases, strict=True)
+                    least = [
+                        run.switches / case.distinct(policy) for run, case in pairs
+                    ]
+                    values["over_least"] = of_seeds(least)
+                    rows.checks[LEAST] &= bool(min(least) >= 1)
+                rows("runs", place, task, policy, **values)
+            bound = of_seeds([case.distinct() for case in cases])
+            rows("runs", place, task, BOUND, switches=bound)
+            print(f"{place}, {task}: served", flush=True)
+        for policy in (p for p in policies if p != base):
+            rows("over", place, policy, base, **_span(times, policy, [base]))
+        if {PAPER, *SYSTEMS} <= {*policies}:
+            rows("over", place, PAPER, ALL_SYSTEMS, **_span(times, PAPER, SYSTEMS))
+    tell(rows, settings, [p for p in policies if p not in (PAPER, OURS)])
+
+
+def _check(rows: Rows, runs: Mapping[str, Sequence[CoeRun]]) -> None:
+    """Whether all policies gave each request of a seed the same chain of experts."""
+    for of_seed in zip(*runs.values(), strict=True):
+        rows.checks[EQUAL] &= all(run.chains == of_seed[0].chains for run in of_seed)
+
+
+def _span(
+    times: Mapping[str, Sequence], policy: str, others: Sequence[str]
+) -> dict[str, float]:
+    """The least and the largest throughput over others', over tasks; medians over
+    seeds."""
+    ratios = [
+        float(np.median(np.divide(mine, its)))
+        for other in others
+        for mine, its in zip(times[policy], times[other], strict=True)
+    ]
+    return {"low": min(ratios), "high": max(ratios)}
+
+
+def derive(tables: Tables) -> dict[str, Any]:
+    """The policies that the answer names."""
+    over = tables["over"]
+    shown = over[over.policy.isin((PAPER, OURS)) & (over.base != ALL_SYSTEMS)]
+    return {"shown": shown, "base": over.base.iloc[0], "places": over.place.unique()}
+
+
+def _study(name: str, settings: type) -> Study:
+    return Study(
+        name=name,
+        settings=settings,
+        frames={
+            "runs": frame("place task policy", **UNITS),
+            "over": frame("place policy base", low="1", high="1"),
         },
-        ours={OVER_SYSTEMS: over_systems, "throughput": spans},
-        plot=lambda path: draw_panels(
-            path, panels(runs, settings), title="CoServe's tasks (simulated)"
-        ),
-        summary={"throughput_over_first": spans},
+        measure=measure,
+        derive=derive,
     )
 
 
-def panels(runs: Runs, settings: Simulated) -> list[Panel]:
-    """Throughput and switches of each place."""
-
-    def series(values: Mapping, place: str, names: Sequence[str]) -> dict:
-        return {
-            name: [np.median(values[place, task, name]) for task in settings.tasks]
-            for name in names
-        }
-
-    found = []
-    for place in settings.places():
-        tasks, names = list(settings.tasks), settings.policies
-        rates = series(runs.throughput, place, names)
-        counts = series(runs.switches, place, [*names, BOUND])
-        found.append(Panel(f"{place}: throughput", "requests/s", tasks, rates))
-        found.append(Panel(f"{place}: switches", "loads", tasks, counts, log=True))
-    return found
-
-
-def _span(values: Sequence[float]) -> str:
-    """The least and the largest, such as `3.7-4.7` or `3.7-12.4`."""
-    low, high = (
-        f"{value:.{2 if value < 10 else 3}g}" for value in (min(values), max(values))
-    )
-    return low if low == high else f"{low}-{high}"
-
-
-WHY = (
-    "The ratios follow what a load from host memory costs Samba, how often components "
-    "occur, and what batches leave for experts; none of it is in the paper. What 4.6 "
-    "to 12 on UMA would need: entry coserve_uma."
-)
 STUDIES = {
-    "coserve_fig13": Study(
-        name="coserve_fig13",
-        question="How much faster than Samba-CoE, with how many switches (CoServe, "
-        "figures 13 and 14)?",
-        settings=Simulated,
-        measure=measure,
-        claim=Claim(
-            source="CoServe, section 5.2, figures 13 and 14",
-            paper={
-                OVER_SYSTEMS: {"numa": "4.5-10.5", "uma": "4.6-12"},
-                "switches, numa, b2": {"samba": 1060, "coserve": 65},
-                "switches, uma, b1": {"samba": 293, "coserve": 63},
-            },
-            why=WHY,
-            not_comparable=REASON,
-        ),
-    ),
-    "coserve_fig15": Study(
-        name="coserve_fig15",
-        question="What does each part of CoServe give (figures 15 and 16)?",
-        settings=Ablation,
-        measure=measure,
-        claim=Claim(
-            source="CoServe, section 5.3, figures 15 and 16",
-            paper={"trend": "None < EM < EM+RA < CoServe; switches fall as it rises"},
-            why="The figures have no numbers in their text. " + WHY,
-            not_comparable=REASON,
-        ),
-    ),
+    "coserve_fig13": _study("coserve_fig13", Simulated),
+    "coserve_fig15": _study("coserve_fig15", Ablation),
 }

@@ -1,24 +1,20 @@
 """CoServe, figures 17 and 18 in computed time: how many executors, how many experts."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.bench.derived import best
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import CapacityError
-from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.metrics.frames import Rows, frame
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.coserve.coe.machine import Machine, parse_executors
 from moe_edge.papers.coserve.coe.trial import TrialOptions, slide_window, with_executors
 from moe_edge.papers.coserve.memory.coserve_memory import Window
-from moe_edge.papers.coserve.studies.entry import (
-    PAPER,
-    REASON,
-    OnMachines,
-    median_row,
-    simulated,
-)
+from moe_edge.papers.coserve.studies.entry import PAPER, OnMachines, of_seeds, tell
 from moe_edge.papers.coserve.workload.coe_tasks import CLASSIFIER, RECORD_BYTES
 
 # An image of a batch needs 1.5 experts (section 3.3).
@@ -68,44 +64,22 @@ def with_(machine: Machine, text: str) -> Machine:
     return with_executors(machine, parse_executors(text))
 
 
-def measure_executors(settings: Executors) -> Findings:
+def measure_executors(settings: Executors, rows: Rows) -> None:
     """CoServe with every number of executors."""
-    rows, best, panels = [], {}, []
-    for name, (preset, machine) in settings.places().items():
-        values: dict[str, list[float]] = {}
+    for place, (preset, machine) in settings.places().items():
         for task in settings.tasks:
             for text in settings.executors:
                 cases = settings.cases(task, preset, with_(machine, text))
-                found = [case.run(PAPER).throughput_per_s for case in cases]
-                rows.append(
-                    median_row(text, f"throughput, {name}, {task}", found, "requests/s")
-                )
-                values.setdefault(text, []).append(float(np.median(found)))
-            most = max(settings.executors, key=lambda text: values[text][-1])
-            best.setdefault(name, {})[task] = most
-            print(f"{name}, {task}: best with {most}", flush=True)
-        title = f"{name}, coserve"
-        panels.append(Panel(title, "requests/s", list(settings.tasks), values))
-    said = "; ".join(
-        f"{name}: " + ", ".join(sorted(set(found.values())))
-        for name, found in best.items()
-    )
-    return simulated(
-        settings,
-        answer=f"CoServe's throughput is highest with {said} (by task).",
-        details=[
-            f"{name}: " + ", ".join(f"{task} {text}" for task, text in found.items())
-            for name, found in best.items()
-        ],
-        metrics=rows,
-        ours={"best": best},
-        limits=[
-            "Memory of a kind without executors stays unused (NUMA) or goes to the "
-            "others (UMA). Each executor computes at the processor's full speed."
-        ],
-        plot=lambda path: draw_panels(path, panels, title="Executors (simulated)"),
-        summary={"best": best},
-    )
+                found = of_seeds([case.run(PAPER).throughput_per_s for case in cases])
+                rows("runs", place, task, text, throughput_per_s=found)
+            print(f"{place}, {task}: served", flush=True)
+    tell(rows, settings)
+
+
+def derive_executors(tables: Tables) -> dict[str, Any]:
+    """The best number of executors of each task."""
+    found = best(tables["runs"], "throughput_per_s", "place task")
+    return {"best": found[["place", "task", "executors"]]}
 
 
 def with_images(machine: Machine) -> Machine:
@@ -117,47 +91,26 @@ def with_images(machine: Machine) -> Machine:
     return dataclasses.replace(machine, devices={**machine.devices, "gpu": gpu})
 
 
-def measure_memory(settings: Memory) -> Findings:
+def measure_memory(settings: Memory, rows: Rows) -> None:
     """Throughput at the ends of the windows, task by task, as the first seed slides."""
-    rows, windows = [], {}
     for place, (preset, machine) in settings.places().items():
         for task in settings.tasks:
             by_number, window = slide(settings, task, preset, with_images(machine))
-            where = f"{place}, {task}"
-            windows[where] = _told(window)
+            ends = {"low": window.low, "high": window.high, "chosen": window.chosen}
+            rows("windows", place, task, **ends)
             for experts, found in by_number.items():
-                name = f"throughput, {experts} experts"
-                rows.append(median_row(where, name, found, "requests/s"))
-            print(f"{where}: {windows[where]}", flush=True)
-    spans = {where: f"{one['low']}-{one['high']}" for where, one in windows.items()}
-    said = "; ".join(f"{where} {span}" for where, span in spans.items())
-    by_place = "; ".join(
-        f"{place} {_span([windows[f'{place}, {task}'] for task in settings.tasks])}"
-        for place in settings.places()
-    )
-    return simulated(
-        settings,
-        answer="The window stops at these numbers of experts in GPU memory, over the "
-        f"tasks: {by_place}.",
-        details=[f"By task: {said}."],
-        metrics=rows,
-        ours={"windows": spans},
-        limits=[
-            "An image of a batch takes the memory of 1.5 experts, as the paper says of "
-            "its GPU; batches end at 8 images or where memory does."
-        ],
-        plot=lambda path: draw_panels(
-            path,
-            [_window_panel(settings, place, windows) for place in settings.places()],
-            title="Memory (simulated)",
-        ),
-        summary={"windows": windows},
-    )
+                rate = of_seeds(found)
+                rows("runs", place, task, experts, throughput_per_s=rate)
+            print(f"{place}, {task}: {ends}", flush=True)
+    tell(rows, settings)
 
 
-def _span(windows: Sequence[Mapping[str, int]]) -> str:
-    """The least and the largest number of experts that windows stop at."""
-    return f"{min(w['low'] for w in windows)}-{max(w['high'] for w in windows)}"
+def derive_memory(tables: Tables) -> dict[str, Any]:
+    """The least and the largest number of experts that windows stop at, by place."""
+    by_place = tables["windows"].groupby("place", sort=False)
+    return {
+        "spans": by_place.agg(low=("low", "min"), high=("high", "max")).reset_index()
+    }
 
 
 def slide(
@@ -184,56 +137,23 @@ def slide(
     return dict(zip(tried, found, strict=True)), window
 
 
-def _window_panel(
-    settings: Memory, place: str, windows: Mapping[str, dict[str, Any]]
-) -> Panel:
-    """Throughput over experts of every task on a machine."""
-    tried = {
-        task: dict(windows[f"{place}, {task}"]["tried"]) for task in settings.tasks
-    }
-    ends = sorted({n for one in tried.values() for n in one})
-    series = {task: [one.get(n, np.nan) for n in ends] for task, one in tried.items()}
-    return Panel(place, "requests/s", ends, series, x_label="experts in GPU memory")
-
-
-def _told(window: Window) -> dict[str, Any]:
-    """A window for JSON."""
-    tried = [(n, round(value, 3)) for n, value in window.tried]
-    told = {"low": window.low, "high": window.high, "chosen": window.chosen}
-    return told | {"ends": [n for n, _ in tried], "tried": tried}
-
-
 STUDIES = {
     "coserve_fig17": Study(
         name="coserve_fig17",
-        question="How many executors pay (CoServe, figure 17)?",
         settings=Executors,
         check=check_executors,
+        frames={"runs": frame("place task executors", throughput_per_s="requests/s")},
         measure=measure_executors,
-        claim=Claim(
-            source="CoServe, section 5.3, figure 17",
-            paper={"best": {"task A": "3 GPU, 1 CPU", "task B": "4 GPU, 1 CPU"}},
-            why="Executors of one GPU share it in the paper; here each has its own "
-            "speed, so more of them lose only by smaller pools and batches' memory. "
-            "On NUMA with parallel loads the best choice (4 GPU, 1 CPU) is the paper's "
-            "for task B; with one disk loads wait for each other, and fewer executors "
-            "are better.",
-            not_comparable=REASON,
-        ),
+        derive=derive_executors,
     ),
     "coserve_fig18": Study(
         name="coserve_fig18",
-        question="Where does the decaying window stop (CoServe, figure 18)?",
         settings=Memory,
+        frames={
+            "runs": frame("place task experts", throughput_per_s="requests/s"),
+            "windows": frame("place task", low="1", high="1", chosen="1"),
+        },
         measure=measure_memory,
-        claim=Claim(
-            source="CoServe, section 5.3, figure 18",
-            paper={"windows": {"task A": "28-39 (35 taken)", "task B": "31-42 (34)"}},
-            why="What a batch saves follows from the assumed K and B; the paper's "
-            "windows for A are ours with start 15, those for B are not. On NUMA with "
-            "parallel loads task A stops where the paper's does and B one step later; "
-            "with one disk both stop later.",
-            not_comparable=REASON,
-        ),
+        derive=derive_memory,
     ),
 }

@@ -19,43 +19,29 @@ the device too, so it is kept apart: each step from `base` changes one thing onl
 """
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from moe_edge.bench.cases import (
-    AHEAD_LIMIT,
-    INLINE_LIMIT,
-    LIMITS,
-    Case,
-    count_history,
-    linked,
-    past_sequences,
-)
+from moe_edge.bench.cases import Case, count_history, linked, past_sequences
+from moe_edge.bench.derived import changes
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import check_inputs
-from moe_edge.bench.rounds import median_metric, median_panel
-from moe_edge.bench.study import Claim, Findings, Study, mean_change
-from moe_edge.bench.timed_cases import TimedSettings, Timing, run_cases
+from moe_edge.bench.study import Study
+from moe_edge.bench.timed_cases import LAYER, TIMING, TimedSettings, Timing, run_cases
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import Rows, frame
+from moe_edge.metrics.results import Tables
 from moe_edge.model.config import ModelConfig
 from moe_edge.papers.smoe.studies.score_classes import Brought, brought
 
 STEPS = ("base", "+CE", "+CR", "+Pre", "+BA")
 ON_CPU = "base on CPU"
-# Section VI-C, batch 1, means over settings: changes of TPOT and of the cache ratio.
-PAPER_TABLE1 = {"low-score loading": 0.42, "top-score loading": 0.29, "the rest": 0.29}
-PAPER = {
-    "+CE": (-0.08, 0.11),
-    "+CR": (-0.20, 0.60),
-    "+Pre": (-0.14, 0.12),
-    "+BA": (-0.34, -0.03),
-}
+SHOWN = ("top_absent", "low_absent", "link_ms", "tpot_ms", "host_ms")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,23 +80,18 @@ def policies(a: float, counts_LE: np.ndarray, _) -> dict[str, OffloadOptions]:
     return bases(counts_LE) | smoe_steps(a)
 
 
-def time_policies(
+def time_in(
+    bench: Bench,
     settings: BudgetSettings,
     policies: Callable[[float, np.ndarray, ModelConfig], dict[str, OffloadOptions]],
-) -> tuple[dict, Timing]:
-    """`model` of the entry, and every policy at every batch size and budget.
+    history: Sequence[dict],
+) -> Timing:
+    """Every policy at every batch size and budget.
 
     Args:
-      settings: sizes.
       policies: by name, of a, int [L, E] past choices of each expert, and the model.
+      history: what was seen before.
     """
-    with Bench(settings.checkpoint) as bench:
-        history = past_sequences(bench, settings)
-        return bench.model, time_in(bench, settings, policies, history)
-
-
-def time_in(bench: Bench, settings: BudgetSettings, policies, history) -> Timing:
-    """`time_policies` on a bench, of what was seen before."""
     config = bench.config
     counts_LE = count_history(history, config.num_layers, config.moe.num_experts)
     cases = [
@@ -122,8 +103,8 @@ def time_in(bench: Bench, settings: BudgetSettings, policies, history) -> Timing
     return run_cases(bench, cases, settings, history)
 
 
-def run(settings: BudgetSettings) -> Findings:
-    """Measures the ablation."""
+def measure(settings: BudgetSettings, rows: Rows) -> None:
+    """Times the ablation, and watches which choices had to be brought."""
     with Bench(settings.checkpoint) as bench:
         history = past_sequences(bench, settings)
         timing = time_in(bench, settings, policies, history)
@@ -132,7 +113,20 @@ def run(settings: BudgetSettings) -> Findings:
             for case in (one.case for one in timing.timed.values())
             if case.batch == settings.batches[0]
         }
-        return findings(bench.model, timing, watched, settings)
+        timing.tell(rows, bench.model, settings)
+    tell(rows, timing, watched)
+
+
+def tell(rows: Rows, timing: Timing, watched: Mapping[tuple, Brought]) -> None:
+    """Adds what was watched, by key of the case, and whether the base whose absent
+    experts the host computes beats the whole of SMoE in every round."""
+    rows.about["baselines"] = ["resident", "static cache from earlier prompts", ON_CPU]
+    for key, seen in watched.items():
+        rows("choices", *key, **seen._asdict())
+    for (policy, *at), one in timing.timed.items():
+        if policy == ON_CPU:
+            wins = all(np.less(one.tpot_s, timing["+BA", *at].tpot_s))
+            rows("rounds", *at, cpu_wins=wins)
 
 
 def watch(
@@ -150,178 +144,55 @@ def watch(
     return brought(engine.trace.trace(), settings.a)
 
 
-def changes(timing: Timing, budgets, batch: int) -> dict[str, tuple[float, float]]:
-    """Per step: mean change of TPOT and of the cache ratio from the step before."""
-    found = {}
-    for old, new in itertools.pairwise(STEPS):
-        pairs = [(timing[old, b, batch], timing[new, b, batch]) for b in budgets]
-        found[new] = tuple(
-            mean_change([(x.median(measure), y.median(measure)) for x, y in pairs])
-            for measure in ("tpot_s", "hit_ratio")
-        )
-    return found
+def derive(tables: Tables) -> dict[str, Any]:
+    """Changes by step, and what figures 15, 16, 18 and table I show.
 
-
-def shares_of_time(timing: Timing, key, seen: Brought) -> dict[str, float]:
-    """Table I: what a step's time goes to. Waiting counts by what was brought."""
-    waited = timing[key].median("wait_s") / timing[key].median("tpot_s")
-    low = waited * seen.low_of_absent
-    return dict(zip(PAPER_TABLE1, (low, waited - low, 1 - waited), strict=True))
-
-
-def busy_rows(timing: Timing) -> list[dict]:
-    """Metric rows: link, waiting and host of every case."""
-    return [
-        median_metric(
-            one.case.policy, f"{name} a step, {one.case.setting}", s, "ms", 1e3
-        )
-        for one in timing.timed.values()
-        for name, s in (
-            ("link busy", one.link_s),
-            ("waited", one.wait_s),
-            ("host computes", one.host_s),
-        )
-    ]
-
-
-def watched_rows(watched: dict[tuple, Brought]) -> list[dict]:
-    """Metric rows: of each class the share that was brought."""
-    return [
-        metric(policy, f"{name}, {budget}, batch {batch}", value, "1")
-        for (policy, budget, batch), seen in watched.items()
-        for name, value in (
-            ("top-score choices absent", seen.top_absent),
-            ("low-score choices absent", seen.low_absent),
-        )
-    ]
-
-
-def told_of_cpu(timing: Timing) -> str:
-    """Where the base whose absent experts the host computes beats the whole of SMoE."""
-    faster = [
-        all(np.less(one.tpot_s, timing["+BA", budget, batch].tpot_s))
-        for (policy, budget, batch), one in timing.timed.items()
-        if policy == ON_CPU
-    ]
-    return (
-        f"`{ON_CPU}`, lossless, takes less time than +BA in every round of "
-        f"{sum(faster)} of {len(faster)} settings; here the host is the device."
-    )
-
-
-def told_of_figures(timing: Timing, watched, settings: BudgetSettings) -> list[str]:
-    """Lines on table I and figures 15, 16 and 18, at the middle budget."""
-    budget = settings.budgets[len(settings.budgets) // 2]
-    batch = settings.batches[0]
-    at = {step: (step, budget, batch) for step in STEPS}
-    time = shares_of_time(timing, at["base"], watched[at["base"]])
-    absent, busy = [], []
-    for step, key in at.items():
-        seen, one = watched[key], timing[key]
-        absent.append(f"{step} {seen.top_absent:.2f} / {seen.low_absent:.2f}")
-        link_ms, tpot_ms = (1e3 * one.median(name) for name in ("link_s", "tpot_s"))
-        busy.append(f"{step} {link_ms:.1f} of {tpot_ms:.1f}")
-    last = timing[at[STEPS[-1]]]
-    host_ms, link_ms = (1e3 * last.median(name) for name in ("host_s", "link_s"))
-    told = (f"{what} {s:.0%} ({PAPER_TABLE1[what]:.0%})" for what, s in time.items())
-    return [
-        f"The rest at {budget}, batch {batch}. Table I, what the base's step goes to "
-        f"(the paper's): {', '.join(told)}.",
-        "Figure 15, top-score / low-score choices that had to be brought: "
-        f"{', '.join(absent)}; {watched[at['base']].low:.0%} of choices are low-score.",
-        f"Figure 16, ms of a step in which the link is busy: {', '.join(busy)}.",
-        f"Figure 18, with +BA: host {host_ms:.1f} ms a step, link {link_ms:.1f}.",
-    ]
-
-
-def findings(
-    model: dict, timing: Timing, watched: dict, settings: BudgetSettings
-) -> Findings:
-    """The entry from what was measured.
-
-    Args:
-      watched: `Brought` of every case of the first batch size, by its key.
+    `step`: mean over budgets, from the step before. `at`: of the middle budget and the
+    first batch size. `table1`: what the base's step goes to; waiting counts by what was
+    brought.
     """
-    by_batch = {b: changes(timing, settings.budgets, b) for b in settings.batches}
-    first, rows = settings.batches[0], timing.rows()
-    rows += busy_rows(timing) + watched_rows(watched)
-    tpot = {step: change for step, (change, _) in by_batch[first].items()}
-    for batch, found in by_batch.items():
-        at = f"change from the step before, batch {batch}"
-        for step, pair in found.items():
-            for what, change in zip(("TPOT", "cache ratio"), pair, strict=True):
-                n = len(settings.budgets)
-                rows.append(metric(step, f"{what} {at}", change, "1", n))
-    told = (f"{s} {100 * t:+.0f} % ({100 * PAPER[s][0]:+.0f})" for s, t in tpot.items())
-    return Findings(
-        answer=f"Mean change of TPOT at batch {first} (in brackets the paper's): "
-        f"{', '.join(told)}.",
-        details=[
-            f"Means are over budgets {', '.join(settings.budgets)}.",
-            told_of_cpu(timing),
-            *told_of_figures(timing, watched, settings),
-        ],
-        model=model,
-        workload=timing.ready.workload(settings),
-        metrics=rows,
-        limits=[*LIMITS, AHEAD_LIMIT, INLINE_LIMIT],
-        kind="emulated",
-        baselines=["resident", "static cache from earlier prompts", ON_CPU],
-        checks=timing.checks(),
-        ours=by_batch[first],
-        plot=lambda path: plot(path, timing, settings),
-        summary={"tpot_change": tpot},
-    )
-
-
-def plot(path, timing: Timing, settings: BudgetSettings, policies=(*STEPS, ON_CPU)):
-    """TPOT and cache ratio of every policy, by budget; a column a batch size."""
-    panels = []
-    for (measure, label, scale), batch in itertools.product(
-        (("tpot_s", "TPOT (ms)", 1e3), ("hit_ratio", "cache ratio", 1)),
-        settings.batches,
-    ):
-        resident_ms = 1e3 * float(np.median(timing.resident_s[batch]))
-        rounds_of = {
-            policy: [
-                getattr(timing[policy, b, batch], measure) for b in settings.budgets
-            ]
-            for policy in policies
+    timing, choices = tables["timing"], tables["choices"]
+    steps = timing[timing.policy.isin(STEPS)]
+    step = pd.DataFrame(
+        {
+            name: changes(steps, measure, STEPS, "batch budget")
+            .groupby(level="batch", sort=False)
+            .mean()
+            .stack()
+            for name, measure in (("tpot", "tpot_ms"), ("hit", "hit_ratio"))
         }
-        panels.append(
-            median_panel(
-                f"batch {batch}",
-                label,
-                list(settings.budgets),
-                rounds_of,
-                scale,
-                x_label="experts on the device",
-                level=("resident", resident_ms) if measure == "tpot_s" else None,
-            )
-        )
-    draw_panels(
-        path,
-        panels,
-        title="Time per step and cache ratio, emulated link (bars: median of rounds)",
-        columns=len(settings.batches),
-    )
+    ).reset_index()
+    budgets, batch = steps.budget.unique(), steps.batch.iloc[0]
+    budget = budgets[len(budgets) // 2]
+    at = steps.merge(choices, on=["policy", "budget", "batch"])
+    at = at[(at.budget == budget) & (at.batch == batch)]
+    base = at.iloc[0]
+    waited = base.wait_ms / base.tpot_ms
+    low = waited * base.low_of_absent
+    return {
+        "step": step,
+        "batch": batch,
+        "budget": budget,
+        "budgets": budgets,
+        "at": at[["policy", *SHOWN]],
+        "low": base.low,
+        "table1": {"low": low, "top": waited - low, "rest": 1 - waited},
+        "cpu_wins": tables["rounds"].cpu_wins.sum(),
+        "settings": len(tables["rounds"]),
+    }
 
 
 STUDY = Study(
     name="smoe_fig14",
-    question="What does each part of SMoE add to a static expert cache (SMoE figs. 14, "
-    "15, 16, 18, table I)?",
     settings=BudgetSettings,
-    measure=run,
+    frames={
+        "timing": TIMING,
+        "layer": LAYER,
+        "choices": frame("policy budget batch", **dict.fromkeys(Brought._fields, "1")),
+        "rounds": frame("budget batch", cpu_wins="1"),
+    },
+    measure=measure,
+    derive=derive,
     check=check_inputs,
     inline=True,
-    claim=Claim(
-        source="SMoE, section VI-C and fig. 14: change of (TPOT, cache ratio) by step",
-        paper=PAPER | {"table I": PAPER_TABLE1},
-        why="The paper's changes are over three models of 16 to 57 B parameters on "
-        "GPUs whose PCIe is 10 to 100 times slower than an expert's compute; here a "
-        "transfer is 2 layers of compute. Our base keeps the experts that other "
-        "prompts used most, and the slots are one pool over all layers. Host-computed "
-        "experts cost the same cores as the model.",
-    ),
 )

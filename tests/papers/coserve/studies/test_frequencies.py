@@ -9,6 +9,7 @@ from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.papers.coserve.coe.presets import get_preset
 from moe_edge.papers.coserve.studies import uma
 from moe_edge.papers.coserve.studies.frequencies import Sensitivity, check_policies
+from tests.support.entries import row_of
 from tests.support.slow_cases import slow_but
 
 SMALL = {
@@ -37,29 +38,29 @@ def entry(request, tmp_path_factory):
 
 def test_whole_study_writes_a_valid_entry(entry):
     name, summary, result = entry
-    check_answer(result["answer"])
+    check_answer(summary["answer"])
     assert result["kind"] == "simulated" and all(summary["checks"].values())
-    value = {(row["policy"], row["name"]): row["value"] for row in result["metrics"]}
     if name == "coserve_fig11":  # steeper frequencies need fewer experts
-        half = "experts of 50% of the uses"
-        assert value["exp(-i/20)", half] < value["exp(-i/50)", half]
-    elif name == "coserve_sensitivity":
-        counts = summary["switches_by_bound"]["uma"]
-        assert counts[2.0] > counts[60.0]
-        longest_s = summary["longest_wait_s_by_bound"]["uma"]
-        row = "longest wait, uma, bound of 2 s"
-        assert longest_s[2.0] == value["affinity", row] > 2.0
-        said = f"by bound of waiting (longest wait): 2 s {counts[2.0]:.0f} ("
-        assert f"{said}{longest_s[2.0]:.3g} s)" in result["details"][0]
-        assert value["affinity", "switches / least, uma, empty start"] >= 1
-        assert (
-            value["affinity", "throughput, uma, empty start"]
-            < (value["affinity", "throughput, uma, exp(-i/50)"])
+        steep, flat = (
+            row_of(result, "needed", frequencies=f"exp(-i/{n})", share=0.5)
+            for n in (20, 50)
         )
+        assert steep["experts"] < flat["experts"]
+    elif name == "coserve_sensitivity":
+        by_bound = {row["at"]: row for row in result["numbers"]["by_bound"]}
+        assert by_bound[2.0]["switches"] > by_bound[60.0]["switches"]
+        assert by_bound[2.0]["longest_wait_s"] > 2.0
+        ours = {"machine": "uma", "policy": "affinity"}
+        empty = row_of(result, "runs", sweep="empty start", **ours)
+        usual = row_of(result, "runs", sweep="decay", at=50.0, **ours)
+        assert empty["over_least"] >= 1
+        assert empty["throughput_per_s"] < usual["throughput_per_s"]
     else:
-        ratios = summary["ratios"]
-        name = "switches of samba"
-        assert ratios["half the memory"][name] > ratios["as assumed"][name]
+        half, usual = (
+            row_of(result, "variants", variant=variant)
+            for variant in ("half the memory", "as assumed")
+        )
+        assert half["switches_samba"] > usual["switches_samba"]
 
 
 def test_variants_change_what_they_say():

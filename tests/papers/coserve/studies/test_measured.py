@@ -7,6 +7,7 @@ from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.papers.coserve.studies.measured import NETWORKS, Measured
+from tests.support.entries import row_of, rows_of
 from tests.support.slow_cases import slow
 
 SHORT = {"networks": ("board_resnet",), "small_batch": 2, "small_repeats": 2}
@@ -17,17 +18,17 @@ def test_whole_study_writes_a_valid_entry(name, tmp_path):
     study, folder = find(name), tmp_path / "entry"
     summary = run_study(study, study.settings(**SHORT), out_dir=str(folder))
     result = validate_entry(folder)
-    check_answer(result["answer"])
+    check_answer(summary["answer"])
     assert result["kind"] == "measured"
-    value = {row["name"]: row["value"] for row in result["metrics"]}
+    row = row_of(result, "networks", network="board_resnet", device="cpu")
     if name == "coserve_fig1":
-        share = value["share of the load, disk"]
-        load_ms, run_ms = value["load, disk"], value["one image"]
-        assert share == pytest.approx(load_ms / (load_ms + run_ms))
-        assert list(summary["shares"]) == ["disk", "host"]
+        load_ms, run_ms = row["load_disk_ms"], row["image_ms"]
+        assert row["share_disk"] == pytest.approx(load_ms / (load_ms + run_ms))
+        assert [r["tier"] for r in summary["numbers"]["spans"]] == ["disk", "host"]
     else:
-        assert value["memory, batch 2"] > value["memory, batch 1"] > 32 * 32 * 3 * 4
-        assert value["K"] > 0 and value["best batch"] in (1, 2)
+        one, two = rows_of(result, "batches")
+        assert two["memory_bytes"] > one["memory_bytes"] > 32 * 32 * 3 * 4
+        assert row["k_ms"] > 0 and row["best_batch"] in (1, 2)
     assert result["model"]["params"]["board_resnet"] in range(60_000, 100_000)
 
 

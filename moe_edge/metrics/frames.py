@@ -1,0 +1,169 @@
+"""Rows of a study, in frames: keys say what a row is of, measures have units.
+
+A frame is declared (`frame`), filled row by row while a study measures (`Rows`), stored
+in `result.json` and read as a pandas table (`tables`), of which all numbers, pictures
+and tables of a page are made. A measure is a number or an estimate, which comes with
+how many observations stand behind it and a spread.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from moe_edge.core.checks import ConfigError, check_known
+
+OF_ROUNDS, OF_SEEDS = "half range of rounds", "half range of seeds"
+INTERVAL = "half of the 95 % interval"
+N, SPREAD = "_n", "_spread"  # what estimates add to a measure's name in a table
+
+
+class Estimate(NamedTuple):
+    """A measure of several observations.
+
+    Attributes:
+      n: how many they are.
+      spread: half the width of what `kind` names.
+    """
+
+    value: float
+    n: int
+    spread: float
+    kind: str
+
+
+def median(values: Sequence[float], kind: str = OF_ROUNDS, scale: float = 1.0):
+    """The `Estimate` of what rounds or seeds gave, times `scale`."""
+    middle, width = float(np.median(values)), float(np.ptp(values)) / 2
+    return Estimate(scale * middle, len(values), scale * width, kind)
+
+
+def interval(value: float, bounds: Sequence[float], n: int) -> Estimate:
+    """The `Estimate` with a 95 % interval, of which half is kept."""
+    low, high = bounds
+    return Estimate(float(value), n, float(high - low) / 2, INTERVAL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """Columns of a frame: `keys`, and `units` by measure, "1" for a plain number."""
+
+    keys: tuple[str, ...]
+    units: Mapping[str, str]
+
+
+def frame(keys: str, **units: str) -> Frame:
+    """A frame whose keys are words of `keys`."""
+    return Frame(tuple(keys.split()), units)
+
+
+class Rows:
+    """What a study measures; called with a frame's name and a row, whose measures may
+    be missing.
+
+    Attributes:
+      checks: name -> whether it holds, of what only measuring can see.
+      about: what is said of the run beside rows: model, workload, seeds, ...
+      files: further text files of the entry by name.
+    """
+
+    def __init__(self, frames: Mapping[str, Frame]):
+        self.frames = frames
+        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in frames}
+        self.checks: dict[str, bool] = {}
+        self.about: dict[str, Any] = {}
+        self.files: dict[str, str] = {}
+
+    def __call__(self, name: str, *values: Any, **row: Any) -> None:
+        """Adds a row; `values` are of its first keys.
+
+        Raises:
+          ConfigError: no such frame, other columns, or a measure that is not finite.
+        """
+        check_known("frame", name, self.frames)
+        keys, units = self.frames[name].keys, self.frames[name].units
+        row = dict(zip(keys, values, strict=False)) | row
+        if wrong := {*keys} - {*row} | {*row} - {*keys} - {*units}:
+            raise ConfigError(
+                f"a row of frame {name} lacks or adds {sorted(wrong)}, expected keys "
+                f"{list(keys)} and measures of {list(units)}"
+            )
+        for measure in (one for one in units if row.get(one) is not None):
+            given = row[measure]
+            value = given.value if isinstance(given, Estimate) else given
+            if not math.isfinite(value):
+                raise ConfigError(f"{measure} of frame {name} is {value}, not finite")
+        self.rows[name].append(row)
+
+    def stored(self) -> dict[str, Any]:
+        """`frames` of a results entry; those without rows are left out."""
+        return {
+            name: _stored(self.frames[name], rows)
+            for name, rows in self.rows.items()
+            if rows
+        }
+
+
+def _stored(declared: Frame, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    units = {m: u for m, u in declared.units.items() if any(m in row for row in rows)}
+    spreads = {
+        measure: row[measure].kind
+        for row in rows
+        for measure in units
+        if isinstance(row.get(measure), Estimate)
+    }
+    lines = [
+        [*(_plain(row[key]) for key in declared.keys)]
+        + [_cell(row.get(measure)) for measure in units]
+        for row in rows
+    ]
+    keys = list(declared.keys)
+    return {"keys": keys, "units": units, "spreads": spreads, "rows": lines}
+
+
+def _plain(value: Any) -> Any:
+    """A key without NumPy's types."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, Estimate):
+        return [float(value.value), int(value.n), float(value.spread)]
+    return None if value is None else float(value)
+
+
+def table(stored: Mapping[str, Any]) -> pd.DataFrame:
+    """A stored frame. A measure with estimates has columns NAME_n and NAME_spread."""
+    columns: dict[str, list] = {}
+    for place, key in enumerate(stored["keys"]):
+        columns[key] = [row[place] for row in stored["rows"]]
+    for place, measure in enumerate(stored["units"], len(stored["keys"])):
+        cells = [row[place] for row in stored["rows"]]
+        parts = [cell if isinstance(cell, list) else [cell, 1, 0.0] for cell in cells]
+        columns[measure] = [math.nan if c[0] is None else c[0] for c in parts]
+        if measure in stored["spreads"]:
+            columns[measure + N] = [cell[1] for cell in parts]
+            columns[measure + SPREAD] = [cell[2] for cell in parts]
+    return pd.DataFrame(columns)
+
+
+def tables(frames: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """All stored frames by name."""
+    return {name: table(stored) for name, stored in frames.items()}
+
+
+def plain(value: Any) -> Any:
+    """Numbers, texts, lists and tables as JSON holds them; a table is a list of rows,
+    without what is missing."""
+    if isinstance(value, pd.DataFrame):
+        return plain(value.to_dict("records"))
+    if isinstance(value, Mapping):
+        parts = {str(key): plain(item) for key, item in value.items()}
+        return {key: item for key, item in parts.items() if item is not None}
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,247 @@
+"""A study's page from its template, `NAME.md` beside the study, and its stored rows.
+
+The template is Markdown with Jinja's fields: numbers by name, frames as lists of rows,
+`table(...)` and `figure(...)`. So a page says nothing that its rows do not, and a
+sentence that orders things stands under `{% if %}` or names what a number found.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from moe_edge.core.tables import plugins
+from moe_edge.metrics.frames import SPREAD, N, plain, tables
+from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.metrics.tables import text_of
+
+Line = Mapping[str, Any]
+SHARED = Path(__file__).resolve().parents[1] / "bench" / "pages"  # parts of many pages
+TABLE_ROWS = 12
+
+
+def template_path(study: str) -> Path:
+    """Where the study's template lies; its module is not imported."""
+    module = importlib.util.find_spec(plugins("study")[study].partition(":")[0])
+    return Path(module.origin).parent / f"{study}.md"
+
+
+def question_of(study: str) -> str:
+    """The title of the study's page."""
+    with template_path(study).open(encoding="utf-8") as file:
+        return file.readline().removeprefix("# ").strip()
+
+
+def where(rows: Iterable[Line], **keys: Any) -> list[Line]:
+    """Rows whose keys have these values."""
+    return [row for row in rows if all(row[k] == value for k, value in keys.items())]
+
+
+def one(rows: Iterable[Line], **keys: Any) -> Line:
+    """The row whose keys have these values."""
+    (found,) = where(rows, **keys)
+    return found
+
+
+def say(rows: Iterable[Line], form: str, between: str = ", ") -> str:
+    """Every row in a few words, such as `{policy} {change:+.0%}`."""
+    return between.join(form.format_map(row) for row in rows)
+
+
+def span(values: Iterable[float], form: str = ".3g", unit: str = "") -> str:
+    """The least and the largest, such as `3.7-4.7`; one where they look alike."""
+    values = list(values)
+    low, high = (f"{value:{form}}" for value in (min(values), max(values)))
+    return (low if low == high else f"{low} to {high}") + unit
+
+
+def label_of(row: Line, keys: Sequence[str]) -> str:
+    """What a row is of, in words."""
+    parts = (
+        str(row[key]) if isinstance(row[key], str) else f"{key} {text_of(row[key])}"
+        for key in keys
+        if row.get(key) not in (None, "")
+    )
+    return ", ".join(parts)
+
+
+def words(keys: str | Sequence[str]) -> list[str]:
+    """Names from `a b`, or a list of them."""
+    return keys.split() if isinstance(keys, str) else list(keys)
+
+
+def cell(row: Line, measure: str, digits: str = "", scale: float = 1) -> str:
+    """A measure with its spread; a text as it is."""
+    value, width = row.get(measure), scale * row.get(measure + SPREAD, 0)
+    if value is None or isinstance(value, str):
+        return value or ""
+    value = value if scale == 1 else scale * value
+    text = f"{value:{digits}}" if digits and "e" not in f"{value:{digits}}" else ""
+    text = text or text_of(value)
+    return f"{text} ± {width:.2g}" if width and row[measure + N] > 1 else text
+
+
+def markdown(
+    rows: Sequence[Line],
+    index: str,
+    values: Mapping[str, str | tuple[str, float]],
+    columns: str = "",
+    digits: str = "",
+) -> str:
+    """A table of at most 12 rows.
+
+    Args:
+      rows: of a frame or of a number that is a list.
+      index: keys that name its rows.
+      values: measure -> how its column is called, and what it is multiplied by if
+        that is not 1.
+      columns: keys whose values stand beside each other.
+      digits: format of the numbers.
+    """
+    names, beside = words(index), words(columns)
+    called = {m: c if isinstance(c, tuple) else (c, 1) for m, c in values.items()}
+    heads = dict.fromkeys(head for head, _ in called.values())
+    if len(heads) < len(values):
+        raise ValueError(f"columns of a table are called {list(called.values())}")
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        line = cells.setdefault(label_of(row, names), {})
+        for measure, (head, scale) in called.items():
+            parts = [head if len(values) > 1 or not beside else ""]
+            text = cell(row, measure, digits, scale)
+            if text:
+                place = ", ".join(filter(None, [*parts, label_of(row, beside)]))
+                line[place] = text
+    if len(cells) > TABLE_ROWS:
+        raise ValueError(f"a table of {len(cells)} rows, expected {TABLE_ROWS} at most")
+    heads = list(dict.fromkeys(head for line in cells.values() for head in line))
+    first = "" if len(values) > 1 or not beside else next(iter(called.values()))[0]
+    listed = [[first, *heads], ["---"] * (1 + len(heads))]
+    listed += [
+        [label, *(line.get(head, "-") for head in heads)]
+        for label, line in cells.items()
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in listed)
+
+
+@dataclasses.dataclass
+class Figures:
+    """Pictures that a template asks for.
+
+    Attributes:
+      drawn: file -> panels and options of `draw_panels`.
+    """
+
+    question: str
+    drawn: dict[str, tuple[list[Panel], dict[str, Any]]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def add(
+        self,
+        rows: Sequence[Line],
+        x: str,
+        y: Mapping[str, str],
+        series: str,
+        title: str,
+        *,
+        panels: str = "",
+        x_label: str = "",
+        level: Mapping[str, Any] | None = None,
+        log: bool | str = False,
+        log_x: bool = False,
+        columns: int | None = None,
+        file: str = "plot.png",
+    ) -> str:
+        """Panels of measures `y` over the key `x`; the picture's line in Markdown.
+
+        Args:
+          y: measure -> label of its axis.
+          series: keys that name lines or bars.
+          panels: keys that name panels; every measure has a panel for each.
+          level: measure -> rows with the level to compare with, and its label.
+          log: for all measures, or for the one named.
+          columns: panels side by side; further calls for a file add panels.
+        """
+        groups = list(dict.fromkeys(label_of(row, words(panels)) for row in rows))
+        is_more = file in self.drawn
+        made, options = self.drawn.setdefault(file, ([], {"title": title}))
+        for measure, y_label in y.items():
+            for group in groups:
+                some = [r for r in rows if label_of(r, words(panels)) == group]
+                made.append(
+                    _panel(some, x, measure, series, group, y_label)
+                    | {"x_label": x_label, "log": log in (True, measure)}
+                    | {"log_x": log_x, "level": _level(level, measure, group, panels)}
+                )
+        if columns or panels:
+            options["columns"] = columns or len(groups)
+        return "" if is_more else f"![{self.question}]({file})"
+
+    def draw(self, folder: Path) -> None:
+        """Draws all into a folder."""
+        for file, (panels, options) in self.drawn.items():
+            draw_panels(folder / file, [Panel(**one) for one in panels], **options)
+
+
+def _level(level, measure: str, group: str, panels: str):
+    if not level or measure not in level:
+        return None
+    label, rows, value = level[measure]
+    found = [row for row in rows if label_of(row, words(panels)) == group]
+    return (label, found[0][value]) if found else None
+
+
+def _panel(rows, x, measure, series, group, y_label) -> dict[str, Any]:
+    some = [row for row in rows if row.get(measure) is not None]
+    xs = list(dict.fromkeys(row[x] for row in some))
+    if not isinstance(xs[0], str):
+        xs.sort()
+    lines: dict[str, list] = {}
+    widths: dict[str, list] = {}
+    for row in some:
+        name, place = label_of(row, words(series)) or y_label, xs.index(row[x])
+        lines.setdefault(name, [np.nan] * len(xs))[place] = row[measure]
+        if measure + SPREAD in row:
+            widths.setdefault(name, [0.0] * len(xs))[place] = row[measure + SPREAD]
+    title = group or y_label
+    return {"title": title, "y_label": y_label, "x": xs, "series": lines} | {
+        "spreads": widths
+    }
+
+
+@functools.cache
+def environment(folder: Path) -> jinja2.Environment:
+    """Jinja for templates of a folder and the parts that all share."""
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([folder, SHARED]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    found.filters |= {"where": where, "one": one, "say": say, "span": span}
+    found.filters["f"] = lambda value, form: f"{value:{form}}"
+    found.globals["table"] = markdown
+    return found
+
+
+def render(study: str, result: Mapping[str, Any]) -> tuple[str, Figures]:
+    """The text of the page but for how it was run, and its pictures.
+
+    Raises:
+      jinja2.UndefinedError: the template names what the entry has not.
+    """
+    path = template_path(study)
+    figures = Figures(question_of(study))
+    frames = {name: plain(found) for name, found in tables(result["frames"]).items()}
+    facts = {"workload": result["workload"], "machine": result["machine"]}
+    template = environment(path.parent).get_template(path.name)
+    text = template.render(**frames, **result["numbers"], **facts, figure=figures.add)
+    return re.sub(r"\n{3,}", "\n\n", text), figures
