@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moe_edge.bench.quickstart.texts import BOOKS
 from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.started import start_number
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import RequestError
 from moe_edge.engine.load import check_checkpoint
@@ -100,7 +101,8 @@ def make_pool(
 ) -> PromptPool:
     """`count` rows of exactly `tokens` tokens, from all files in turn.
 
-    A row is the beginning of a prompt that is long enough, or a piece of a text.
+    A row is the beginning of a prompt that is long enough, or a piece of a text. Every
+    start of a study has rows of its own.
 
     Args:
       at_most: as many as there are will do.
@@ -112,12 +114,15 @@ def make_pool(
     paths = prompt_files(settings)
     turns = itertools.zip_longest(*(_rows(path, tokenizer, tokens) for path in paths))
     in_turn = (row for turn in turns for row in turn if row is not None)
-    rows = list(itertools.islice(in_turn, count))
+    before = count * (start_number() or 0)
+    all_rows = list(itertools.islice(in_turn, before + count))
+    rows = all_rows[before:]
     if len(rows) < count and not at_most:
         names = ", ".join(path.name for path in paths)
         raise RequestError(
-            f"{names} hold {len(rows)} prompts of {tokens} tokens, {count} are needed; "
-            "give longer files, shorter prompts or fewer rounds"
+            f"{names} hold {len(all_rows)} prompts of {tokens} tokens, "
+            f"{before + count} are needed; give longer files, shorter prompts or fewer "
+            "rounds"
         )
     sources = [{"path": _name(p, settings), "sha256": sha256_of(p)} for p in paths]
     return PromptPool(rows, sources)

@@ -6,12 +6,14 @@ once, and cases are compared within rounds.
 
 import dataclasses
 import functools
+import random
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from moe_edge.bench.started import start_number
 from moe_edge.bench.study import median_and_spread
 from moe_edge.metrics.plots_panels import Panel
 from moe_edge.metrics.results import metric
@@ -74,7 +76,12 @@ def measure_rounds(
 
 
 def round_order(names: Sequence[Name], number: int) -> list[Name]:
-    """The order of the cases in round `number`: A B C, B A C, C A B, A C B, ..."""
+    """The order of the cases in round `number`: A B C, B A C, C A B, A C B, ...
+
+    In a start of a study, which has one round as a rule, it is drawn by the start.
+    """
+    if (start := start_number()) is not None:
+        return random.Random(f"{start} {number}").sample(names, len(names))
     first = number % len(names) if names else 0
     turned = [*names[first:], *names[:first]]
     return turned if number % 2 == 0 else [*turned[:1], *turned[:0:-1]]

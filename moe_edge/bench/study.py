@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.run_folder import RunFolder, documented, unpacked
 from moe_edge.metrics.frames import Frame, Rows
 from moe_edge.metrics.page import question_of
@@ -80,6 +80,7 @@ class Study:
       check: refuses what can be refused before weights are read (for --dry_run).
       inline: it times offloaded engines, and others only beside them: programs run in
         the thread that calls them, as where users load one (`engine/inline.py`).
+      start: settings of one of its starts (`starts.py`), which has a round as a rule.
       question, claim: of a study that returns `Findings`: what the entry asks, and the
         paper's statement; otherwise they stand in the template.
     """
@@ -92,6 +93,7 @@ class Study:
     question: str = ""
     check: Callable[[Any], None] = nothing_to_check
     inline: bool = False
+    start: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"rounds": 1})
     claim: Claim | None = None
 
     @property
@@ -108,6 +110,8 @@ def run_study(
     overwrite: bool = False,
     dry_run: bool = False,
     allow_dirty: bool = False,
+    starts: int | None = None,
+    append: bool = False,
     config_text: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Runs a study with an instance of its `settings` and writes its entry.
@@ -117,6 +121,8 @@ def run_study(
       overwrite: replace a non-empty `out_dir`.
       dry_run: check and stop.
       allow_dirty: write into the committed `results/` from changed sources.
+      starts: measure in so many fresh processes, of a round each.
+      append: add them to those of the entry.
       config_text: gives the config to store.
     Returns:
       {name, answer, out_dir, checks} and what the findings add.
@@ -124,8 +130,9 @@ def run_study(
       MoeEdgeError: bad input; nothing was written.
     """
     started_s = time.time()
-    run = RunFolder(out_dir, overwrite, dry_run, config_text)
+    run = RunFolder(out_dir, overwrite or append, dry_run, config_text)
     check_clean(out_dir, allow_dirty)
+    before = _before(study, settings, out_dir, starts, append)
     if study.inline:
         from moe_edge.engine.inline import run_inline  # JAX, which others check without
 
@@ -137,7 +144,42 @@ def run_study(
         planned = {"name": study.name, "out_dir": out_dir}
         return {"dry_run": True, **planned, "kernels": native.describe()}
     with run.taken():  # before anything is measured
+        if study.frames:
+            found = _rows(study, settings, starts, before)
+            return _rows_measured(study, found, run, started_s)
         return _measured(study, settings, run, started_s)
+
+
+def _before(
+    study: Study, settings: Any, out_dir: str, starts: int | None, append: bool
+) -> list[dict[str, Any]]:
+    """The starts to add to, once it is clear that the study can have any."""
+    if starts is None:
+        if append:
+            raise ConfigError("append adds starts to an entry; say how many by starts")
+        return []
+    from moe_edge.bench.starts import of_start, read_starts  # which import this module
+
+    check_count("starts", starts)
+    of_start(study, settings, 0)
+    return read_starts(out_dir, settings) if append else []
+
+
+def _rows(
+    study: Study, settings: Any, starts: int | None, before: Sequence[dict[str, Any]]
+) -> tuple[Rows, dict[str, Any] | None]:
+    """What the study measures, and what an entry says of its starts."""
+    if starts is None:
+        rows = Rows(study.frames)
+        study.measure(settings, rows)
+        return rows, None
+    from moe_edge.bench import starts as of_starts
+
+    found = of_starts.take_starts(study, settings, starts, before)
+    joined = of_starts.join(study, of_starts.used(found))
+    joined.rows.files[of_starts.FILE] = of_starts.stored_text(settings, found)
+    each = of_starts.facts_of(found)
+    return joined.rows, {"each": each, "intervals": joined.intervals}
 
 
 def _measured(
@@ -145,8 +187,6 @@ def _measured(
 ) -> dict[str, Any]:
     """Measures and writes the entry; returns the summary."""
     out_dir = run.out_dir
-    if study.frames:
-        return _rows_measured(study, settings, run, started_s)
     found = study.measure(settings)
     print(f"{study.question}\n{found.answer}")
     try:
@@ -171,16 +211,19 @@ def _measured(
 
 
 def _rows_measured(
-    study: Study, settings: Any, run: RunFolder, started_s: float
+    study: Study,
+    found: tuple[Rows, dict[str, Any] | None],
+    run: RunFolder,
+    started_s: float,
 ) -> dict[str, Any]:
-    """`_measured` of a study that fills frames."""
-    rows = Rows(study.frames)
-    study.measure(settings, rows)
+    """`_measured` of a study that filled frames."""
+    rows, starts = found
     result = write_rows(
         run.out_dir,
         study.name,
         rows,
         study.derive,
+        starts=starts,
         config_text=run.config_text(),
         started_s=started_s,
         overwrite=run.overwrite,

@@ -9,7 +9,7 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moe_edge.core.checks import CapacityError
 
@@ -53,6 +53,38 @@ def peak_rss_bytes() -> int:
         return int(found[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class CpuUse(NamedTuple):
+    """Processor seconds of a machine up to a moment, over all its cores.
+
+    Attributes:
+      own_s: of this process and of its children that have ended.
+      busy_s: of everything that ran, on a virtual machine what its host took too.
+      all_s: there were.
+    """
+
+    own_s: float
+    busy_s: float
+    all_s: float
+
+    @classmethod
+    def now(cls) -> "CpuUse | None":
+        """None where the system does not tell."""
+        try:
+            line = Path("/proc/stat").read_text(encoding="utf-8").partition("\n")[0]
+        except OSError:  # no Linux
+            return None
+        # user nice system idle iowait irq softirq steal; guests count as user.
+        ticks = [int(part) for part in line.split()[1:9]]
+        rate = os.sysconf("SC_CLK_TCK")
+        busy = sum(ticks) - sum(ticks[3:5])
+        return cls(sum(os.times()[:4]), busy / rate, sum(ticks) / rate)
+
+    def others(self, later: "CpuUse") -> float:
+        """Share of the processors that others took until `later`."""
+        spent = later.busy_s - self.busy_s - (later.own_s - self.own_s)
+        return max(0.0, spent) / max(later.all_s - self.all_s, 1e-9)
 
 
 def processor() -> str:

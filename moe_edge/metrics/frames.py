@@ -27,18 +27,21 @@ class Estimate(NamedTuple):
     Attributes:
       n: how many they are.
       spread: half the width of what `kind` names.
+      values: the observations, where they are known.
     """
 
     value: float
     n: int
     spread: float
     kind: str
+    values: tuple[float, ...] = ()
 
 
 def median(values: Sequence[float], kind: str = OF_ROUNDS, scale: float = 1.0):
     """The `Estimate` of what rounds or seeds gave, times `scale`."""
     middle, width = float(np.median(values)), float(np.ptp(values)) / 2
-    return Estimate(scale * middle, len(values), scale * width, kind)
+    all_values = tuple(scale * float(value) for value in values)
+    return Estimate(scale * middle, len(values), scale * width, kind, all_values)
 
 
 def interval(value: float, bounds: Sequence[float], n: int) -> Estimate:

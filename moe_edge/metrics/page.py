@@ -19,6 +19,7 @@ import numpy as np
 from moe_edge.core.tables import plugins
 from moe_edge.metrics.frames import SPREAD, N, plain, tables
 from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.metrics.ranged import with_intervals
 from moe_edge.metrics.tables import text_of
 
 Line = Mapping[str, Any]
@@ -82,8 +83,9 @@ def cell(row: Line, measure: str, digits: str = "", scale: float = 1) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     value = value if scale == 1 else scale * value
-    text = f"{value:{digits}}" if digits and "e" not in f"{value:{digits}}" else ""
-    text = text or text_of(value)
+    text = f"{value:{digits}}" if digits else ""
+    if not text or re.search(r"\de", text):  # 1e+03
+        text = text_of(value)
     return f"{text} ± {width:.2g}" if width and row[measure + N] > 1 else text
 
 
@@ -243,5 +245,7 @@ def render(study: str, result: Mapping[str, Any]) -> tuple[str, Figures]:
     frames = {name: plain(found) for name, found in tables(result["frames"]).items()}
     facts = {"workload": result["workload"], "machine": result["machine"]}
     template = environment(path.parent).get_template(path.name)
-    text = template.render(**frames, **result["numbers"], **facts, figure=figures.add)
+    intervals = result.get("starts", {}).get("intervals", {})
+    numbers = with_intervals(result["numbers"], intervals)
+    text = template.render(**frames, **numbers, **facts, figure=figures.add)
     return re.sub(r"\n{3,}", "\n\n", text), figures

@@ -98,9 +98,30 @@ def origin_line(result: Mapping[str, Any]) -> str:
     )
 
 
+def starts_lines(starts: Mapping[str, Any]) -> list[str]:
+    """Of a study measured in starts: days, commits, and who else computed."""
+    each = [start for start in starts["each"] if start["used"]]
+    days = sorted({start["started_utc"][:10] for start in each})
+    commits = sorted({(start["commit"] or "unknown")[:8] for start in each})
+    known = [start["others"] for start in each if start["others"] is not None]
+    most = f"at most {max(known):.0%}" if known else "an unknown share"
+    busy = [str(start["number"]) for start in each if start["busy"]]
+    more = f" Starts {', '.join(busy)} shared it with others." if busy else ""
+    again = len(starts["each"]) - len(each)
+    return [
+        f"Starts: {len(each)} fresh processes of a round each on {', '.join(days)}, "
+        f"commits {', '.join(commits)}; others took {most} of the CPU ({again} tries "
+        f"repeated).{more} Values are means over starts, +- half of the 95 % interval "
+        "of a bootstrap over starts, then their observations; a change inside its "
+        'interval is "no difference".',
+        "",
+    ]
+
+
 def run_lines(result: Mapping[str, Any]) -> list[str]:
     """The section that says how an entry was made."""
     lines = ["## How it was run", "", *check_lines(result["checks"])]
+    lines += starts_lines(result["starts"]) if "starts" in result else []
     return [*lines, "```", result["command"], "```", "", origin_line(result), ""]
 
 

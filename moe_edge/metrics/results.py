@@ -178,6 +178,7 @@ def write_rows(
     rows: Rows,
     derive: Callable[[Tables], Mapping[str, Any]],
     *,
+    starts: Mapping[str, Any] | None = None,
     config_text: str,
     started_s: float,
     overwrite: bool = False,
@@ -187,6 +188,8 @@ def write_rows(
     Args:
       study: its name, by which its page's template is found.
       derive: frames -> numbers by name, of which `checks` are added to those of `rows`.
+      starts: of a study measured in starts: `each` of them, and `intervals` of the
+        derived numbers.
       out_dir, config_text, started_s, overwrite: as in `write_entry`.
     Raises:
       OutputError: the folder is not empty or cannot be written.
@@ -199,6 +202,7 @@ def write_rows(
     values["checks"] = numbers.pop("checks", {}) | rows.checks
     values["numbers"] = numbers
     result = {key: kind(values[key]) for key, kind in ROWS_SCHEMA.items()}
+    result |= {} if starts is None else {"starts": dict(starts)}
 
     def draw(folder: Path) -> None:
         render(study, result)[1].draw(folder)

@@ -4,6 +4,7 @@ Takes configs/experiments/NAME.gin unless --gin_file names another. Without a na
 lists the studies.
 
 moe-edge study smoe_fig14 --data_dir DIR --out_dir DIR
+moe-edge study smoe_fig14 --data_dir DIR --out_dir DIR --starts 5 --append
 moe-edge study prism_table1 --gin_param 'prism_table1.seeds = 2' --dry_run
 """
 
@@ -53,6 +54,10 @@ def main() -> None:
         flags.DEFINE_bool(
             "allow_dirty", None, "write into results/ from files that no commit holds"
         ),
+        flags.DEFINE_integer(
+            "starts", None, "measure in so many fresh processes, of a round each"
+        ),
+        flags.DEFINE_bool("append", None, "add the starts to those of the entry"),
     )
     flags.FLAGS["out_dir"].help = "folder of the entry; default results/NAME"
     sys.argv = name_first(sys.argv)

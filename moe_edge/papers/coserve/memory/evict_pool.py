@@ -99,6 +99,11 @@ class PoolPolicy:
         raise NotImplementedError
 
 
+def waited_for(state: State, ids: np.ndarray) -> np.ndarray:
+    """Whether requests wait for each expert, or for one that it may follow."""
+    return (state["waiting_E"][ids] > 0) | (state["coming_E"][ids] > 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class PoolLru(PoolPolicy):
     """Least recently used first; of those never used the least probable."""
@@ -141,6 +146,17 @@ class PoolCoServe(PoolPolicy):
 
 
 @dataclasses.dataclass(frozen=True)
+class PoolCoServeQueued(PoolCoServe):
+    """The two stages among experts that no request waits for, then among the others."""
+
+    name: ClassVar[str] = "coserve_queued"
+    SOURCE: ClassVar[str] = "ours: CoServe, section 4.3, behind what the queues know"
+
+    def keys(self, state: State, ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        return waited_for(state, ids), *super().keys(state, ids)
+
+
+@dataclasses.dataclass(frozen=True)
 class PoolQueued(PoolPolicy):
     """What requests wait for, or may follow to, goes last; then by probability."""
 
@@ -148,8 +164,7 @@ class PoolQueued(PoolPolicy):
     SOURCE: ClassVar[str] = "ours: CoServe's probabilities behind what the queues know"
 
     def keys(self, state: State, ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        waited_for = (state["waiting_E"][ids] > 0) | (state["coming_E"][ids] > 0)
-        return waited_for, state["probability_E"][ids]
+        return waited_for(state, ids), state["probability_E"][ids]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +216,11 @@ def next_uses(uses: Sequence[int], num_experts: int) -> tuple[np.ndarray, np.nda
 
 
 POOL_POLICIES: dict[str, type[PoolPolicy]] = {
-    kind.name: kind for kind in (PoolLru, PoolFifo, PoolCoServe, PoolQueued, PoolBelady)
+    kind.name: kind
+    for kind in (
+        *(PoolLru, PoolFifo, PoolCoServe),
+        *(PoolCoServeQueued, PoolQueued, PoolBelady),
+    )
 }
 
 

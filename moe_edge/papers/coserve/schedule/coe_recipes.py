@@ -36,6 +36,7 @@ RECIPES = {
     "em": Recipe(InTurn, "coserve"),
     "em_ra": Recipe(Arranged, "coserve"),
     "coserve": Recipe(CoServe, "coserve"),
+    "coserve_queued": Recipe(CoServe, "coserve_queued"),
     "affinity": Recipe(Affinity, "queued", by_work=True),
 }
 

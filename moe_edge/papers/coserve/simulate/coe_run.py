@@ -47,7 +47,7 @@ def run_coserve(
         `events_POLICY.jsonl`.
       work: who judges what; options: on what.
       policies: samba, samba_no_tier, samba_fifo, samba_parallel, none, em, em_ra,
-        coserve, affinity, separated by commas; or `all`.
+        coserve, coserve_queued, affinity, separated by commas; or `all`.
       max_wait_s: under affinity nobody waits longer in a queue than that and one group,
         as far as a lane can foresee it (`Affinity`); 0: no bound. Where requests come
         faster than they are served all wait longer.

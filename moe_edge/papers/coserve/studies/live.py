@@ -98,6 +98,7 @@ def _study(name: str, settings: type, functions: str, runs: Frame) -> Study:
         frames={"runs": runs},
         measure=later(f"{here}.measure_{what}"),
         derive=later(f"{here}.derive_{what}"),
+        start={"repeats": 1},
     )
 
 

@@ -45,7 +45,10 @@ class Simulated(OnMachines):
 class Ablation(Simulated):
     """As Simulated, of CoServe's parts."""
 
-    policies: Sequence[str] = ("none", "em", "em_ra", "coserve", "affinity")
+    policies: Sequence[str] = (
+        *("none", "em", "em_ra", "coserve"),
+        *("coserve_queued", "affinity"),
+    )
 
 
 def measure(settings: Simulated, rows: Rows) -> None:

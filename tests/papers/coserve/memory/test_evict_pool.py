@@ -8,6 +8,7 @@ from moe_edge.papers.coserve.memory.evict_pool import (
     POOL_POLICIES,
     PoolBelady,
     PoolCoServe,
+    PoolCoServeQueued,
     PoolFifo,
     PoolLru,
     PoolQueued,
@@ -52,6 +53,16 @@ def test_coserve_takes_orphans_by_size_then_all_by_probability():
     assert policy.victims(state_of(policy, [2, 3, 4]), 12, ()) == [2, 3, 4]
     # 0 is there, so 2 is no orphan: 3 first, then 1? No: 0.2 (2), 0.4 (4), 0.5 (0).
     assert policy.victims(state_of(policy, [0, 2, 3, 4]), 17, ()) == [3, 2, 4, 0]
+
+
+def test_coserve_queued_spares_what_is_waited_for_in_both_stages():
+    policy = PoolCoServeQueued()
+    state = state_of(policy, [2, 3, 4])
+    assert policy.victims(state, 13, ()) == PoolCoServe().victims(state, 13, ())
+    state["waiting_E"][2] = 1  # an orphan, and the largest
+    assert policy.victims(state, 13, ()) == [3, 4, 2]
+    state["coming_E"][3] = 1  # now both orphans; the largest first
+    assert policy.victims(state, 13, ()) == [4, 2, 3]
 
 
 def test_queued_keeps_what_requests_wait_for_and_what_may_follow():

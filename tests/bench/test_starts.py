@@ -1,0 +1,216 @@
+"""Starts of a study of no cost: what each keeps, and what they say together."""
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moe_edge.bench import starts
+from moe_edge.bench.registry import find
+from moe_edge.bench.rounds import round_order
+from moe_edge.bench.started import start_number, started
+from moe_edge.bench.starts import join, kept, of_start, take_starts, used
+from moe_edge.bench.study import Study, run_study
+from moe_edge.core.checks import ConfigError
+from moe_edge.core.process import CpuUse
+from moe_edge.metrics import page
+from moe_edge.metrics.frames import Rows, frame, interval, median
+from moe_edge.metrics.schema import validate_entry
+from tests.support.entries import row_of
+
+TEMPLATE = """# Is b faster than a?
+
+**Change of the time: b {{ change | f("+.0%") }}, c {{ slow | f("+.0%") }}.**
+
+{{ figure(timing, x="policy", y={"ms": "time (ms)"}, series="", title="t") }}
+
+{{ table(changes, "policy", {"change": "change"}, digits="+.0%") }}
+"""
+NOISE = {"a": (10.0, 11.0, 9.0, 10.5, 9.5), "b": (10.2, 10.6, 9.4, 10.1, 9.9)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much.
+
+    Attributes:
+      rounds: how often; seed: of the requests.
+    """
+
+    rounds: int = 3
+    seed: int = 7
+
+
+def measure(settings: Size, rows: Rows) -> None:
+    number = start_number()
+    for policy in ("a", "b", "c"):
+        base = NOISE["a"][number % 5]
+        ms = {"a": base, "b": NOISE["b"][number % 5], "c": 2 * base}[policy]
+        rows("timing", policy, ms=median([ms] * settings.rounds), same=1.0)
+    rows.about |= {
+        "model": {"name": "none", "params": 0, "weights": "none"},
+        "workload": {"seed": settings.seed},
+    }
+    rows.checks["it ran"] = number != 3
+
+
+def derive(tables) -> dict[str, Any]:
+    ms = tables["timing"].set_index("policy").ms
+    change = ms / ms["a"] - 1
+    rows = [{"policy": p, "change": change[p]} for p in ("b", "c")]
+    return {"change": change["b"], "slow": change["c"], "changes": rows}
+
+
+STUDY = Study(
+    name="tiny",
+    settings=Size,
+    frames={"timing": frame("policy", ms="ms", same="1")},
+    measure=measure,
+    derive=derive,
+)
+
+
+def here(name, settings, number):
+    """A start in this process."""
+    rows = Rows(STUDY.frames)
+    with started(number):
+        STUDY.measure(settings, rows)
+    return kept(rows)
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """The study's page, and starts in this process."""
+    (tmp_path / "tiny.md").write_text(TEMPLATE)
+    monkeypatch.setattr(page, "template_path", lambda name: tmp_path / "tiny.md")
+    monkeypatch.setattr(starts, "alone", lambda _, *args: here(*args))
+    monkeypatch.setattr(CpuUse, "others", lambda self, later: 0.02)
+    return tmp_path / "entry"
+
+
+def test_starts_are_joined_and_a_change_inside_its_interval_is_no_difference(tiny):
+    summary = run_study(STUDY, Size(), out_dir=str(tiny), starts=5)
+    assert summary["answer"] == "Change of the time: b no difference, c +100%."
+    result = validate_entry(tiny)
+    mean = row_of(result, "timing", policy="b")
+    assert mean["ms"] == pytest.approx(np.mean(NOISE["b"])) and mean["ms_n"] == 5
+    assert 0 < mean["ms_spread"] < 0.5 and mean["same_spread"] == 0
+    low, high = result["starts"]["intervals"]["change"]
+    assert low < 0 < high
+    assert result["starts"]["intervals"]["slow"] == pytest.approx([1, 1])
+    text = (tiny / "README.md").read_text()
+    assert "| b | no difference |" in text and "| c | +100% |" in text
+    assert "Starts: 5 fresh processes" in text and "at most 2% of the CPU" in text
+    each = result["starts"]["each"]
+    assert [one["number"] for one in each] == list(range(5))
+    assert {"started_utc", "commit", "load_before", "others"} <= each[0].keys()
+    assert result["checks"] == {"it ran": False}  # start 3
+
+
+def test_appended_starts_go_on_where_the_entry_ends(tiny):
+    run_study(STUDY, Size(), out_dir=str(tiny), starts=2)
+    run_study(STUDY, Size(), out_dir=str(tiny), starts=3, append=True)
+    result = validate_entry(tiny)
+    assert [one["number"] for one in result["starts"]["each"]] == [0, 1, 2, 3, 4]
+    assert row_of(result, "timing", policy="a")["ms"] == np.mean(NOISE["a"])
+    with pytest.raises(ConfigError, match="was measured with rounds 3, 4 is asked for"):
+        run_study(STUDY, Size(rounds=4), out_dir=str(tiny), starts=1, append=True)
+
+
+def test_a_start_beside_others_is_marked_and_repeated(tiny, monkeypatch, capsys):
+    shares = iter([0.5, 0.05, 0.2, 0.3, 0.4])
+    monkeypatch.setattr(CpuUse, "others", lambda self, later: next(shares))
+    run_study(STUDY, Size(), out_dir=str(tiny), starts=2)
+    each = validate_entry(tiny)["starts"]["each"]
+    found = [(one["number"], one["busy"], one["used"]) for one in each]
+    first = [(0, True, False), (0, False, True)]
+    assert found == [*first, (1, True, False), (1, True, False), (1, True, True)]
+    assert "Starts 1 shared it with others" in (tiny / "README.md").read_text()
+    assert "others' CPU 50%" in capsys.readouterr().out
+
+
+def test_a_start_has_one_round_another_seed_and_an_order_of_its_own():
+    settings = of_start(STUDY, Size(), 2)
+    assert (settings.rounds, settings.seed) == (1, 9)
+    orders = set()
+    for number in range(20):
+        with started(number):
+            orders.add(tuple(round_order("abc", 0)))
+            assert round_order("abc", 0) == round_order("abc", 0)
+    assert len(orders) == 6  # all there are
+    assert start_number() is None and round_order("abc", 0) == ["a", "b", "c"]
+
+
+def start_of(number, values, within=0.0, key="a"):
+    rows = Rows(STUDY.frames)
+    ms = median(values) if values else interval(1.0, (1 - within, 1 + within), 9)
+    rows("timing", key, ms=ms, same=1.0)
+    return {"number": number} | kept(rows)
+
+
+def one_measure(found):
+    study = dataclasses.replace(STUDY, derive=lambda tables: {})
+    stored = join(study, found).rows.stored()["timing"]
+    assert stored["spreads"]["ms"] == "half of the 95 % interval"
+    return stored["rows"][0][1]
+
+
+def test_observations_of_a_start_are_drawn_too():
+    """Two starts of one mean: only what is inside of them spreads."""
+    alike = one_measure([start_of(0, [2.0]), start_of(1, [2.0])])
+    spread = one_measure([start_of(0, [1.0, 3.0]), start_of(1, [1.0, 3.0])])
+    assert alike == [2.0, 2, 0.0]
+    assert spread[0] == 2.0 and 0.5 < spread[2] <= 1.0
+
+
+def test_an_interval_of_tokens_is_kept_where_starts_agree():
+    found = [start_of(number, [], within=0.25) for number in (0, 1)]
+    assert one_measure(found) == [1.0, 2, 0.25]
+
+
+def test_starts_of_other_rows_are_refused():
+    with pytest.raises(ConfigError, match="start 4 gave other rows than start 0"):
+        join(STUDY, [start_of(0, [1.0]), start_of(4, [1.0], key="z")])
+
+
+@pytest.mark.parametrize(
+    ("study", "given", "message"),
+    [
+        (STUDY, {"append": True}, "append adds starts to an entry; say how many"),
+        (STUDY, {"starts": 0}, "starts"),
+        (STUDY, {"starts": 1, "append": True}, "starts.json is not there: only an"),
+        (
+            dataclasses.replace(STUDY, start={"repeats": 1}),
+            {"starts": 2},
+            "study tiny has no repeats to cut to one in a start",
+        ),
+        (
+            dataclasses.replace(STUDY, frames={}, question="q?"),
+            {"starts": 2},
+            "study tiny keeps no rows, so --starts cannot join them",
+        ),
+    ],
+)
+def test_starts_that_cannot_be_are_refused(study, given, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        run_study(study, Size(), out_dir=str(tmp_path / "o"), **given)
+
+
+def test_share_of_others_by_hand():
+    before, later = CpuUse(1.0, 10.0, 100.0), CpuUse(4.0, 14.0, 120.0)
+    assert before.others(later) == pytest.approx((4 - 3) / 20)
+    now = CpuUse.now()
+    assert now is None or 0 <= now.own_s <= now.busy_s <= now.all_s
+
+
+@pytest.mark.slow
+def test_a_start_is_a_process_of_its_own(capsys):
+    """A registered study, since a fresh process finds it by name."""
+    study = dataclasses.replace(find("coserve_fig11"), start={"seeds": 1})
+    settings = study.settings(decays=(32.0,))
+    found = take_starts(study, settings, 2)
+    assert [one["number"] for one in used(found)] == [0, 1]
+    assert json.dumps(found) and found[0]["frames"]["needed"]
+    assert all(one["checks"] for one in found)
