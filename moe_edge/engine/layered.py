@@ -256,9 +256,11 @@ class LayeredEngine(Engine):
             jax.block_until_ready(self._turn.reader)
         if self._foreseen is not None:
             self._look_ahead()
+        pairs = self.programs.is_pairs(chunk.valid_BS.size)
         for layer in range(self.config.num_layers):
             if self._is_moe[layer]:
-                state = self._moe_layer(session, layer, state, chunk, on_routing)
+                given = session, layer, state, chunk, pairs, on_routing
+                state = self._moe_layer(*given)
             elif layer + 1 < self.config.num_layers:
                 state = self._attend(session, layer + 1, state, chunk)
         self._turn.reader = state
@@ -276,8 +278,8 @@ class LayeredEngine(Engine):
                 self.layer_step.look_ahead(wanted_LE, self._turn.step)
 
     def _layer_arguments(self, session, layer: int, chunk) -> tuple:
-        is_decode = chunk.valid_BS.shape[1] == 1
-        gates = self._predictor.gates_after(layer) if is_decode else ()
+        asks = chunk.valid_BS.shape[1] == 1 and not self.predictor_run.is_idle
+        gates = self._predictor.gates_after(layer) if asks else ()
         params, window = self.weights.layers[layer], self._windows[layer]
         return params, gates, chunk, window, session.caches[layer]
 
@@ -288,7 +290,7 @@ class LayeredEngine(Engine):
         state, session.caches[layer] = self._steps.attend(kind, x, *arguments)
         return state
 
-    def _moe_layer(self, session, layer, routed: Routed, chunk, on_routing):
+    def _moe_layer(self, session, layer, routed: Routed, chunk, pairs, on_routing):
         """Plans and dispatches a layer's experts and the next layer's attention."""
         layer_step, visit = self.layer_step, None
         if not self._slots.safe_in_thread:
@@ -299,9 +301,9 @@ class LayeredEngine(Engine):
             on_routing(layer, reading.own)
         tokens, slot_TK = len(reading.ids_TK), None
         other_TD = self._help.zeros.get(tokens)
-        pairs = self.programs.is_pairs(tokens)
         pairs = pairs and self._must_fit(layer, reading.ids_TK)
-        if pairs and reading.is_decode and self._help.may_pass(tokens):
+        helped = self._help.is_idle or self._help.may_pass(tokens)
+        if pairs and reading.is_decode and helped:
             slot_TK = self._residency.ready_slots(layer, reading.ids_TK)
         if slot_TK is None or self._plans_first:
             visit = layer_step.begin(reading)

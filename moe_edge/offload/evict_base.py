@@ -63,18 +63,19 @@ def base_state(spec: CacheSpec, xp=np) -> State:
     }
 
 
-def put(state: State, slot, key, xp=np) -> State:
+def put(state: State, slot, key) -> State:
     """Says that block `key` is now in `slot` (-1: the slot is empty again).
 
     Entering counts as a use just after the last lookup: later than that lookup's hits,
     and a prefetched block is not the oldest one when it arrives. NumPy arrays are
     changed in place.
     """
-    return {
-        **state,
-        "key_S": set_at(state["key_S"], slot, key),
-        "last_B": set_at(state["last_B"], key, state["clock"] + 1),
-    }
+    key_S, last_B, now = state["key_S"], state["last_B"], state["clock"] + 1
+    if isinstance(key_S, np.ndarray):
+        key_S[slot], last_B[key] = key, now
+        return state
+    key_S, last_B = set_at(key_S, slot, key), set_at(last_B, key, now)
+    return {**state, "key_S": key_S, "last_B": last_B}
 
 
 def pick(state: State, value_S, protected_S):
@@ -167,14 +168,18 @@ class Eviction(PlugIn):
           step: a count that rises by one every step (all layers once).
         """
         clock = 2 * (step * state["key_LE"].shape[0] + layer)
-        clock = module_of(state["key_S"]).asarray(clock, dtype=np.int32)
         last_B = state["last_B"]
-        if isinstance(last_B, np.ndarray) and ids_TK.size <= FEW:
+        is_host = isinstance(last_B, np.ndarray)
+        xp = np if is_host else module_of(last_B)
+        clock = xp.asarray(clock, dtype=np.int32)
+        if is_host and ids_TK.size <= FEW:
             # One by one: an indexed assignment takes ten times as long, and gives up
             # Python's lock, for which the queue's thread waits.
             E, padding = state["key_LE"].shape[1] - 1, len(last_B) - 1
             for expert in ids_TK.reshape(-1).tolist():
                 last_B[layer * E + expert if expert < E else padding] = clock
+        elif is_host:
+            last_B[state["key_LE"][layer, ids_TK]] = clock
         else:
             last_B = set_at(last_B, state["key_LE"][layer, ids_TK], clock)
         return {**state, "last_B": last_B, "clock": clock}

@@ -6,9 +6,8 @@ through `LayerStep`, so none has an order of its own:
 1. look up: hits are refreshed, queued prefetches that the layer did not choose are
    taken back, and the predictor is told;
 2. demand: misses, best first, after late prefetches, which become as urgent;
-3. prefetch: what the predictor names, while demands travel; where nothing travels,
-   once the layer is dispatched (`finish`), or just before on a device that is the
-   caller's own thread (`think_ahead`);
+3. prefetch: what the predictor names, while demands travel; where nothing travels, once
+   the layer is dispatched, or just before where programs run in the caller's thread;
 4. wait for what was demanded;
 5. release: chosen experts stay in their slots until the next lookup, whose routing
    shows that this layer has been computed, or between the waves of a layer.
@@ -81,9 +80,10 @@ class LayerStep:
         if self.residency.is_busy or not self.predictor_run.is_idle:
             late = self.residency.settle_lookup(layer, hits, misses)
             hits = [expert for expert in hits if expert not in late]
-        where, begun_s = (layer, step, is_decode), self.statistics.now()
+        begun_s = self.recorder.clock.now() if self.recorder.enabled else 0.0
+        found = hits, late, misses, [*hits, *late, *misses]
         may_prefetch = is_decode and self.prefetcher.follows_routing
-        return LayerVisit(*where, hits, late, misses, begun_s, may_prefetch)
+        return LayerVisit(layer, step, is_decode, *found, begun_s, may_prefetch)
 
     def begin(self, seen) -> LayerVisit:
         """`look_up` of an engine's `Reading`, which the predictor is told."""
@@ -116,14 +116,14 @@ class LayerStep:
           transfers of `absent`, arrived.
         """
         absent = visit.misses if absent is None else absent
-        late = self.residency.underway(visit.layer, visit.late) if visit.late else []
+        late = self.residency.underway(visit.layer, visit.late)
         for transfer in late:
             self.queue.promote(transfer)
         fetched = self.demand(visit, absent)
         if len(fetched) < len(absent):
             # Transfers under way have taken slots: when they have ended, all fits.
             self.wait(visit, late + fetched)
-            self._drain_for(visit)
+            self._waited(visit, self.residency.drain())
             fetched += self.demand(visit, absent[len(fetched) :])
             if len(fetched) < len(absent):
                 raise RuntimeError(
@@ -142,7 +142,7 @@ class LayerStep:
     def begin_waves(self, visit: LayerVisit) -> None:
         """More was chosen than fits: nothing else may be on its way."""
         visit.in_waves, visit.may_prefetch = True, False
-        self._drain_for(visit)
+        self._waited(visit, self.residency.drain())
 
     def runs(self, visit: LayerVisit, ids_TK: np.ndarray) -> Iterator[tuple[int, int]]:
         """Brings run after run of the (token, expert) pairs, in their order.
@@ -163,10 +163,12 @@ class LayerStep:
             yield first, end
 
     def demand(self, visit: LayerVisit, experts, busy=()) -> list[Transfer]:
-        """Asks for experts, best first: transfers of those that got a slot. Programs in
-        flight read the slots `busy`."""
+        """Asks for experts, best first; `busy` slots are read by programs in flight."""
         transfers = self.residency.demand(visit.layer, experts, visit.step, busy)
-        visit.asked(transfers)
+        asked = [transfer.expert for transfer in transfers]
+        visit.missed, visit.moved = visit.missed + asked, visit.moved + len(asked)
+        if visit.in_waves:
+            visit.thrown_out(asked)
         return transfers
 
     def think_ahead(self, visit: LayerVisit) -> None:
@@ -182,11 +184,11 @@ class LayerStep:
     def wait(self, visit: LayerVisit, transfers) -> None:
         """Returns when the blocks are in their slots."""
         if transfers:
-            self.statistics.waited(visit, self.residency.wait(transfers))
+            self._waited(visit, self.residency.wait(transfers))
 
-    def _drain_for(self, visit: LayerVisit) -> None:
-        """Nothing is on its way any more; the layer has waited for that too."""
-        if waited_s := self.residency.drain():
+    def _waited(self, visit: LayerVisit, waited_s: float) -> None:
+        visit.waited_s += waited_s
+        if waited_s and self.recorder.enabled:
             self.statistics.waited(visit, waited_s)
 
     def finish(self, visit: LayerVisit) -> None:
@@ -197,8 +199,7 @@ class LayerStep:
     def pass_layer(
         self, layer, ids_TK, scores_TE, step, sequences: Sequence[int] = (0,)
     ) -> LayerVisit:
-        """A whole visit in computed time, where programs cost the caller nothing. The
-        rows are of these sequences, or all of one."""
+        """A whole visit in computed time; rows are of these sequences, or of one."""
         self.queue.poll()
         visit = self.look_up(layer, ids_TK, scores_TE, step)
         rows = {"sequences": sequences, "shape_BS": (len(sequences), 1)}
@@ -212,8 +213,7 @@ class LayerStep:
         return visit
 
     def look_ahead(self, wanted_LE, step: int) -> None:
-        """Takes what is expected of a token's layers (as of the predictor's `store`),
-        and asks for the first of them."""
+        """Stores what a token's layers are expected to choose; asks for the first."""
         self.predictor_run.store(-1, wanted_LE)
         self.prefetcher.prefetch(-1, step)
 

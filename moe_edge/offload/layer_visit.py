@@ -15,6 +15,7 @@ class LayerVisit:
     hits: list[int]  # experts that needed no transfer; in waves some may still come to
     late: list[int]  # prefetched experts that were still on their way at the lookup
     misses: list[int]  # absent at the lookup, best first
+    chosen: list[int]  # all of these at the lookup
     begun_s: float  # when, in the run's time, where events are recorded
     may_prefetch: bool
     # Experts asked for on demand or computed elsewhere, each time.
@@ -25,21 +26,11 @@ class LayerVisit:
     in_waves: bool = False  # it passed in waves
 
     @property
-    def chosen(self) -> list[int]:
-        """All experts of the lookup."""
-        return [*self.hits, *self.late, *self.misses]
-
-    @property
     def travels(self) -> bool:
         """Whether something was asked for that the layer waits for."""
         return bool(self.transfers)
 
-    def asked(self, transfers: list[Transfer]) -> None:
-        """Takes note of experts asked for on demand."""
-        self.moved += len(transfers)
-        for transfer in transfers:
-            self.missed.append(transfer.expert)
-            if self.in_waves:  # a wave before, or draining for it, has thrown it out
-                for group in (self.hits, self.late):
-                    if transfer.expert in group:
-                        group.remove(transfer.expert)
+    def thrown_out(self, experts: list[int]) -> None:
+        """Of these, the wave before, or draining for it, has thrown out the hits."""
+        self.hits = [expert for expert in self.hits if expert not in experts]
+        self.late = [expert for expert in self.late if expert not in experts]

@@ -11,11 +11,10 @@ class Prefetcher:
         self._residency, self.run, self.limit = residency, run, limit
         # Else the engine asks, as soon as it has computed such a state.
         self.follows_routing = "partial_state" not in run.predictor.needs
+        self.follows_routing &= not run.is_idle
 
     def prefetch(self, layer: int, step: int) -> None:
         """Asks for what the predictor expects of the next layers, nearest first."""
-        if self.run.is_idle:
-            return
         ids_NM = self.run.predict(layer)
         if not ids_NM.size:
             return

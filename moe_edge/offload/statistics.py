@@ -44,10 +44,6 @@ class Statistics:
         # Experts that a lossy route saw while decoding, and changed.
         self.choices = self.rerouted = 0
 
-    def now(self) -> float:
-        """The run's time, where events are recorded."""
-        return self.recorder.clock.now() if self.recorder.enabled else 0.0
-
     def count(self, visit: LayerVisit) -> None:
         """Enters a visit that has ended."""
         counters, hits = self.counters[visit.is_decode], len(visit.hits)
@@ -75,10 +71,7 @@ class Statistics:
         self.rerouted += rerouted
 
     def waited(self, visit: LayerVisit, waited_s: float) -> None:
-        """Enters a wait, part of which may have passed before it was asked for."""
-        visit.waited_s += waited_s
-        if self.recorder.enabled:
-            start_s = max(visit.begun_s, self.now() - waited_s)
-            self.recorder.add(
-                "wait", start_s, waited_s, layer=visit.layer, step=visit.step
-            )
+        """Records a wait, part of which may have passed before it was asked for."""
+        start_s = max(visit.begun_s, self.recorder.clock.now() - waited_s)
+        where = {"layer": visit.layer, "step": visit.step}
+        self.recorder.add("wait", start_s, waited_s, **where)

@@ -5,18 +5,15 @@ migration policy, which the simulator runs, too.
 """
 
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moe_edge.cluster.prism.port import Port
 from moe_edge.cluster.scheduler.scheduler import SOON_S
 from moe_edge.core.checks import CapacityError
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.migration_policy import Ledger, MigrationPolicy, Proposal
 from moe_edge.place.plan import Placement
-
-if TYPE_CHECKING:
-    from moe_edge.cluster.prism.method import PrismScheduler
 
 
 class Judge:
@@ -33,12 +30,12 @@ class Judge:
 
     def __init__(
         self,
-        scheduler: "PrismScheduler",
+        port: Port,
         shape_NLE: tuple[int, int, int],
         policy: MigrationPolicy | None,
         cost_model: CostModel | None,
     ):
-        self._scheduler, self._policy, self._cost_model = scheduler, policy, cost_model
+        self._port, self._policy, self._cost_model = port, policy, cost_model
         self._ledger = Ledger(shape_NLE)
         self._counted: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._seconds_N2: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -100,9 +97,9 @@ class Judge:
 
     def _count(self) -> None:
         """What servers have counted since the last time."""
-        layers = self._scheduler.moe_layers
-        for server in self._scheduler.alive:
-            answer = self._scheduler.ask(server, "counts", SOON_S)
+        layers = self._port.moe_layers
+        for server in self._port.alive:
+            answer = self._port.ask(server, "counts", SOON_S)
             if answer is None:
                 continue
             arrays = answer[1]

@@ -1,7 +1,7 @@
 """One method's run: servers take a placement, requests are served, it may migrate."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -56,6 +56,15 @@ class PrismScheduler(Scheduler):
         self.slots_N = np.array(slots_N, np.int64)
         self.moe_layers = list(config.moe_layers)
         self._shape = config.num_layers, config.moe.num_experts
+
+    @property
+    def bad_pairs(self) -> Collection[tuple[int, int]]:
+        """(by, who): living servers that do not reach each other."""
+        return self.accusations.bad
+
+    def prepare_return(self, server: int, fields: dict, arrays: dict) -> None:
+        """Has a lost server prepare for the run that is being served."""
+        self.returning.prepare(server, fields, arrays)
 
     def full(self, array_NLE: np.ndarray, empty=0) -> np.ndarray:
         """[..., L of MoE layers, E] -> [..., all layers, E]."""

@@ -104,6 +104,10 @@ class World:
         full[list(LAYERS)] = array_LE
         return full
 
+    @property
+    def bad_pairs(self):
+        return self.accusations.bad
+
     def tell(self, server, name, fields=None, arrays=None):
         assert self.alive_N[server]
         self.servers[server].told.append((name, fields, arrays))

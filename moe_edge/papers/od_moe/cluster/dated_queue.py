@@ -26,17 +26,13 @@ class DatedQueue(VirtualQueue):
     def __init__(self, store: HostStore, slots: Slots, bytes_per_s: float | None):
         # A link so fast is none: a block takes less than a clock's tick.
         link = EmulatedLink(bytes_per_s or 1e18, merges=False)
-        super().__init__(link, store.block_bytes, store.num_experts)
+        given = link, store.block_bytes, store.num_experts
+        super().__init__(*given, clock=lambda: time.perf_counter())
         self._store, self._slots = store, slots
         self._uncopied: list[Transfer] = []
 
-    @property
-    def now_s(self) -> float:
-        """The present; to move on to a moment is to wait for it."""
-        return time.perf_counter()
-
-    @now_s.setter
-    def now_s(self, moment_s: float) -> None:
+    def _move_on(self, moment_s: float) -> None:
+        """To move on to a moment is to wait for it."""
         while (left_s := moment_s - time.perf_counter()) > 0:
             time.sleep(left_s)  # to the end: others need the core
 
