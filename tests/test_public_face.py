@@ -149,6 +149,21 @@ def test_tokens_are_those_of_the_command(budget):
     assert engine.generate(np.asarray(ids), np.int64(NEW)).tokens == expected
 
 
+def test_types_of_a_run_are_arguments_of_load():
+    for given, text in (
+        ({"kv_cache": "int4"}, "unknown kv_cache 'int4'"),
+        ({"activations": "int8"}, "int8 meet weights in interleaved blocks"),
+    ):
+        with pytest.raises(me.ConfigError, match=text):
+            me.load(tiny_folder(), **given)
+    model = me.load(tiny_folder(), kv_cache="bfloat16")
+    with model.resident() as engine, model.offload("50%") as other:
+        got = engine.logits(TEXT)
+        np.testing.assert_array_equal(got, other.logits(TEXT))
+    exact = resident().logits(TEXT)
+    assert 0 < np.abs(got - exact).max() < 0.1 * exact.std()
+
+
 def test_defaults_are_those_of_the_command_and_of_gin():
     """One set: of a budget alone, of a gin file that says nothing, and of Python."""
     register("offload")

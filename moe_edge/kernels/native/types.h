@@ -12,6 +12,13 @@ namespace moe_edge {
 enum class Kind {
   kFloat32, kBfloat16, kQ8_0, kQ4_0, kMxfp4, kQ8_0x8, kQ4_0x8, kMxfp4x8, kInt4x8, kFp8x8
 };
+// A float16, which GCC calls otherwise in C++ for Arm.
+#if defined(__aarch64__)
+typedef __fp16 Half;
+#else
+typedef _Float16 Half;
+#endif
+
 constexpr int kBlock = 32, kFp8Block = 128, kEight = 8;
 constexpr int kTile = 4;  // vectors that share a pass over a row, or over keys
 

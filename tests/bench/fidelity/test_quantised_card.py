@@ -48,10 +48,14 @@ def test_card_is_against_the_source(folders, tmp_path):
     assert 0.14 < ours["bytes_share"] < 0.15  # 4.5 of 32 bits
     assert 0.5 < ours["agreement"] <= 1 and ours["perplexity_ratio"] != 1
     rounded = dataclasses.replace(
-        settings, activations="int8", reference=str(quantised), batch_sizes=(1,)
+        settings,
+        activations="int8",
+        kv_cache="bfloat16",
+        reference=str(quantised),
+        batch_sizes=(1,),
     )
     card = run_study(FIDELITY, rounded, out_dir=str(tmp_path / "int8"))["cards"][1]
-    assert card["option"] == f"{names[2]}, activations in int8"
+    assert card["option"] == f"{names[2]}, activations in int8, kv cache in bfloat16"
     assert 0.5 < card["agreement"] <= 1 and card["perplexity_ratio"] != 1
     result = validate_entry(tmp_path / "o")
     assert list(result["checks"].values()) == [True]
@@ -73,7 +77,7 @@ def test_reference_is_named_where_the_source_is_gone(folders, tmp_path):
     plain = FidelitySettings(checkpoint=str(hf), text=text, **SMALL)
     assert reference_of(plain) is None
     rounded = dataclasses.replace(plain, activations="int8")
-    with pytest.raises(ConfigError, match="int8 are measured against another run; na"):
+    with pytest.raises(ConfigError, match="int8: measured against another run; name o"):
         run_study(FIDELITY, rounded, out_dir=str(tmp_path / "o"))
 
 
