@@ -75,6 +75,7 @@ def make_plan(
     space = space_of(*given, budgets=budgets)
     protocol = _protocol(asked, live, asked.seed, notes)
     done, entries = _calibrated(asked, live, space, protocol, notes)
+    space = space.without(done.left_out, done.recorded.predicted)
     own = Subject(live, done.costs, done.recorded)
     given = checkpoint, own, base, qualities, protocol, context
     with variants(*given) as (subjects, failed):

@@ -12,7 +12,7 @@ from moe_edge.planner.choose import Judged, loses_by
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Refused
 from moe_edge.planner.search import Found
-from moe_edge.planner.verify import was_best
+from moe_edge.planner.verify import errors_of, was_best
 from moe_edge.planner.written import PROMPT, gin_text, readme
 
 SHOWN = 8  # alternatives
@@ -65,6 +65,7 @@ def summed_up(
         "search_s": found.seconds,
         "replays": found.replays,
         "verified": list(rows),
+        "errors": errors_of(rows),
     }
     command = f"moe-edge generate --gin_file {out_dir or '.'}/plan.gin"
     options = first.candidate.options
