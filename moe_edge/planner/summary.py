@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.planner.candidates import parts_of
 from moe_edge.planner.choose import Judged, loses_by
 from moe_edge.planner.options import PlanOptions
@@ -113,9 +114,10 @@ def _generate(asked: PlanOptions, chosen: Mapping[str, Any]) -> dict[str, Any]:
         given["prompts"] = asked.prompts
     if chosen["k"] is not None:
         given["k"] = chosen["k"]
+    if parse_budget(chosen["offload"]["device_memory"]).share is None:
+        given["max_context"] = asked.tokens  # for whose KV cache the size has room
     return given | {
         "max_new_tokens": asked.new_tokens,
-        "max_context": asked.tokens,
         "batch_size": asked.batch,
         "temperature": asked.temperature,
         "seed": asked.seed,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-PROMPT = "It was a cold morning when Anna, the sailor, met"
+PROMPT = "Once upon a time"
 UNITS = {"tpot_s": (1e3, "ms"), "ttft_s": (1e3, "ms"), "device_bytes": (1e-6, "MB")}
 UNITS |= {"host_bytes": (1e-6, "MB"), "tokens_per_s": (1, "tokens/s")}
 
