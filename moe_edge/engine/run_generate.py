@@ -126,7 +126,7 @@ def run_generate(
         half or about a quarter of the bytes: longer contexts fit, and lossy.
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
         holds the dense weights, the KV cache and staging; `auto`: nine tenths of what
-        the device has free, with options that a short plan chooses (moe-edge plan);
+        the device has free, on a CPU with options of a short plan (moe-edge plan);
         None: as the gin file's `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
       devices: devices that share the experts: a number, or `all` of this machine;

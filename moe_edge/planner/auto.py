@@ -1,8 +1,8 @@
 """`device_memory auto`: the options of an engine, chosen by a short plan.
 
-Where the budget holds all experts there is nothing to choose. Else this machine is
-measured for some tens of seconds; who wants to wait once makes a plan and runs its
-`plan.gin`.
+Where the budget holds all experts, or on a GPU, there is nothing to choose. Else this
+machine is measured for some tens of seconds; who wants to wait once makes a plan and
+runs its `plan.gin`.
 """
 
 import dataclasses
@@ -44,6 +44,10 @@ def chosen_options(
         **asked,
     )
     if not base.lossless or holds_all(checkpoint, budget, settings):
+        return base
+    import jax
+
+    if jax.default_backend() != "cpu":  # mode fused runs there, which no plan times
         return base
     from moe_edge.planner.plan import make_plan  # loads JAX
 

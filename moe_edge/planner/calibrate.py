@@ -73,6 +73,7 @@ def calibrate(
     fast = dataclasses.replace(base, link_bytes_per_s=None, link_latency_s=0.0)
     few = protocol.prompts[: FEW * live.batch]
     new, sampling = protocol.new_tokens, protocol.sampling
+    every = protocol.prompts if recorded is None else few
     if recorded is None:
         with live.engine(fast, with_trace=True) as engine:
             run = live.run(engine, protocol.prompts, new, sampling)
@@ -102,11 +103,12 @@ def calibrate(
             share = min(1.0, run.log.layer_s() * layers / step_s)
             ttft.append((float(np.median(run.ttft_s)), 0.0, 0.0))
         host_s[name] = []
-        for options, prompts in _links(asked, protocol.prompts, few):
+        for options, prompts in _links(asked, every, few):
             with live.engine(options) as engine:
                 run = live.run(engine, prompts, new, sampling)
             if options.link_bytes_per_s is None:
-                recorded = recorded.with_predictions(name, run.log.predicted)
+                if every is protocol.prompts:
+                    recorded = recorded.with_predictions(name, run.log.predicted)
                 copy_s = run.load_s if name == NONE else copy_s
             costs = _costs(live, hit_s, host_s, share, copy_s)
             link = costs.link(options)

@@ -7,7 +7,7 @@ listed with reason and remedy.
 import dataclasses
 import itertools
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from moe_edge.core.checks import ConfigError
@@ -99,6 +99,21 @@ class Space:
         options = dataclasses.replace(self.base, **fields)
         given = quality.k, quality.expert_dtype, quality.ppl_ratio, quality.agreement
         return Candidate(options, *given)
+
+    def without(self, names: Collection[str], predicted: Collection[str]) -> "Space":
+        """Without the predictors and assists that were not measured.
+
+        Args:
+          names: of those; predicted: predictors whose predictions are known.
+        """
+        values = dict(self.values)
+        for kind in ("predictor", "assist"):
+            first, *others = values[kind]
+            kept = [own for own in others if own[kind] not in names]
+            if kind == "predictor":
+                kept = [own for own in kept if own[kind] in (*predicted, "none")]
+            values[kind] = [first, *kept]
+        return dataclasses.replace(self, values=values)
 
     def all(self, *dimensions: str) -> Iterable[dict[str, Mapping[str, Any]]]:
         """Every combination of the values of some dimensions."""

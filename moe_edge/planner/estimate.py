@@ -119,7 +119,7 @@ def estimate(
     # Other prompts of the same kind, as many as were recorded.
     spread = float(np.std(step_s, ddof=1)) if batches > 1 else 0.0
     error = np.hypot(spread * np.sqrt(2 / batches), costs.noise * step_s.mean())
-    tpot_s = around(float(step_s.mean()), MOST_LIKELY * float(error))
+    tpot_s = within(float(step_s.mean()), MOST_LIKELY * float(error))
     slots = layer_slots(options, live)
     hits = played.counters.hits / (played.counters.hits + played.counters.misses)
     held = live.needs(options).other_bytes + len(slots) * live.block_bytes
@@ -135,6 +135,12 @@ def estimate(
         ppl_ratio=candidate.ppl_ratio,
         agreement=candidate.agreement,
     )
+
+
+def within(middle: float, error: float) -> Range:
+    """Of a time: as many times shorter as it may be longer."""
+    high = middle + error
+    return middle * middle / max(high, 1e-12), middle, high
 
 
 def around(middle: float, error: float, most: float = float("inf")) -> Range:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.files import write_json
 from moe_edge.engine.auto_memory import auto_memory
@@ -46,6 +48,8 @@ def check(
     reader = open_checkpoint(asked.checkpoint or "default")
     prepare_process(reader, base)
     base, budgets = with_budget(asked, base, fixed, lambda: auto_memory(reader))
+    if base.mode == "auto" and jax.default_backend() != "cpu":
+        base = dataclasses.replace(base, mode="layered")  # which alone is timed
     check_fits_model(reader, base)
     check_fixed(base, fixed)
     return reader, base, budgets
@@ -75,6 +79,7 @@ def make_plan(
     space = space_of(*given, budgets=budgets)
     protocol = _protocol(asked, live, asked.seed, notes)
     done, entries = _calibrated(asked, live, space, protocol, notes)
+    space = space.without(done.left_out, done.recorded.predicted)
     own = Subject(live, done.costs, done.recorded)
     given = checkpoint, own, base, qualities, protocol, context
     with variants(*given) as (subjects, failed):

@@ -11,6 +11,7 @@ from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.offload.slot_plan import parse_budget, plan_of, plan_slots, slots_for
 from moe_edge.planner.costs import ModelCosts
 from moe_edge.route.base import get_route
+from moe_edge.simulate.replay.lookups import check_holds
 from moe_edge.simulate.replay.recorded import (
     Predicted,
     Replayed,
@@ -149,9 +150,13 @@ def play(
         predictor = Replayed(with_prompts(trace, recorded.predicted[name]))
     given = options.eviction, options.eviction_options
     policy = EVICTIONS.make(*given, live.context(options))
+    check_holds(EVICTIONS.kind, policy.name, policy.needs, trace)
     link, layers = costs.link(options), len(live.config.moe_layers)
     route = get_route(options.route, **options.route_options)
-    reroute = None if route.lossless else rerouted(route, live.config.moe)
+    reroute = None
+    if not route.lossless:
+        check_holds("route", route.name, frozenset({"scores"}), trace)
+        reroute = rerouted(route, live.config.moe)
     return replay_time(
         trace,
         policy,

@@ -47,7 +47,7 @@ def run_plan(
     summary = plan.summary
 
     def save(folder):
-        write_json(folder / "plan.json", summary | {"out_dir": str(run.path)})
+        write_json(folder / "plan.json", summary | {"out_dir": str(run.out_dir)})
         write_text(folder / "plan.gin", plan.gin)
         write_text(folder / "README.md", plan.readme)
         for name, write in plan.files.items():
@@ -62,6 +62,6 @@ def run_plan(
         raise NotFeasible(
             f"no configuration meets the targets; the nearest misses {missed}: loosen "
             f"them or give more memory (nearest plan in {run.path})",
-            summary | {"out_dir": str(run.path)},
+            summary | {"out_dir": str(run.out_dir)},
         )
     return summary

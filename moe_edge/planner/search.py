@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.core.progress import counter
@@ -19,6 +19,7 @@ LEAST_FINALISTS = 2  # however long it takes
 WIDE = 0.6  # of the seconds, for stages with few prompts
 FINALISTS = 8  # that are replayed with all prompts
 
+Parts = tuple[Quality, dict[str, Mapping[str, Any]]]  # what a candidate is made of
 Subjects = Mapping[tuple[int | None, str | None], Subject]
 
 
@@ -37,16 +38,16 @@ class _Search:
         self.refused: list[Refused] = []
         self.replays, self._begun_s = 0, time.perf_counter()
         self._done: dict[str, Judged] = {}
-        self._parts: dict[int, dict] = {}  # by the id of what was made of them
+        self._parts: dict[int, Parts] = {}  # by the id of what was made of them
         self._count = count
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._begun_s
 
-    def try_all(self, quality: Quality, *dimensions: str, near: Sequence) -> None:
-        """Estimates every combination beside each of `near`."""
-        for own in near:
+    def try_all(self, near: Sequence[Parts], *dimensions: str) -> None:
+        """Estimates every combination of dimensions beside each of `near`."""
+        for quality, own in near:
             for chosen in self.space.all(*dimensions):
                 if self.seconds > WIDE * self.asked.search_s and self._done:
                     return
@@ -70,7 +71,7 @@ class _Search:
             self.refused.append(Refused(what, reason or remedy, remedy))
             return
         self._done[key] = judge(candidate, found, self.asked)
-        self._parts[id(self._done[key])] = dict(chosen)
+        self._parts[id(self._done[key])] = quality, dict(chosen)
 
     def estimate(self, candidate: Candidate, prompts: int | None) -> Estimate:
         subject = self.subjects[candidate.k, candidate.expert_dtype]
@@ -78,7 +79,7 @@ class _Search:
         self._count()
         return estimate(candidate, subject, prompts)
 
-    def best(self, count: int) -> list[dict]:
+    def best(self, count: int) -> list[Parts]:
         """What the best so far are made of."""
         order = ranked([*self._done.values()], self.asked)[:count]
         return [self._parts[id(one)] for one in order]
@@ -115,15 +116,13 @@ def search(
         run._try(first, one_of_each)
         if not run._done and len(space.values["slot_plan"]) == 1:
             raise ConfigError("; ".join(run.refused[0][1:]))
-        run.try_all(first, "eviction", "slot_plan", near=[one_of_each])
+        run.try_all([(first, one_of_each)], "eviction", "slot_plan")
         if not run._done:
             refused = run.refused[0]
             raise CapacityError(f"{refused.reason}; {refused.remedy}")
-        near = run.best(KEPT)
-        run.try_all(first, "predictor", near=near)
-        run.try_all(first, "assist", near=near)
-        near = run.best(KEPT)
-        for quality in qualities[1:]:
-            run.try_all(quality, near=near)
-        run.try_all(first, "device_memory", near=near[:1])
+        (_, chosen), *_ = run.best(1)
+        run.try_all([(quality, chosen) for quality in qualities[1:]])
+        run.try_all(run.best(KEPT), "predictor")
+        run.try_all(run.best(KEPT), "assist")
+        run.try_all(run.best(1), "device_memory")
         return Found(run.finalists(), run.refused, run.replays, run.seconds)

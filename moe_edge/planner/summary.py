@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.planner.candidates import parts_of
 from moe_edge.planner.choose import Judged, loses_by
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Refused
 from moe_edge.planner.search import Found
-from moe_edge.planner.verify import was_best
+from moe_edge.planner.verify import errors_of, was_best
 from moe_edge.planner.written import PROMPT, gin_text, readme
 
 SHOWN = 8  # alternatives
@@ -65,6 +66,7 @@ def summed_up(
         "search_s": found.seconds,
         "replays": found.replays,
         "verified": list(rows),
+        "errors": errors_of(rows),
     }
     command = f"moe-edge generate --gin_file {out_dir or '.'}/plan.gin"
     options = first.candidate.options
@@ -112,9 +114,10 @@ def _generate(asked: PlanOptions, chosen: Mapping[str, Any]) -> dict[str, Any]:
         given["prompts"] = asked.prompts
     if chosen["k"] is not None:
         given["k"] = chosen["k"]
+    if parse_budget(chosen["offload"]["device_memory"]).share is None:
+        given["max_context"] = asked.tokens  # for whose KV cache the size has room
     return given | {
         "max_new_tokens": asked.new_tokens,
-        "max_context": asked.tokens,
         "batch_size": asked.batch,
         "temperature": asked.temperature,
         "seed": asked.seed,

@@ -109,5 +109,21 @@ def was_best(rows: Sequence[Mapping[str, Any]], asked: PlanOptions) -> bool | No
     return values[0] <= min(values) * (1 + asked.margin_share)
 
 
+def errors_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """How far the time of a step was off: of replays of each run's own lookups, and of
+    the prediction, which knew other prompts alone. None: nobody ran."""
+    if not rows:
+        return None
+    own = [row["own_lookups_error"] for row in rows]
+    other = [row["error"]["tpot_s"] for row in rows]
+    found = {}
+    for name, each in (("own_lookups", own), ("other_prompts", other)):
+        sizes = [abs(error) for error in each if error is not None]
+        median = float(np.median(sizes)) if sizes else None
+        worst = max(sizes, default=None)
+        found[name] = {"median": median, "worst": worst, "runs": len(sizes)}
+    return found
+
+
 def sampling_of(asked: PlanOptions) -> Sampling:
     return Sampling(temperature=asked.temperature, seed=asked.seed)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-PROMPT = "It was a cold morning when Anna, the sailor, met"
+PROMPT = "Once upon a time"
 UNITS = {"tpot_s": (1e3, "ms"), "ttft_s": (1e3, "ms"), "device_bytes": (1e-6, "MB")}
 UNITS |= {"host_bytes": (1e-6, "MB"), "tokens_per_s": (1, "tokens/s")}
 
@@ -42,6 +42,13 @@ def readme(plan: Mapping[str, Any], command: str) -> str:
     lines += ["", "Ranges: 95 %, of other prompts of this kind and of the replay."]
     if plan["chosen_was_best"] is not None:
         lines += [f"Chosen was the best of those that ran: {plan['chosen_was_best']}."]
+    for name, error in (plan["errors"] or {}).items():
+        if error["runs"]:
+            median, worst = 100 * error["median"], 100 * error["worst"]
+            lines.append(
+                f"Error of the time a token, {name.replace('_', ' ')}: median "
+                f"{median:.1f} %, worst {worst:.1f} % of {error['runs']} runs."
+            )
     if plan["alternatives"]:
         lines += ["", "## What loses, and by how much", ""]
         for each in plan["alternatives"]:

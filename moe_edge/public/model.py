@@ -225,10 +225,10 @@ class Model:
         Args:
           device_memory: for experts: a share of their bytes ("25%", 0.25); or a size
             ("2GiB") that also holds dense weights, KV cache and staging; or "auto":
-            such a size, nine tenths of what the device has free. Where it does not hold
-            all experts, a plan of about a minute (`moe_edge.plan`) then chooses what
-            `options` leave open, for tokens drawn at temperature 1. Of several devices,
-            for each, and without a plan.
+            such a size, nine tenths of what the device has free. On a CPU that does not
+            hold all experts a plan of about a minute (`moe_edge.plan`) then chooses
+            what `options` leave open, for tokens drawn at temperature 1. Of several
+            devices, for each, and without a plan.
           max_batch: prompts that run together; max_context: most tokens of a prompt and
             its continuation. A size reserves their KV cache (None: of 1024 tokens, as
             the commands).

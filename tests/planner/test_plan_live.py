@@ -1,0 +1,138 @@
+"""Plans of a tiny model that are measured here."""
+
+import dataclasses
+import json
+import types
+
+import numpy as np
+import pytest
+
+import moe_edge as me
+from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.planner import auto, calibrate
+from moe_edge.planner.options import PlanOptions
+from moe_edge.planner.plan import make_plan
+from moe_edge.planner.run_plan import NotFeasible, run_plan
+from moe_edge.planner.variants import with_predictors
+from tests.support.planned import COSTS
+
+SMALL = {"device_memory": "50%", "prompt_tokens": 8, "new_tokens": 4}
+SMALL |= {"calibrate_s": 1e-3, "search_s": 20.0}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs(shared_programs):
+    """Plans find the programs of those before them compiled."""
+
+
+@pytest.mark.slow
+def test_plan_is_measured_verified_and_run_again(tiny, tmp_path):
+    """Written files, the calibration read back, and what another checkpoint may not."""
+    given = {**SMALL, "calibrate_s": 3.0, "fixed": ["horizon=1"], "verify": True}
+    given |= {"verify_top": 1, "link_bytes_per_s": 1e7, "link_latency_s": 1e-4}
+    out = tmp_path / "plan"
+    summary = run_plan(out_dir=str(out), checkpoint=str(tiny), **given)
+    assert summary == json.loads((out / "plan.json").read_text())
+    predicted, measured = summary["predicted"], summary["measured"]
+    low, middle, high = predicted["tpot_s"]
+    assert 0 < low <= middle <= high and measured["tpot_s"] > 0
+    assert measured["device_bytes"] == predicted["device_bytes"][1]
+    assert summary["error"]["tpot_s"] == pytest.approx(
+        measured["tpot_s"] / predicted["tpot_s"][1] - 1
+    )
+    errors = summary["errors"]
+    assert errors["other_prompts"]["runs"] == len(summary["verified"]) >= 2
+    assert errors["own_lookups"]["runs"] >= 1
+    assert isinstance(summary["chosen_was_best"], bool)
+    refused = {each["what"] for each in summary["refused"]}
+    assert {"predictor oracle", "mode fused"} <= refused
+    gin = (out / "plan.gin").read_text()
+    assert "offload.device_memory = '50%'" in gin and "link_bytes_per_s" in gin
+    assert "| tpot_s (ms) |" in (out / "README.md").read_text()
+
+    machine, trace = str(out / "machine.json"), str(out / "trace.csv.gz")
+    again = {**SMALL, "machine": machine, "trace": trace, "link_bytes_per_s": 1e7}
+    asked = PlanOptions(checkpoint=str(tiny), temperature=0.5, **again)
+    plan = make_plan(asked, *asked.base(None))
+    assert not plan.files
+    assert any(
+        "decoded at temperature 1, the plan is f" in n
+        for n in plan.summary["assumptions"]
+    )
+    stored = json.loads((out / "machine.json").read_text())
+    stored["models"] = {"0" * 64: next(iter(stored["models"].values()))}
+    (tmp_path / "other.json").write_text(json.dumps(stored))
+    asked = PlanOptions(
+        checkpoint=str(tiny), **{**again, "machine": str(tmp_path / "other.json")}
+    )
+    with pytest.raises(ConfigError, match="was measured with other checkpoints"):
+        make_plan(asked, *asked.base(None))
+
+
+@pytest.mark.slow
+def test_target_out_of_reach_writes_the_nearest_plan_and_exits_3(tiny, tmp_path):
+    with pytest.raises(NotFeasible, match="the nearest misses tpot_s by") as caught:
+        run_plan(
+            out_dir=str(tmp_path / "o"), checkpoint=str(tiny), tpot_ms=1e-6, **SMALL
+        )
+    assert caught.value.exit_code == 3 and not caught.value.summary["feasible"]
+    assert (tmp_path / "o" / "plan.gin").is_file()
+
+
+def test_budget_below_the_least_is_refused_before_anything_is_measured(tiny):
+    asked = PlanOptions(checkpoint=str(tiny), **{**SMALL, "device_memory": "1KB"})
+    with pytest.raises(CapacityError, match="the minimum is 2 slots"):
+        make_plan(asked, *asked.base(None))
+
+
+def test_auto_takes_the_defaults_where_all_experts_fit(tiny, monkeypatch):
+    monkeypatch.setattr(auto, "auto_memory", lambda *_: "1GB")
+    options = auto.chosen_options(str(tiny), "1GB", {"eviction": "lfu"})
+    assert (options.device_memory, options.eviction) == ("1GB", "lfu")
+    given = {"checkpoint": str(tiny), "device_memory": "auto", "prompt": ["Hello"]}
+    seen = {}
+
+    def run(
+        *,
+        checkpoint,
+        device_memory=None,
+        offload=None,
+        prompt=(),
+        prompts=None,
+        max_new_tokens=8,
+        batch_size=8,
+        max_context=None,
+        temperature=0.0,
+    ):
+        seen.update(device_memory=device_memory, offload=offload)
+        return {}
+
+    auto.with_auto(run, auto._of_generate)(**given)
+    assert seen["device_memory"] is None and seen["offload"].device_memory == "1GB"
+
+
+@pytest.mark.slow
+def test_auto_plans_where_some_experts_stay_on_the_host(tiny, monkeypatch):
+    monkeypatch.setattr(auto, "CALIBRATE_S", 1e-3)
+    live = me.load(tiny)
+    needed = live.config.num_layers * live.config.moe.num_experts * live.expert_bytes
+    monkeypatch.setattr(
+        "moe_edge.public.model.auto_memory", lambda *_: f"{needed + 60_000}B"
+    )
+    with live.offload("auto", max_context=32) as engine:
+        assert engine.generate([3, 4, 5], max_new_tokens=3).tokens
+
+
+def test_model_of_one_format_takes_predictors_costs_from_another():
+
+    other = dataclasses.replace(
+        COSTS, layered_s=0.02, per_predictor_s={"none": 0.02}, noise=0.01
+    )
+    found = with_predictors(other, COSTS)
+    assert found.per_predictor_s == {"none": 0.02, "previous": pytest.approx(0.022)}
+    assert found.noise == 0.02 and found.miss_host_s["previous"] == [[0.001, 1e-4]]
+
+
+def test_waits_are_no_part_of_a_step_with_all_experts_here():
+    run = types.SimpleNamespace(step_s=np.full((2, 3), 0.03), wait_s=0.01)
+    assert calibrate._without_waits(run) == pytest.approx(0.02)
