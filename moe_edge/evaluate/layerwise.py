@@ -27,7 +27,7 @@ from moe_edge.evaluate.stepwise import ForcedRun
 from moe_edge.model.transformer import layer_window
 from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slot_cache import SlotCache
-from moe_edge.route.base import Route, TopK, gate_scores
+from moe_edge.route.base import Route, TopK, gate_scores, may_act
 from moe_edge.workload.traces import DECODE, Trace, ordered_trace
 
 ROWS = 4  # that pass a program together
@@ -199,10 +199,11 @@ class _Walk:
                 here_E = everywhere_E
                 if self._cache is not None:
                     here_E = self._cache.resident(layer)
-                given = self._moe, ids_TK[one], weights_TK[one]
-                ids_TK[one], weights_TK[one] = self._route.route(
-                    layer, scores_TE[one], here_E, *given
-                )
+                if may_act(self._route, ids_TK[one], here_E):
+                    given = self._moe, ids_TK[one], weights_TK[one]
+                    ids_TK[one], weights_TK[one] = self._route.route(
+                        layer, scores_TE[one], here_E, *given
+                    )
             if self._cache is not None:
                 missed = self._look_up(layer, ids_TK[one], shares_TE[one], t)
                 hit_TK[t] = ~np.isin(ids_TK[t], missed)

@@ -91,12 +91,11 @@ def methods() -> list[Method]:
         Method("pruned by 50 % (REAP)", NEWER, half),
         Method("q8_0", FORMAT, Variant("q8_0")),
         Method("q4_0", FORMAT, Variant("q4_0")),
-        *(_prefer(b, COMPOSED, quarter) for b in (0.1, 0.2, 0.35)),
-        *(_substitute(a, COMPOSED, quarter) for a in (0.1, 0.2)),
-        *(_prefer(b, COMPOSED, eviction="smoe_score") for b in (0.2, 0.35)),
-        _substitute(0.1, COMPOSED, Variant("q8_0")),
-        *(_substitute(a, COMPOSED, Variant("q4_0")) for a in (0.1, 0.2)),
+        _prefer(0.2, COMPOSED, quarter),
+        _substitute(0.1, COMPOSED, quarter),
+        _prefer(0.2, COMPOSED, eviction="lfu"),
         _prefer(0.2, COMPOSED, Variant("q4_0")),
+        _substitute(0.1, COMPOSED, Variant("q4_0")),
         Method("q4_0, pruned by 25 %", COMPOSED, Variant("q4_0", 0.25)),
     ]  # fmt: skip
     names = [method.name for method in found]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from moe_edge.predict.oracle import Oracle
 from moe_edge.simulate.replay.lookups import chosen_by_step, equal_slots
 from moe_edge.simulate.replay.timed import CostModel, replay_time
 from moe_edge.studies.composition.methods import Method
+from moe_edge.workload.trace_writer import write_trace
 from moe_edge.workload.traces import DECODE, PREFILL, Trace
 
 ROUNDS, PROMPT = 8, 32  # runs of a row of tokens, those of it that are a prompt
@@ -109,18 +111,23 @@ def _engine(case: Timed, capacity: int, programs: LayerPrograms | None):
     ).engine
 
 
-def cut(trace: Trace, steps: int) -> Trace:
-    """The last steps of a trace, and before them as many that only warm the cache."""
+def save_cut(path: Path, trace: Trace, steps: int) -> None:
+    """Writes the last steps of a trace, after as many that only warm the cache.
+
+    Args:
+      path: in a folder of its own, for the scores.
+    """
     last = int(trace.step.max()) + 1
-    first = max(0, last - 2 * steps)
-    kept = trace.step >= first
+    kept = trace.step >= last - 2 * steps
     arrays = {
         field.name: None if (a := getattr(trace, field.name)) is None else a[kept]
         for field in dataclasses.fields(trace)[2:]
     }
     warms = arrays["step"] < last - steps
     arrays["phase"] = np.where(warms, PREFILL, DECODE).astype(np.int32)
-    return Trace(trace.num_experts, trace.top_k, **arrays)
+    arrays["request"] = np.zeros_like(arrays["step"])  # one run of the cache
+    kept_trace = Trace(trace.num_experts, trace.top_k, **arrays)
+    write_trace(path, kept_trace, with_scores=True)
 
 
 def replayed_s(
@@ -131,7 +138,7 @@ def replayed_s(
     link: EmulatedLink,
     steps: Steps,
 ) -> tuple[float, float]:
-    """Seconds a token of a trace made by `cut`, and its misses a token.
+    """Seconds a token of a trace of `save_cut`, and its misses a token.
 
     Half of a layer's compute comes before its routing is known.
     """
