@@ -206,7 +206,8 @@ class _Walk:
                     )
             if self._cache is not None:
                 missed = self._look_up(layer, ids_TK[one], shares_TE[one], t)
-                hit_TK[t] = ~np.isin(ids_TK[t], missed)
+                if missed:
+                    hit_TK[t] = [expert not in missed for expert in ids_TK[t].tolist()]
                 self.misses += len(missed)
         self._changed += int(np.count_nonzero(ids_TK != own_TK))
         self._chosen += int(np.count_nonzero(own_TK < E))

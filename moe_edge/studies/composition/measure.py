@@ -29,7 +29,7 @@ from moe_edge.studies.composition.times import (
     Steps,
     Timed,
     measured_steps,
-    replayed_s,
+    replayed,
     save_cut,
 )
 from moe_edge.studies.composition.variants import Variants
@@ -243,11 +243,10 @@ def _times(
     """Its time over each link, and what it moves."""
     trace = read_trace(shop.lookups(method, share))
     block = shop.block_bytes(method.variant)
-    tpot_s, moved = {}, 0.0
-    for factor in shop.settings.link_factors:
-        link = link_of(shop, factor, steps.layer_s)
-        given = trace, method, slots, block, link, steps
-        tpot_s[f"{factor:g}"], moved = replayed_s(*given)
+    factors = shop.settings.link_factors
+    links = [link_of(shop, factor, steps.layer_s) for factor in factors]
+    found, moved = replayed(trace, method, slots, block, links, steps)
+    tpot_s = {f"{factor:g}": s for factor, s in zip(factors, found, strict=True)}
     return {"moved": moved, "moved_bytes": moved * block, "tpot_s": tpot_s}
 
 

@@ -79,7 +79,7 @@ def methods() -> list[Method]:
                 f"SMoE, a = {a:g}", PAPER, route="substitute", options={"a": a},
                 eviction="smoe_score",
             )
-            for a in (0.1, 0.2, 0.4)
+            for a in (0.1, 0.2)
         ),
         *(
             Method(f"MoE-Prism, {k:g} of K", PAPER, Variant(subs=SUBS), k_share=k)
@@ -95,7 +95,6 @@ def methods() -> list[Method]:
         _substitute(0.1, COMPOSED, quarter),
         _prefer(0.2, COMPOSED, eviction="lfu"),
         _prefer(0.2, COMPOSED, Variant("q4_0")),
-        _substitute(0.1, COMPOSED, Variant("q4_0")),
         Method("q4_0, pruned by 25 %", COMPOSED, Variant("q4_0", 0.25)),
     ]  # fmt: skip
     names = [method.name for method in found]
