@@ -19,7 +19,7 @@ from moe_edge.model.router import Routing
 from moe_edge.offload.evict_base import check_needs
 from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.layer_visit import LayerVisit
-from moe_edge.route.base import Route, TopK, check_choice, gate_scores
+from moe_edge.route.base import Route, TopK, check_choice, gate_scores, may_act
 from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
 
 
@@ -111,17 +111,17 @@ class RoutingReader:
         if self._recorder.enabled:
             self._note_compute(layer, step, read_s)
         if self._asks_route and shape_BS[1] == 1:
-            resident_E = self._residency.arrived(layer)
-            own_TK = ids_TK
-            found = self._route.route(
-                layer, raw_TE, resident_E, self._moe, ids_TK, host_TK
-            )
-            if self._is_foreign:
-                check_choice(self._route, found, own_TK.shape, self._moe.num_experts)
-            ids_TK, weights_TK = found
-            # A policy may compute with jax.numpy; from here on both are the host's.
-            ids_TK = np.asarray(ids_TK, np.int32)
-            weights_TK = np.asarray(weights_TK, np.float32)
+            resident_E, own_TK = self._residency.arrived(layer), ids_TK
+            weights_TK = host_TK  # changed or not: one kind of argument of programs
+            if may_act(self._route, own_TK, resident_E):
+                seen = raw_TE, resident_E, self._moe
+                found = self._route.route(layer, *seen, own_TK, host_TK)
+                if self._is_foreign:
+                    E = self._moe.num_experts
+                    check_choice(self._route, found, own_TK.shape, E)
+                # A policy may compute with jax.numpy; here both are the host's.
+                ids_TK = np.asarray(found[0], np.int32)
+                weights_TK = np.asarray(found[1], np.float32)
             changed = int(np.count_nonzero(ids_TK != own_TK))
             real = int(np.count_nonzero(own_TK < self._moe.num_experts))
             self._statistics.count_route(real, changed)

@@ -27,7 +27,7 @@ from moe_edge.evaluate.stepwise import ForcedRun
 from moe_edge.model.transformer import layer_window
 from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slot_cache import SlotCache
-from moe_edge.route.base import Route, TopK, gate_scores
+from moe_edge.route.base import Route, TopK, gate_scores, may_act
 from moe_edge.workload.traces import DECODE, Trace, ordered_trace
 
 ROWS = 4  # that pass a program together
@@ -43,6 +43,16 @@ class Cached(NamedTuple):
 
     eviction: Eviction
     slots: int
+
+
+class Placed(NamedTuple):
+    """What one server of several holds: its misses are calls to others.
+
+    Attributes:
+      held_LE: bool, which experts it has.
+    """
+
+    held_LE: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +105,7 @@ class LayerwiseText:
         self._score = jit_step(self._score_step)
 
     def run(
-        self, route: Route | None = None, cached: Cached | None = None
+        self, route: Route | None = None, cached: Cached | Placed | None = None
     ) -> LayerwiseRun:
         """Scores the rows, one after another over one cache, which begins empty.
 
@@ -170,9 +180,10 @@ def with_ids(state: Routed, ids_TK: np.ndarray) -> Routed:
 class _Walk:
     """The host's part: routes and lookups of one layer after another."""
 
-    def __init__(self, config, route: Route, cached: Cached | None):
+    def __init__(self, config, route: Route, cached: Cached | Placed | None):
         self._moe, self._route, self._cache = config.moe, route, None
-        if cached is not None:
+        self._held_LE = cached.held_LE if isinstance(cached, Placed) else None
+        if isinstance(cached, Cached):
             layer_S = np.repeat(config.moe_layers, cached.slots).tolist()
             sizes = config.num_layers, config.moe.num_experts, config.moe.top_k
             spec = CacheSpec(*sizes, tuple(layer_S))
@@ -192,20 +203,17 @@ class _Walk:
         shares_TE = np.asarray(gate_scores(scores_TE, self._moe))
         hit_TK = np.ones(ids_TK.shape, bool)
         E, is_lossy = self._moe.num_experts, type(self._route) is not TopK
-        everywhere_E = np.ones(E, bool)
         for t in range(len(ids_TK)):
             one = slice(t, t + 1)
             if is_lossy:
-                here_E = everywhere_E
-                if self._cache is not None:
-                    here_E = self._cache.resident(layer)
-                given = self._moe, ids_TK[one], weights_TK[one]
-                ids_TK[one], weights_TK[one] = self._route.route(
-                    layer, scores_TE[one], here_E, *given
-                )
-            if self._cache is not None:
-                missed = self._look_up(layer, ids_TK[one], shares_TE[one], t)
-                hit_TK[t] = ~np.isin(ids_TK[t], missed)
+                here_E = self._here(layer)
+                if may_act(self._route, ids_TK[one], here_E):
+                    given = self._moe, ids_TK[one], weights_TK[one]
+                    ids_TK[one], weights_TK[one] = self._route.route(
+                        layer, scores_TE[one], here_E, *given
+                    )
+            if missed := self._look_up(layer, ids_TK[one], shares_TE[one], t):
+                hit_TK[t] = [expert not in missed for expert in ids_TK[t].tolist()]
                 self.misses += len(missed)
         self._changed += int(np.count_nonzero(ids_TK != own_TK))
         self._chosen += int(np.count_nonzero(own_TK < E))
@@ -221,8 +229,21 @@ class _Walk:
         )
         return ids_TK, weights_TK
 
+    def _here(self, layer: int) -> np.ndarray:
+        """bool [E]: what costs no transfer and no call."""
+        if self._cache is not None:
+            return self._cache.resident(layer)
+        if self._held_LE is not None:
+            return self._held_LE[layer]
+        return np.ones(self._moe.num_experts, bool)
+
     def _look_up(self, layer: int, ids_1K, shares_1E, step: int) -> list[int]:
-        """What a lookup had to fetch; it is in slots now."""
+        """What a lookup had to fetch, which is in slots now, or to ask others for."""
+        if self._cache is None:
+            if self._held_LE is None:
+                return []
+            ids = ids_1K[ids_1K < self._moe.num_experts]
+            return ids[~self._held_LE[layer, ids]].tolist()
         misses = self._cache.look_up(layer, ids_1K, shares_1E, step).misses
         for expert in misses:
             self._cache.admit(layer, expert)

@@ -28,6 +28,8 @@ class Route(PlugIn):
 
     Attributes:
       host_only: NumPy only, not inside jit: mode fused refuses it, auto takes layered.
+      acts_on_absent_only: it changes nothing where all chosen experts are resident, so
+        mode layered and clusters do not ask it there.
       strength: the option that says how much may change, which fidelity cards vary;
         none: cards have one of it only where a run names it.
       rules: the other options that cards compare at each strength.
@@ -35,6 +37,7 @@ class Route(PlugIn):
 
     required: ClassVar[tuple[str, ...]] = ("lossless", "route")
     host_only: ClassVar[bool] = False
+    acts_on_absent_only: ClassVar[bool] = False
     strength: ClassVar[str] = ""
     rules: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
 
@@ -119,6 +122,13 @@ def check_kinds(route: Route, found) -> None:
         raise wrong_result(
             f"route policy {route.name}", "route", got, "(ids int32, weights float32)"
         )
+
+
+def may_act(route: Route, ids_TK: np.ndarray, resident_E: np.ndarray) -> bool:
+    """Whether a route could change what a step chose, on the host."""
+    if not route.acts_on_absent_only:
+        return True
+    return not resident_E[ids_TK[ids_TK < len(resident_E)]].all()
 
 
 def repeats(ids_TK, num_experts: int):

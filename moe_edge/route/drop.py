@@ -21,6 +21,7 @@ class DropAbsent(Route):
     renormalise: bool = True  # a changed token's weights have the sum the model gave
 
     name = "drop"
+    acts_on_absent_only = True
     strength = "threshold"
     rules = ({"renormalise": True}, {"renormalise": False})
     SOURCE = "a peer's rule (drop an absent expert below a share), as baseline"

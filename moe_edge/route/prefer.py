@@ -29,6 +29,7 @@ class Prefer(Route):
     renormalise: bool = False  # a changed token's weights have the sum the model gave
 
     name = "prefer"
+    acts_on_absent_only = True
     strength = "bonus"
     SOURCE = "ours: a bonus for resident experts, as cache-aware routers are trained to"
 

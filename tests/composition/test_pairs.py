@@ -3,10 +3,11 @@
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.refusals import RULES, Asked, refusals
+from moe_edge.engine import refusals as refusals_module
+from moe_edge.engine.refusals import RULES, Asked, Rule, refusals, refuse
 from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.predict.base import PREDICTORS
-from tests.support.compositions import PARTS, options_of, pairs
+from tests.support.compositions import PARTS, asked_of, options_of, pairs
 from tests.support.tiny_models import ALL
 
 
@@ -17,8 +18,14 @@ def expected(pair) -> bool:
     on_the_host = predicts or pair.get("assist") is not None
     on_the_host |= pair.get("memory", "host") != "host"
     on_the_host |= pair.get("layer_io", "arrays") != "arrays" or eviction.host_only
-    is_fused = pair.get("mode") == "fused"
-    return (is_fused and on_the_host) or (eviction.forgets and predicts)
+    is_fused, rows = pair.get("mode") == "fused", pair.get("rows")
+    is_refused = (is_fused and on_the_host) or (eviction.forgets and predicts)
+    if pair.get("devices", 1) > 1:
+        is_refused |= is_fused or pair.get("layer_io", "arrays") != "arrays"
+    if rows is not None:
+        is_refused |= eviction.per_sequence or pair.get("predictor") == "shadow"
+    by_company = pair.get("route", "topk") != "topk" or pair.get("assist") is not None
+    return is_refused or (rows == "deterministic" and by_company)
 
 
 def test_every_pair_is_made_or_refused_by_a_rule():
@@ -26,12 +33,32 @@ def test_every_pair_is_made_or_refused_by_a_rule():
     for pair in pairs():
         if expected(pair):
             with pytest.raises(ConfigError) as error:
-                options_of(pair)
+                refuse(asked_of(pair))
             assert str(error.value).endswith(remedies), (pair, error.value)
             refused += 1
         else:
-            options_of(pair)
-    assert refused > 10
+            refuse(asked_of(pair))
+    assert refused > 20
+
+
+def test_a_planted_wrong_refusal_is_seen(monkeypatch):
+    """A rule too many refuses a pair that is expected to run."""
+
+    def no_lfu(asked):
+        return "lfu" if asked.eviction is EVICTIONS.class_of("lfu") else None
+
+    wrong = Rule("eviction `lfu`", "anything", "use lru", no_lfu)
+    monkeypatch.setattr(refusals_module, "RULES", [*RULES, wrong])
+    with pytest.raises(ConfigError, match="lfu; use lru"):
+        test_every_pair_is_made_or_refused_by_a_rule()
+
+
+def test_a_rule_that_is_gone_is_seen(monkeypatch):
+    """Without one a pair runs that is expected to be refused."""
+    left = [rule for rule in RULES if rule.name != "rows_of_one_sequence"]
+    monkeypatch.setattr(refusals_module, "RULES", left)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_every_pair_is_made_or_refused_by_a_rule()
 
 
 def test_rules_of_models_refuse_what_they_name_only():

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,15 +13,20 @@ from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.slots import RowSlots
 from moe_edge.engine.weights import load_weights
 from moe_edge.offload.store import device_dtype
 from moe_edge.workload.trace_writer import write_trace
 from tests.support.compositions import PARTS, covering, is_refused, options_of
 from tests.support.layered import StoreReader, forced_logits
 from tests.support.refactored import parent_folder, write_random
+from tests.support.running import SIZES, row, run, tokens_of
 from tests.support.tiny_models import ALL, random_prompts
 
 STEPS, LENGTHS = 6, (9,)
+ROWS = [row(name, size, 6) for name, size in (("a", 9), ("b", 20), ("c", 3))]
+ARRIVALS = [*zip((0, 0, 2), ROWS, strict=True)]
+NEW = {each.id: each.max_new_tokens for each in ROWS}
 GATES = ("linear", "calibrated")
 NO_RECORDS = {"mmap"}  # of random models: nothing lies in a file
 
@@ -56,14 +62,35 @@ class Model:
         write_trace(self.trace, engine.trace.trace())
         engine.close()
 
-    def engine(self, options, **more):
-        """An engine; those of mode layered share programs."""
+    def engine(self, options, devices: int = 1, **more):
+        """An engine; those of mode layered share programs. Devices are homes."""
+        if devices > 1:
+            more["devices"] = jax.local_devices()[:devices]
         return make_offloaded(self.reader, options, programs=self.programs, **more)
+
+    @functools.cached_property
+    def tokens(self) -> dict:
+        """What the resident engine gives rows that join and leave."""
+        resident = ResidentEngine(load_weights(self.reader))
+        return tokens_of(run(RowSlots(resident, **SIZES), ARRIVALS))
+
+    def run_rows(self, case):
+        """Runs a case whose rows join and leave, and judges their tokens."""
+        options = options_of(case, self.trace)
+        with self.engine(options, case["devices"]) as engine:
+            company = {"deterministic": case["rows"] == "deterministic"}
+            found = tokens_of(run(RowSlots(engine, **SIZES, **company), ARRIVALS))
+        assert {id: len(tokens) for id, tokens in found.items()} == NEW, case
+        if case["route"] == "topk" and case["assist"] is None:
+            assert found == self.tokens, case
 
     def run(self, case):
         """Runs a case and judges its logits."""
+        if case["rows"] is not None:
+            self.run_rows(case)
+            return
         options = options_of(case, self.trace)
-        with self.engine(options) as engine:
+        with self.engine(options, case["devices"]) as engine:
             logits = forced_logits(engine, self.prompts, STEPS)
             lossless, movement = engine.lossless, engine.movement()
         assert np.isfinite(logits).all(), case

@@ -11,6 +11,7 @@ from typing import Any
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.offload_options import LAYER_IO, OffloadOptions
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.offload.assist_base import ASSISTS
 from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.offload.slot_plan import PLANS
@@ -42,7 +43,10 @@ PARTS: dict[str, tuple] = {
     "memory": ("host", "mmap"),
     "layer_io": tuple(io for io in LAYER_IO if io != "direct"),
     "mode": ("layered", "fused"),
+    "devices": (1, 2),
+    "rows": (None, "joining", "deterministic"),
 }
+ELSEWHERE = ("model", "devices", "rows")  # no fields of `OffloadOptions`
 
 
 def options_of(case: Case, trace: str | None = None) -> OffloadOptions:
@@ -51,7 +55,7 @@ def options_of(case: Case, trace: str | None = None) -> OffloadOptions:
     Args:
       trace: a recorded one of the model, for what needs a profile.
     """
-    given = {name: value for name, value in case.items() if name != "model"}
+    given = {name: value for name, value in case.items() if name not in ELSEWHERE}
     route, plan = case.get("route"), case.get("slot_plan")
     needs_profile = plan == "adapmoe_dp" or case.get("eviction") == "static_oracle"
     return OffloadOptions(
@@ -63,10 +67,21 @@ def options_of(case: Case, trace: str | None = None) -> OffloadOptions:
     )
 
 
+def asked_of(case: Case) -> Asked:
+    """What an engine of a case would be asked, where and for which rows it runs.
+
+    Raises:
+      ConfigError: options that a rule refuses by themselves.
+    """
+    rows = case.get("rows")
+    more = {"has_rows": rows is not None, "deterministic": rows == "deterministic"}
+    return Asked.of(options_of(case), devices=case.get("devices", 1), **more)
+
+
 def is_refused(case: Case) -> bool:
     """Whether a rule refuses a case."""
     try:
-        options_of(case)
+        refuse(asked_of(case))
     except ConfigError:
         return True
     return False

@@ -24,7 +24,7 @@ from moe_edge.engine.layer_programs import Routed
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights, load_weights
-from moe_edge.route.base import Route, TopK, check_choice
+from moe_edge.route.base import Route, TopK, check_choice, may_act
 
 
 def dense_weights(reader) -> Weights:
@@ -144,8 +144,8 @@ class PlacedEngine(Engine):
         moe, routing = self.config.moe, routed.routing
         here_E = view.asked_LE[layer][:-1] == HERE
         self._routed += int(np.count_nonzero(own_TK < moe.num_experts))
-        if here_E[own_TK[own_TK < moe.num_experts]].all() and is_ours(self.route):
-            return routed  # nothing is absent, and ours change nothing then
+        if not may_act(self.route, own_TK, here_E):
+            return routed
         given = np.asarray(routing.scores_TE), here_E, moe
         weights_TK = np.asarray(routing.weights_TK)
         found = self.route.route(layer, *given, own_TK, weights_TK)

@@ -31,6 +31,7 @@ class Substitute(Route):
     renormalise: bool = False  # a changed token's weights have the sum the model gave
 
     name = "substitute"
+    acts_on_absent_only = True
     strength = "a"
     # `replaced` keeps the weights' sum by itself, so renormalising changes nothing.
     rules = (

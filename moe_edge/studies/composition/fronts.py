@@ -124,7 +124,9 @@ def live_points(
         of_groups = (best(of(here), f"{factor:g}") for of in GROUPS.values())
         chosen = [named["lru"], *of_groups]
         pairs = [(point, factor) for point in chosen if point is not None]
-        found += [pair for pair in pairs if pair not in found]
+        for pair in pairs:
+            if pair not in found:
+                found.append(pair)
     return found[: settings.live_cases]
 
 

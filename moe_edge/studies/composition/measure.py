@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from moe_edge.studies.composition.settings import ComposeSettings
 from moe_edge.studies.composition.times import (
     Steps,
     Timed,
-    cut,
     measured_steps,
-    replayed_s,
+    replayed,
+    save_cut,
 )
 from moe_edge.studies.composition.variants import Variants
+from moe_edge.workload.trace_reader import read_trace
 
 TIMED = 160  # tokens of a row that steps are timed on
 BASE = Variant()
@@ -66,6 +68,11 @@ class Workshop:
         if not path.is_file():
             write_json(path, measure())
         return read_json(path)
+
+    def lookups(self, method: Method, share: float) -> Path:
+        """The file of what a method looked up."""
+        name = _file_name(f"{method.name} {share}")
+        return self.folder / "lookups" / name / "trace.csv.gz"
 
     # What a variant is.
 
@@ -111,18 +118,19 @@ def run(settings: ComposeSettings) -> Findings:
     """All methods, the quality of pruned models, and some cases in real time."""
     shop = Workshop(settings)
     reference = shop.plain_run(BASE, None).forced
+    ordered = sorted(methods(), key=lambda m: (m.variant.name, m.k_share))
+    said = []
+    for method, share in itertools.product(ordered, settings.shares):
+        name = f"{method.name} {share}"
+        found = shop.done(name, lambda: _fidelity(shop, method, share, reference))  # noqa: B023
+        if found is not None:
+            said.append((method, share, found))
+            say(f"{name}: perplexity x{found['ratio']:.4f}")
     steps, points = _steps(shop), []
-    for method in sorted(methods(), key=lambda m: (m.variant.name, m.k_share)):
-        for share in settings.shares:
-            point = shop.done(
-                f"{method.name} {share}",
-                lambda method=method, share=share: _point(
-                    shop, method, share, steps[method.name], reference
-                ),
-            )
-            if point is not None:
-                points.append(Point(method=method, share=share, **point))
-                say(points[-1].line())
+    for method, share, found in said:
+        given = shop, method, share, found["slots"], steps[method.name]
+        points.append(Point(method=method, share=share, **found, **_times(*given)))
+        say(points[-1].line())
     quality = {
         variant.name: shop.done(
             f"quality of {variant.name}",
@@ -204,10 +212,10 @@ def link_of(shop: Workshop, factor: float, layer_s: float) -> EmulatedLink:
     return EmulatedLink(rate, shop.settings.link_latency_s)
 
 
-def _point(
-    shop: Workshop, method: Method, share: float, steps: Steps, reference
+def _fidelity(
+    shop: Workshop, method: Method, share: float, reference
 ) -> dict[str, Any] | None:
-    """Fidelity of a method at a budget, and its time over each link."""
+    """What a method at a budget says, and in a file beside it what it looked up."""
     slots = shop.slots(method, share)
     if slots is None:
         return None
@@ -219,24 +227,27 @@ def _point(
         route = get_route(method.route, **method.options)
         found = shop.text(method.variant, k).run(route, cached)
     fidelity = compare(found.forced, reference, shop.settings.seed)
-    trace, block = cut(found.trace, shop.settings.timed_steps), None
-    block = shop.block_bytes(method.variant)
-    tpot_s, moved = {}, 0.0
-    for factor in shop.settings.link_factors:
-        link = link_of(shop, factor, steps.layer_s)
-        tpot_s[f"{factor:g}"], moved = replayed_s(
-            trace, method, slots, block, link, steps
-        )
+    save_cut(shop.lookups(method, share), found.trace, shop.settings.timed_steps)
     return {
         "slots": slots,
         "ratio": fidelity.perplexity_ratio,
         "interval": list(fidelity.ratio_interval95),
         "agreement": fidelity.agreement,
         "tokens": fidelity.tokens,
-        "moved": moved,
-        "moved_bytes": moved * block,
-        "tpot_s": tpot_s,
     }
+
+
+def _times(
+    shop: Workshop, method: Method, share: float, slots: int, steps: Steps
+) -> dict[str, Any]:
+    """Its time over each link, and what it moves."""
+    trace = read_trace(shop.lookups(method, share))
+    block = shop.block_bytes(method.variant)
+    factors = shop.settings.link_factors
+    links = [link_of(shop, factor, steps.layer_s) for factor in factors]
+    found, moved = replayed(trace, method, slots, block, links, steps)
+    tpot_s = {f"{factor:g}": s for factor, s in zip(factors, found, strict=True)}
+    return {"moved": moved, "moved_bytes": moved * block, "tpot_s": tpot_s}
 
 
 def _quality(shop: Workshop, variant: Variant, reference) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def methods() -> list[Method]:
                 f"SMoE, a = {a:g}", PAPER, route="substitute", options={"a": a},
                 eviction="smoe_score",
             )
-            for a in (0.1, 0.2, 0.4)
+            for a in (0.1, 0.2)
         ),
         *(
             Method(f"MoE-Prism, {k:g} of K", PAPER, Variant(subs=SUBS), k_share=k)
@@ -91,11 +91,9 @@ def methods() -> list[Method]:
         Method("pruned by 50 % (REAP)", NEWER, half),
         Method("q8_0", FORMAT, Variant("q8_0")),
         Method("q4_0", FORMAT, Variant("q4_0")),
-        *(_prefer(b, COMPOSED, quarter) for b in (0.1, 0.2, 0.35)),
-        *(_substitute(a, COMPOSED, quarter) for a in (0.1, 0.2)),
-        *(_prefer(b, COMPOSED, eviction="smoe_score") for b in (0.2, 0.35)),
-        _substitute(0.1, COMPOSED, Variant("q8_0")),
-        *(_substitute(a, COMPOSED, Variant("q4_0")) for a in (0.1, 0.2)),
+        _prefer(0.2, COMPOSED, quarter),
+        _substitute(0.1, COMPOSED, quarter),
+        _prefer(0.2, COMPOSED, eviction="lfu"),
         _prefer(0.2, COMPOSED, Variant("q4_0")),
         Method("q4_0, pruned by 25 %", COMPOSED, Variant("q4_0", 0.25)),
     ]  # fmt: skip

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +19,9 @@ from moe_edge.offload.evict_base import get_eviction
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.predict.oracle import Oracle
 from moe_edge.simulate.replay.lookups import chosen_by_step, equal_slots
-from moe_edge.simulate.replay.timed import CostModel, replay_time
+from moe_edge.simulate.replay.timed import CostModel, TimedResult, replay_time
 from moe_edge.studies.composition.methods import Method
+from moe_edge.workload.trace_writer import write_trace
 from moe_edge.workload.traces import DECODE, PREFILL, Trace
 
 ROUNDS, PROMPT = 8, 32  # runs of a row of tokens, those of it that are a prompt
@@ -109,49 +112,69 @@ def _engine(case: Timed, capacity: int, programs: LayerPrograms | None):
     ).engine
 
 
-def cut(trace: Trace, steps: int) -> Trace:
-    """The last steps of a trace, and before them as many that only warm the cache."""
+def save_cut(path: Path, trace: Trace, steps: int) -> None:
+    """Writes the last steps of a trace, after as many that only warm the cache.
+
+    Args:
+      path: in a folder of its own, for the scores.
+    """
     last = int(trace.step.max()) + 1
-    first = max(0, last - 2 * steps)
-    kept = trace.step >= first
+    kept = trace.step >= last - 2 * steps
     arrays = {
         field.name: None if (a := getattr(trace, field.name)) is None else a[kept]
         for field in dataclasses.fields(trace)[2:]
     }
     warms = arrays["step"] < last - steps
     arrays["phase"] = np.where(warms, PREFILL, DECODE).astype(np.int32)
-    return Trace(trace.num_experts, trace.top_k, **arrays)
+    arrays["request"] = np.zeros_like(arrays["step"])  # one run of the cache
+    kept_trace = Trace(trace.num_experts, trace.top_k, **arrays)
+    write_trace(path, kept_trace, with_scores=True)
 
 
-def replayed_s(
+def replayed(
     trace: Trace,
     method: Method,
     slots: int,
     block_bytes: int,
-    link: EmulatedLink,
+    links: Sequence[EmulatedLink],
     steps: Steps,
-) -> tuple[float, float]:
-    """Seconds a token of a trace made by `cut`, and its misses a token.
+) -> tuple[list[float], float]:
+    """Seconds a token of a trace of `save_cut` over each link; blocks moved a token.
 
-    Half of a layer's compute comes before its routing is known.
+    Half of a layer's compute comes before its routing is known. Where nothing is
+    prefetched the link rests when a layer asks, and a layer waits for all it asked for:
+    then one replay tells all links by how many transfers and bytes there were.
     """
+    first, *others = links
+    found = _replay(trace, method, slots, block_bytes, first, steps.hit_s)
+    tokens = len(found.step_s)
+    demand, prefetch = found.moved.demand.bytes, found.moved.prefetch.bytes
+    moved = (demand + prefetch) / block_bytes / tokens
     layers = len(np.unique(trace.layer))
-    each = steps.hit_s / layers / 2
-    given = {}
+    more_s = steps.miss_s * moved + (steps.layer_s * layers if method.shadow else 0.0)
     if method.foresight:
-        most = method.foresight * trace.top_k
-        oracle = Oracle(chosen_SLK=chosen_by_step(trace))
-        given = {"predictor": oracle, "prefetch_limit": most}
+        more = (
+            _replay(trace, method, slots, block_bytes, link, steps.hit_s)
+            for link in others
+        )
+        return [more_s + one.tpot_s for one in (found, *more)], moved
+    runs = moved - found.moved.merged / tokens
+    size = demand / tokens
+    waits_s = (runs * link.latency_s + size / link.bytes_per_s for link in links)
+    return [more_s + steps.hit_s + wait_s for wait_s in waits_s], moved
+
+
+def _replay(trace, method: Method, slots, block_bytes, link, hit_s) -> TimedResult:
+    layers = len(np.unique(trace.layer))
+    given: dict[str, Any] = {}
+    if method.foresight:
+        given["predictor"] = Oracle(chosen_SLK=chosen_by_step(trace))
+        given["prefetch_limit"] = method.foresight * trace.top_k
         given["horizon"] = min(method.foresight, layers)
-    found = replay_time(
+    return replay_time(
         trace,
         get_eviction(method.eviction),
         equal_slots(trace, slots),
-        CostModel(each, each, block_bytes, link),
+        CostModel(hit_s / layers / 2, hit_s / layers / 2, block_bytes, link),
         **given,
     )
-    count = len(found.step_s)
-    moved = (found.moved.demand.bytes + found.moved.prefetch.bytes) / block_bytes
-    shadow_s = steps.layer_s * layers if method.shadow else 0.0
-    host_s = steps.miss_s * moved / count
-    return found.tpot_s + shadow_s + host_s, moved / count

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.weights import load_weights
+from moe_edge.evaluate.layerwise import LayerwiseText, Placed
 from moe_edge.route.base import Route, get_route
 from tests.support.layered import (
     BLOCKS,
     NINE,
     THREE,
+    StoreReader,
     assert_same_bits,
     forced_logits,
     layered,
@@ -95,3 +99,27 @@ def test_choice_of_another_author_is_checked():
     prompts = random_prompts(ALL[NAME], NINE)
     with pytest.raises(ConfigError, match="route twice gave one token the ids"):
         forced_logits(servers.engines[0], prompts, 2)
+
+
+def test_layerwise_text_tells_what_a_server_s_route_costs():
+    """As token by token on the server: its calls, its changes, its predictions."""
+    held_NLE, rows = spread(ALL[NAME], 2), random_prompts(ALL[NAME], [12] * 2)
+    resident = ResidentEngine(load_weights(StoreReader(ALL[NAME])))
+    run = LayerwiseText(resident, np.array(rows)).run(PREFER, Placed(held_NLE[0]))
+    engine = Servers(NAME, np.float32, held_NLE, route=PREFER).engines[0]
+    active_B, log_probs = np.ones(1, bool), []
+    for row in rows:
+        session = engine.new_session(1, 12)
+        for token, following in zip(row, [*row[1:], None], strict=True):
+            token_B = np.array([token], np.int32)
+            logits = np.asarray(engine.decode(session, token_B, active_B))[0]
+            if following is not None:
+                top = logits.max()
+                total = np.log(np.exp(logits - top).sum()) + top
+                log_probs.append(logits[following] - total)
+    engine.ledger.counts()
+    assert run.misses == engine.ledger.remote_blocks / 24
+    moved = engine.moved()
+    assert run.changed_ratio == moved.substituted / moved.routed
+    ours = np.concatenate(run.forced.log_probs)
+    np.testing.assert_allclose(ours, log_probs, atol=1e-4)
