@@ -77,7 +77,7 @@ def derive(tables: Tables) -> dict[str, Any]:
         "whole": original.iloc[-1] / original[first],
         "shown": shown,
         "relative": relative[["model", "k", "ratio", "ratio_spread"]],
-        "all_k": found[["model", "k", "ratio"]],
+        "levels": [found[["model", "k", "level"]], of_curve[["model", "k", "level"]]],
         "worse": found[found.worse],
         "worse_short": of_curve[of_curve.worse],
         "compared": found.level.notna().sum(),
