@@ -219,7 +219,8 @@ def _panel(rows, x, measure, series, group, y_label) -> dict[str, Any]:
 
 
 @functools.cache
-def _environment(folder: Path) -> jinja2.Environment:
+def environment(folder: Path) -> jinja2.Environment:
+    """Jinja for templates of a folder and the parts that all share."""
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, SHARED]),
         undefined=jinja2.StrictUndefined,
@@ -242,9 +243,9 @@ def render(study: str, result: Mapping[str, Any]) -> tuple[str, Figures]:
     path = template_path(study)
     figures = Figures(question_of(study))
     frames = {name: plain(found) for name, found in tables(result["frames"]).items()}
-    facts = {"workload": result["workload"], "figure": figures.add}
-    template = _environment(path.parent).get_template(path.name)
+    facts = {"workload": result["workload"], "machine": result["machine"]}
+    template = environment(path.parent).get_template(path.name)
     intervals = result.get("starts", {}).get("intervals", {})
     numbers = with_intervals(result["numbers"], intervals)
-    text = template.render(**frames, **numbers, **facts)
+    text = template.render(**frames, **numbers, **facts, figure=figures.add)
     return re.sub(r"\n{3,}", "\n\n", text), figures

@@ -6,25 +6,25 @@ chosen for a time budget, and the fidelity of every a stands next to its time.
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.polynomial import Polynomial
 
-from moe_edge.bench.cases import AHEAD_LIMIT, INLINE_LIMIT, LIMITS, Case
+from moe_edge.bench.cases import Case
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.prompts import prompt_files
-from moe_edge.bench.rounds import interval_panel, median_panel
-from moe_edge.bench.study import Claim, Findings, Study
-from moe_edge.bench.timed_cases import Timed, TimedSettings, run_cases
+from moe_edge.bench.study import Study
+from moe_edge.bench.timed_cases import LAYER, TIMING, TimedSettings, run_cases
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.load import check_checkpoint
-from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import Rows, frame
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.smoe.choose_a import choose_a
 from moe_edge.papers.smoe.studies.fig14 import smoe_steps
+
+FASTER = "the largest a is faster than a = 0"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,165 +75,99 @@ def check(settings: TpotSettings) -> None:
     check_checkpoint(settings.checkpoint, offload=options, **room)
 
 
-def run(settings: TpotSettings) -> Findings:
-    """Measures TPOT over a, fits it and chooses a for a budget."""
+def measure(settings: TpotSettings, rows: Rows) -> None:
+    """Measures TPOT over a."""
     cases = cases_of(settings)
     with Bench(settings.checkpoint) as bench:
         timing = run_cases(bench, list(cases.values()), settings)
-    points = [point_of(a, timing[case.key]) for (_, a), case in cases.items()]
-    fits = []
+        timing.tell(rows, bench.model, settings)
+    for (batch, a), case in cases.items():
+        for number, tpot_s in enumerate(timing[case.key].tpot_s):
+            rows("rounds", batch, a, number, tpot_s=tpot_s)
     for batch in settings.batches:
-        mine = [point for point in points if point["batch"] == batch]
-        a_N = np.repeat([point["a"] for point in mine], settings.rounds)
-        tpot_s_N = np.concatenate([point["tpot_s"] for point in mine])
-        fit = fit_of(a_N, tpot_s_N, settings.tpot_budget_s, settings.degree)
+        asked = {"budget_s": settings.tpot_budget_s, "degree": settings.degree}
+        rows("asked", batch, **asked)
+    rows.about["baselines"] = ["resident", "a=0"]
+
+
+def derive(tables: Tables) -> dict[str, Any]:
+    """Eq. 5 on the rounds of every batch size, and the points beside it."""
+    fits, curve, rounds = [], [], tables["rounds"]
+    asked = tables["asked"].set_index("batch")
+    for batch, some in rounds.groupby("batch", sort=False):
+        budget_s = asked.get("budget_s", {}).get(batch)
+        given = some.a.to_numpy(), some.tpot_s.to_numpy()
+        fit = fit_of(*given, budget_s, int(asked.degree[batch]))
+        curve += [
+            {"batch": batch, "a": a, "what": what, "tpot_ms": 1e3 * tpot_s}
+            for a, median_s in fit.pop("tpot_s").items()
+            for what, tpot_s in (
+                ("measured", median_s),
+                ("fit", Polynomial(fit["coefficients"])(a)),
+            )
+        ]
         fits.append({"batch": batch, **fit})
-    told = ", ".join(f"batch {fit['batch']} {change(fit):+.0f} %" for fit in fits)
-    return Findings(
-        answer=f"With {settings.device_memory} of the experts on the device, TPOT from "
-        f"the smallest to the largest a: {told}.",
-        details=[f"{sentence(fit)}." for fit in fits],
-        model=bench.model,
-        workload=timing.ready.workload(settings),
-        metrics=[*timing.rows(), *(row for fit in fits for row in fit_rows(fit))],
-        limits=[
-            *LIMITS,
-            AHEAD_LIMIT,
-            INLINE_LIMIT,
-            "TPOT is of a step of the whole batch.",
-        ],
-        kind="emulated",
-        baselines=["resident", "a=0"],
-        checks=timing.checks()
-        | {"the largest a is faster than a = 0": all(change(fit) < 0 for fit in fits)},
-        ours={f"batch {fit['batch']}: r2 of a line": fit["linear_r2"] for fit in fits},
-        plot=lambda path: plot(path, points, fits),
-        files={"points.json": json.dumps({"points": points, "fits": fits}, indent=1)},
-        summary={"points": points, "choice": fits},
-    )
-
-
-def point_of(a: float, timed: Timed) -> dict[str, Any]:
-    """Time and fidelity at one a; a lossless case agrees, as its tokens showed."""
-    found = timed.fidelity
+    points = tables["timing"][tables["timing"].policy != "resident"].copy()
+    points["a"] = points.policy.str.removeprefix("a=").astype(float)
+    if "agreement" in points:
+        points["agreement"] = points.agreement.fillna(1.0)  # lossless
     return {
-        "batch": timed.case.batch,
-        "a": a,
-        "tpot_s": list(timed.tpot_s),
-        "hit_ratio": timed.median("hit_ratio"),
-        "agreement": found.agreement if found else 1.0,
-        "agreement_interval95": found.agreement_interval95 if found else (1.0, 1.0),
-        "perplexity_ratio": found.perplexity_ratio if found else 1.0,
+        "fits": fits,
+        "curve": curve,
+        "points": points,
+        "checks": {FASTER: all(fit["change"] < 0 for fit in fits)},
     }
 
 
 def fit_of(
     a_N: np.ndarray, tpot_s_N: np.ndarray, budget_s: float | None, degree: int
 ) -> dict[str, Any]:
-    """Eq. 5 on measured points, one a round: the choice; `a` None if none meets it.
+    """Eq. 5 on measured points, one a round: the choice; `a` is missing if none meets
+    the budget.
 
     Without a budget it is halfway between the slowest and the fastest a.
     """
     median_s = {a: float(np.median(tpot_s_N[a_N == a])) for a in np.unique(a_N)}
+    first_s, *_, last_s = median_s.values()  # by a, ascending
     budget_s = budget_s or (max(median_s.values()) + min(median_s.values())) / 2
     line = Polynomial.fit(a_N, tpot_s_N, 1)
     spread = float(np.var(tpot_s_N))
     left = float(np.mean((line(a_N) - tpot_s_N) ** 2))
     found = {
-        "budget_tpot_s": budget_s,
+        "low": min(median_s),
+        "high": max(median_s),
+        "first_ms": 1e3 * first_s,
+        "last_ms": 1e3 * last_s,
+        "change": last_s / first_s - 1,
+        "budget_ms": 1e3 * budget_s,
         "tpot_s": median_s,
         "linear_r2": 1 - left / spread if spread else 1.0,
     }
     try:
         choice = choose_a(a_N, tpot_s_N, budget_s, degree=degree)
-    except CapacityError as error:
+    except CapacityError:
         fit = Polynomial.fit(a_N, tpot_s_N, degree).convert()
-        none = {"a": None, "predicted_tpot_s": None, "is_certain": False}
-        return found | none | {"coefficients": fit.coef.tolist(), "reason": str(error)}
-    names = ("a", "predicted_tpot_s", "coefficients", "max_residual_s", "is_certain")
-    return found | {name: getattr(choice, name) for name in names}
-
-
-def change(fit: dict[str, Any]) -> float:
-    """Of TPOT from the smallest to the largest a, in %."""
-    times_s = list(fit["tpot_s"].values())  # by a, ascending
-    return 100 * (times_s[-1] / times_s[0] - 1)
-
-
-def sentence(fit: dict[str, Any]) -> str:
-    """The fit of a batch size in words."""
-    by_a = list(fit["tpot_s"].items())
-    (low, first_s), (high, last_s) = by_a[0], by_a[-1]
-    text = (
-        f"Batch {fit['batch']}: {1e3 * first_s:.1f} ms at a={low:g}, "
-        f"{1e3 * last_s:.1f} ms at a={high:g} ({change(fit):+.0f} %); for "
-        f"{1e3 * fit['budget_tpot_s']:.1f} ms "
-    )
-    if fit["a"] is None:
-        return text + "no measured a is enough"
-    certain = "" if fit["is_certain"] else ", within the fit's error"
-    return text + f"the least a is {fit['a']:.2f}{certain}"
-
-
-def fit_rows(fit: dict[str, Any]) -> list[dict]:
-    """The metrics of a fit, as far as it has them."""
-    return [
-        metric(f"choice of a, batch {fit['batch']}", name, scale * fit[key], unit)
-        for key, name, scale, unit in (
-            ("budget_tpot_s", "TPOT budget", 1e3, "ms"),
-            ("a", "chosen a", 1, "1"),
-            ("predicted_tpot_s", "predicted TPOT", 1e3, "ms"),
-            ("max_residual_s", "largest residual", 1e3, "ms"),
-            ("linear_r2", "r2 of a straight line", 1, "1"),
-        )
-        if fit.get(key) is not None
-    ]
-
-
-def plot(path, points: list[dict], fits: list[dict]) -> None:
-    """Time per step over a with its fit, and agreement; a column a batch size."""
-    times, agreements = [], []
-    for fit in fits:
-        mine = [point for point in points if point["batch"] == fit["batch"]]
-        title, a_N = f"batch {fit['batch']}", [point["a"] for point in mine]
-        chosen = "none" if fit["a"] is None else f"{fit['a']:.2f}"
-        fitted = Polynomial(fit["coefficients"])(np.asarray(a_N))
-        measured = [point["tpot_s"] for point in mine]
-        times.append(
-            median_panel(
-                f"{title}: least a within the budget: {chosen}",
-                "TPOT (ms)",
-                a_N,
-                {"measured": measured, "fit": fitted[:, None]},
-                1e3,
-                x_label="a",
-                level=("budget", 1e3 * fit["budget_tpot_s"]),
-            )
-        )
-        agreed = [point["agreement"] for point in mine]
-        intervals = [point["agreement_interval95"] for point in mine]
-        agreements.append(
-            interval_panel(title, "agreement", a_N, agreed, intervals, x_label="a")
-        )
-    panels = [*times, *agreements]
-    draw_panels(path, panels, title="Time per step over a", columns=len(fits))
+        return found | {"is_certain": False, "coefficients": fit.coef.tolist()}
+    return found | {
+        "a": choice.a,
+        "is_certain": choice.is_certain,
+        "coefficients": choice.coefficients,
+        "predicted_ms": 1e3 * choice.predicted_tpot_s,
+        "residual_ms": 1e3 * choice.max_residual_s,
+    }
 
 
 STUDY = Study(
     name="smoe_fig10",
-    question="How does time per token fall with SMoE's a, and which a meets a budget "
-    "(SMoE fig. 10, eq. 5)?",
     settings=TpotSettings,
-    measure=run,
+    frames={
+        "timing": TIMING,
+        "layer": LAYER,
+        "rounds": frame("batch a round", tpot_s="s"),
+        "asked": frame("batch", budget_s="s", degree="1"),
+    },
+    measure=measure,
+    derive=derive,
     check=check,
     inline=True,
-    claim=Claim(
-        source="SMoE, fig. 10, section V-C: TPOT falls generally linearly with alpha",
-        paper={"shape": "linear fall"},
-        why="The paper's figure shows an almost straight fall on three models of 16 to "
-        "57 B parameters whose expert loads take one to two orders of magnitude longer "
-        "than their compute. Here a load takes a stated number of layers of compute, "
-        "and once nearly all low-score experts are replaced a larger a changes nothing "
-        "more: the curve can flatten.",
-    ),
 )

@@ -11,39 +11,30 @@ with the paper's largest model, or as long as the load.
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from moe_edge.bench.cases import (
-    Case,
-    count_history,
-    past_sequences,
-    prepare,
-)
+from moe_edge.bench.cases import Case, count_history, past_sequences, prepare
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import check_inputs, make_pool
 from moe_edge.bench.settings import RULES
-from moe_edge.bench.study import Claim, Findings, Study
-from moe_edge.bench.timed_cases import TimedSettings, time_cases
+from moe_edge.bench.study import Study
+from moe_edge.bench.timed_cases import Timed, TimedSettings, Timing, time_cases
 from moe_edge.core.checks import ConfigError, RequestError, check_positive
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.metrics.frames import Rows, frame, median
+from moe_edge.metrics.results import Tables
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.papers.smoe.studies import fig14
-from moe_edge.papers.smoe.studies.fig11_entry import (
-    LAYERWISE,
-    OURS,
-    PAPER,
-    PAPER_S3,
-    SMOE,
-    findings,
-)
 from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine
 
 PLANS = ("one_pool", "equal")
+SMOE, OURS, LAYERWISE = "SMoE", "ours, lossless", "layer-wise (DeepSpeed)"
 
 
 def check_rounds(name: str, value: int) -> None:
@@ -172,7 +163,7 @@ def unseen_rounds(settings: Fig11Settings, tokenizer, seen: set) -> list[list[li
     return [rows[n : n + widest] for n in range(0, wanted, widest)]
 
 
-def run(settings: Fig11Settings) -> Findings:
+def measure(settings: Fig11Settings, rows: Rows) -> None:
     """Measures every system on every workload."""
     with Bench(settings.checkpoint) as bench, contextlib.ExitStack() as closing:
         config = bench.config
@@ -200,10 +191,73 @@ def run(settings: Fig11Settings) -> Findings:
         engines = [*ready.engines, *[layerwise] * len(settings.batches)]
         seen, timings = set(map(tuple, ready.pool.rows)), {}
         for name, one in workloads_of(settings).items():
-            rounds = unseen_rounds(one, bench.tokenizer, seen)
-            at = dataclasses.replace(ready, engines=engines, rounds=rounds)
+            prompts = unseen_rounds(one, bench.tokenizer, seen)
+            at = dataclasses.replace(ready, engines=engines, rounds=prompts)
             timings[name] = time_cases(bench, cases, at, one, num_compiled)
-        return findings(bench.model, timings, groups, ready, settings)
+        workload = ready.workload(settings) | {"workloads": list(timings)}
+        rows.about |= {"model": bench.model, "workload": workload, "kind": "emulated"}
+    tell(rows, timings, groups)
+
+
+def tell(
+    rows: Rows,
+    timings: Mapping[str, Timing],
+    groups: Mapping[tuple[str, float, int], Sequence[Case]],
+) -> None:
+    """Adds the best configuration of every system, and SMoE beside the best of others.
+
+    The first round chooses the configuration, the others are reported.
+
+    Args:
+      timings: by workload.
+      groups: configurations by (system, host, batch).
+    """
+    best: dict[tuple[str, str, float, int], Timed] = {}
+    for work, timing in timings.items():
+        for name, holds in timing.checks().items():
+            rows.checks[f"{name} ({work})"] = holds
+        for (system, loads, batch), cases in groups.items():
+            case = min(cases, key=lambda case: timing[case.key].tpot_s[0])
+            one = best[work, system, loads, batch] = timing[case.key]
+            more = {"tpot_ms": median(one.tpot_s[1:], scale=1e3)}
+            if system == SMOE and one.fidelity is not None:
+                more["agreement"] = one.fidelity.agreement
+            rows("systems", work, system, f"{loads:.2g}", batch, **more)
+    names = list(dict.fromkeys(system for system, _, _ in groups))
+    for loads, batch in dict.fromkeys(key[1:] for key in groups):
+        of = {
+            (w, name): one
+            for (w, name, *at), one in best.items()
+            if at == [loads, batch]
+        }
+        for kind, left_out in (("other", (SMOE, OURS)), ("lossless", (SMOE,))):
+            rivals = [name for name in names if name not in left_out]
+            change_R, found = against(of, timings, rivals)
+            at = kind, f"{loads:.2g}", batch, ", ".join(found)
+            rows("against", *at, change=median(change_R))
+    rows.about["baselines"] = [name for name in names if name != SMOE]
+
+
+def against(
+    of: Mapping[tuple[str, str], Timed], works: Iterable[str], rivals: Sequence[str]
+) -> tuple[np.ndarray, list[str]]:
+    """Mean change of TPOT in every round against the best rival of each workload, and
+    which these are."""
+    ratios_WR, found = [], set()
+    for work in works:
+        best = min(rivals, key=lambda name: of[work, name].tpot_s[0])
+        found.add(best)
+        mine, its = (of[work, name].tpot_s[1:] for name in (SMOE, best))
+        ratios_WR.append(np.divide(mine, its))
+    return np.mean(ratios_WR, axis=0) - 1, sorted(found)
+
+
+def derive(tables: Tables) -> dict[str, Any]:
+    """Changes; those within the rounds' spread are no difference."""
+    found, systems = tables["against"], tables["systems"]
+    found["none"] = found.change.abs() <= found.change_spread
+    agreed = systems.agreement.dropna()
+    return {"changes": found, "agreed": [agreed.min(), agreed.max()]}
 
 
 def check(settings: Fig11Settings) -> None:
@@ -216,26 +270,13 @@ def check(settings: Fig11Settings) -> None:
 
 STUDY = Study(
     name="smoe_fig11",
-    question="How long does a token take under SMoE and under other systems (SMoE fig. "
-    "11)?",
     settings=Fig11Settings,
-    measure=run,
+    frames={
+        "systems": frame("workload system host batch", tpot_ms="ms", agreement="1"),
+        "against": frame("kind host batch rivals", change="1"),
+    },
+    measure=measure,
+    derive=derive,
     check=check,
     inline=True,
-    claim=Claim(
-        source="SMoE, section VI-B and fig. 11: change of TPOT against the best "
-        "existing approach, by batch size",
-        paper={
-            "average": {f"batch {n}": change for n, change in PAPER.items()},
-            **{f"host 0.33 loads, batch {n}": c for n, c in PAPER_S3.items()},
-        },
-        why="The paper's setting S3 is our host of a third of a load, and there its "
-        "gain is the largest: -34 and -48 %, where it is -20 and -27 % with a slower "
-        "GPU and host (S1). Ours is in the reverse order: the faster the host, the "
-        "better the systems do that compute absent experts there, and the less is left "
-        "to gain. The paper's systems are programs on GPUs, with kernels and copies of "
-        "their own; here all run in one engine, so only what they decide differs. The "
-        "paper has neither a lossless combination of its own parts nor the fidelity of "
-        "single tokens beside the times.",
-    ),
 )

@@ -19,7 +19,7 @@ the device too, so it is kept apart: each step from `base` changes one thing onl
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,23 +80,18 @@ def policies(a: float, counts_LE: np.ndarray, _) -> dict[str, OffloadOptions]:
     return bases(counts_LE) | smoe_steps(a)
 
 
-def time_policies(
+def time_in(
+    bench: Bench,
     settings: BudgetSettings,
     policies: Callable[[float, np.ndarray, ModelConfig], dict[str, OffloadOptions]],
-) -> tuple[dict, Timing]:
-    """`model` of the entry, and every policy at every batch size and budget.
+    history: Sequence[dict],
+) -> Timing:
+    """Every policy at every batch size and budget.
 
     Args:
-      settings: sizes.
       policies: by name, of a, int [L, E] past choices of each expert, and the model.
+      history: what was seen before.
     """
-    with Bench(settings.checkpoint) as bench:
-        history = past_sequences(bench, settings)
-        return bench.model, time_in(bench, settings, policies, history)
-
-
-def time_in(bench: Bench, settings: BudgetSettings, policies, history) -> Timing:
-    """`time_policies` on a bench, of what was seen before."""
     config = bench.config
     counts_LE = count_history(history, config.num_layers, config.moe.num_experts)
     cases = [
@@ -113,17 +108,25 @@ def measure(settings: BudgetSettings, rows: Rows) -> None:
     with Bench(settings.checkpoint) as bench:
         history = past_sequences(bench, settings)
         timing = time_in(bench, settings, policies, history)
+        watched = {
+            case.key: watch(bench, timing, case, settings, history)
+            for case in (one.case for one in timing.timed.values())
+            if case.batch == settings.batches[0]
+        }
         timing.tell(rows, bench.model, settings)
-        for one in timing.timed.values():
-            policy, *at = one.case.key
-            if policy == ON_CPU:
-                whole = timing["+BA", *at].tpot_s
-                wins = all(np.less(one.tpot_s, whole))
-                rows("rounds", *at, cpu_wins=wins)
-            if one.case.batch == settings.batches[0]:
-                seen = watch(bench, timing, one.case, settings, history)
-                rows("choices", policy, *at, **seen._asdict())
+    tell(rows, timing, watched)
+
+
+def tell(rows: Rows, timing: Timing, watched: Mapping[tuple, Brought]) -> None:
+    """Adds what was watched, by key of the case, and whether the base whose absent
+    experts the host computes beats the whole of SMoE in every round."""
     rows.about["baselines"] = ["resident", "static cache from earlier prompts", ON_CPU]
+    for key, seen in watched.items():
+        rows("choices", *key, **seen._asdict())
+    for (policy, *at), one in timing.timed.items():
+        if policy == ON_CPU:
+            wins = all(np.less(one.tpot_s, timing["+BA", *at].tpot_s))
+            rows("rounds", *at, cpu_wins=wins)
 
 
 def watch(

@@ -2,41 +2,31 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from moe_edge.bench.cases import (
-    AHEAD_LIMIT,
-    LIMITS,
-    Case,
-    CaseSettings,
-    Ready,
-    prepare,
-)
+from moe_edge.bench.cases import Case, CaseSettings, prepare
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import check_inputs
-from moe_edge.bench.study import SPREAD, Claim, Findings, Study
+from moe_edge.bench.study import Study
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import OF_ROUNDS, Estimate, Rows, frame
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.smoe.studies import fig14
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.device_scores import wanted_scores
 from moe_edge.profile.run_profile import run_profile
 
-TOP, CHOSEN = "predicted that are top-score", "predicted that are chosen"
-UNDER_SMOE = "predicted that are top-score, under SMoE's routing"
-FOUND = "top-score that were predicted"
-PAPER = {TOP: 0.82, CHOSEN: 0.95}
 MEASURES = {"recall": "chosen_LA", "precision": "predicted_LA"}  # share of hits in
 SMOE, PROBE = "smoe_partial", "probe (ours)"
 BASELINES = ("stale_gate", "previous", "frequency", "moe_infinity")
+RECALLED = (f"{SMOE}, all chosen", "stale_gate", "n_layer_gate", PROBE)
 _wanted = jax.jit(wanted_scores, static_argnames=("moe", "top_a"))
 
 
@@ -136,7 +126,7 @@ class Judged:
     case: Case
     logs: list[TopScoreLog] = dataclasses.field(default_factory=list)
 
-    def share(self, whole: str, pick, top=False) -> tuple[float, float] | None:
+    def share(self, whole: str, pick, top=False) -> Estimate | None:
         """Hits in `whole`, all rounds, and half the range of rounds; None in nothing.
 
         Args:
@@ -150,7 +140,8 @@ class Judged:
         if not sum(wholes):
             return None
         rounds = [p / w for p, w in zip(parts, wholes, strict=True) if w]
-        return float(sum(parts) / sum(wholes)), float(np.ptp(rounds)) / 2
+        share, width = float(sum(parts) / sum(wholes)), float(np.ptp(rounds)) / 2
+        return Estimate(share, len(logs), width, OF_ROUNDS)
 
     def by_layer(self, whole: str) -> list[float]:
         """Hits of every layer, one layer ahead; nan where nothing was predicted."""
@@ -162,7 +153,7 @@ class Judged:
         return np.where(predicted_L > 0, share_L, np.nan).tolist()
 
 
-def run(settings: PredictorSettings) -> Findings:
+def measure(settings: PredictorSettings, rows: Rows) -> None:
     """Records what predictors say."""
     named = policies(settings, fit_probes(settings))
     cases = [
@@ -176,13 +167,18 @@ def run(settings: PredictorSettings) -> Findings:
         judged = [Judged(case) for case in cases]
         for prompts in ready.rounds:
             for one, engine in zip(judged, ready.engines, strict=True):
-                rows = prompts[: one.case.batch]
-                log, tokens = watch(bench, engine, rows, settings)
+                texts = prompts[: one.case.batch]
+                log, tokens = watch(bench, engine, texts, settings)
                 one.logs.append(log)
                 if one.case.is_exact:
-                    run = generate(bench.resident, rows, settings.new_tokens)
+                    run = generate(bench.resident, texts, settings.new_tokens)
                     is_same.append(run.tokens == tokens)
-    return findings(bench.model, judged, ready, all(is_same), settings)
+    for one in judged:
+        tell(rows, one, ready.first_layer)
+    rows.checks["every lossless case gave the resident engine's tokens"] = all(is_same)
+    workload = ready.workload(settings)
+    rows.about |= {"model": bench.model, "workload": workload, "kind": "emulated"}
+    rows.about["baselines"] = list(BASELINES)
 
 
 def watch(bench: Bench, engine: LayeredEngine, prompts, settings: PredictorSettings):
@@ -197,113 +193,59 @@ def watch(bench: Bench, engine: LayeredEngine, prompts, settings: PredictorSetti
     return log, run.tokens
 
 
-def shares_of(one: Judged, first_layer: int) -> dict[str, tuple[float, float]]:
-    """By measure: share and half range of rounds, where there was anything to judge."""
-    shares = {}
-    for ahead in range(one.logs[0].rounds_LA.shape[1]):
-        # Layers that a gate can predict within a token, for all predictors.
+def tell(rows: Rows, one: Judged, first_layer: int) -> None:
+    """Adds a case: shares of the layers that a gate can predict within a token, for all
+    predictors; where there was nothing to judge a share is missing."""
+    case, logs = one.case, one.logs
+    for ahead in range(logs[0].rounds_LA.shape[1]):
         pick = (slice(first_layer + ahead + 1, None), ahead)
-        at = f"{ahead + 1} layers ahead" if ahead else "one layer ahead"
-        shares[f"recall, {at}"] = one.share("chosen_LA", pick)
-        shares[f"precision, {at}"] = one.share("predicted_LA", pick)
+        shares = {name: one.share(whole, pick) for name, whole in MEASURES.items()}
+        rows("ahead", case.policy, case.batch, ahead + 1, **shares)
     later = slice(first_layer + 1, None)
-    for name, whole in ((TOP, "predicted_LA"), (FOUND, "chosen_LA")):
-        shares[name] = one.share(whole, later, top=True)
-    return {name: pair for name, pair in shares.items() if pair is not None}
-
-
-def findings(
-    model: dict,
-    judged: list[Judged],
-    ready: Ready,
-    is_same: bool,
-    settings: PredictorSettings,
-) -> Findings:
-    """The entry from the logs."""
-    rows, found, stored, lookups = [], {}, {}, {}
-    for one in judged:
-        policy, at = one.case.policy, f"batch {one.case.batch}"
-        for name, (share, width) in shares_of(one, ready.first_layer).items():
-            n, spread = len(one.logs), (SPREAD, width)
-            rows.append(metric(policy, f"{name}, {at}", share, "1", n, spread))
-            found[policy, one.case.batch, name] = share
-        later = slice(ready.first_layer + 1, None)
-        judged_in = sum(int(log.rounds_LA[later, 0].sum()) for log in one.logs)
-        lookups[policy, one.case.batch] = judged_in
-        rows.append(metric(policy, f"lookups judged, {at}", judged_in, "1"))
-        stored[f"{policy}, {at}"] = {
-            f"{measure}_by_layer": _plain(one.by_layer(whole))
-            for measure, whole in MEASURES.items()
-        }
-    first = settings.batches[0]
-    ours = {
-        TOP: found.get((SMOE, first, TOP)),
-        CHOSEN: found.get((SMOE, first, "precision, one layer ahead")),
-        UNDER_SMOE: found.get((f"{SMOE} in smoe", first, TOP)),
-    }
-    top, chosen, under = map(_say, ours.values())
-    recall = [
-        f"{policy} {_say(found.get((policy, first, 'recall, one layer ahead')))} of "
-        f"{lookups[policy, first]} lookups"
-        for policy in (f"{SMOE}, all chosen", "stale_gate", "n_layer_gate", PROBE)
-        if (policy, first, "recall, one layer ahead") in found
-    ]
-    return Findings(
-        answer=f"At batch {first}, {under} of what SMoE's partial state predicts under "
-        f"SMoE's own routing is top-score (paper: 82 %); under lossless routing {top}, "
-        f"and {chosen} is chosen (paper: 95 %).",
-        details=[f"Recall of all chosen, one layer ahead: {', '.join(recall)}."],
-        model=model,
-        workload=ready.workload(settings),
-        metrics=rows,
-        limits=[
-            *LIMITS,
-            "Shares are over the layers that routers can predict within a token: none "
-            "predicts the next token's first layers.",
-            AHEAD_LIMIT,
-        ],
-        kind="emulated",
-        baselines=BASELINES,
-        checks={"every lossless case gave the resident engine's tokens": is_same},
-        ours=ours,
-        plot=lambda path: plot(path, judged, first),
-        summary={"smoe_partial": ours},
-        files={"by_layer.json": json.dumps(stored, indent=1) + "\n"},
+    rows(
+        "top",
+        *(case.policy, case.batch),
+        predicted_top=one.share("predicted_LA", later, top=True),
+        top_predicted=one.share("chosen_LA", later, top=True),
+        lookups=sum(int(log.rounds_LA[later, 0].sum()) for log in logs),
     )
+    for layer in range(len(logs[0].rounds_LA)):
+        by_layer = {
+            name: one.by_layer(whole)[layer] for name, whole in MEASURES.items()
+        }
+        known = {k: round(v, 6) for k, v in by_layer.items() if not np.isnan(v)}
+        rows("layers", case.policy, case.batch, layer, **known)
 
 
-def _say(share: float | None) -> str:
-    return "nothing" if share is None else f"{100 * share:.0f} %"
-
-
-def _plain(values: list[float]) -> list[float | None]:
-    return [None if np.isnan(value) else round(value, 6) for value in values]
-
-
-def plot(path, judged: list[Judged], batch: int) -> None:
-    """Recall and precision by layer, one layer ahead."""
-    shown, panels = [one for one in judged if one.case.batch == batch], []
-    for measure, whole in MEASURES.items():
-        series = {one.case.policy: one.by_layer(whole) for one in shown}
-        layers = list(range(len(shown[0].logs[0].rounds_LA)))
-        label = f"{measure}, one layer ahead"
-        panels.append(Panel(measure, label, layers, series, x_label="layer"))
-    draw_panels(path, panels, title=f"Predictions of coming experts, batch {batch}")
+def derive(tables: Tables) -> dict[str, Any]:
+    """What SMoE's partial state names at the first batch size, under lossless routing
+    and under its own; missing where it predicted nothing."""
+    top, ahead, layers = tables["top"], tables["ahead"], tables["layers"]
+    batch = top.batch.iloc[0]
+    top, ahead, layers = (t[t.batch == batch] for t in (top, ahead, layers))
+    one = ahead[ahead["ahead"] == 1].merge(top, on=["policy", "batch"])
+    by_policy = one.set_index("policy")
+    recalled = one[one.policy.isin(RECALLED) & one.recall.notna()]
+    return {
+        "batch": batch,
+        "top_share": by_policy.predicted_top.get(SMOE),
+        "chosen_share": by_policy.precision.get(SMOE),
+        "under_smoe": by_policy.predicted_top.get(f"{SMOE} in smoe"),
+        "recalled": recalled[["policy", "recall", "lookups"]],
+        "one_ahead": one,
+        "shown": layers,
+    }
 
 
 STUDY = Study(
     name="smoe_fig17",
-    question="How well do predictors name the experts of the coming layers (SMoE "
-    "fig. 17)?",
     settings=PredictorSettings,
-    measure=run,
+    frames={
+        "ahead": frame("policy batch ahead", recall="1", precision="1"),
+        "top": frame("policy batch", predicted_top="1", top_predicted="1", lookups="1"),
+        "layers": frame("policy batch layer", recall="1", precision="1"),
+    },
+    measure=measure,
+    derive=derive,
     check=check_inputs,
-    claim=Claim(
-        source="SMoE, section VI-C and fig. 17: accuracy of prefetching",
-        paper=PAPER,
-        why="The paper's 82 % and 95 % are of three large models, under SMoE's own "
-        "routing. A partial state is the better the more of a layer is resident, and "
-        "the default model has only six layers, whose states differ more than those of "
-        "deep models.",
-    ),
 )

@@ -12,17 +12,20 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
-from moe_edge.bench.rounds import interleave, median_metric, median_panel, seconds_of
+from moe_edge.bench.rounds import interleave, seconds_of
 from moe_edge.bench.settings import RULES, StudySettings
-from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.kernels import native
-from moe_edge.metrics.plots_panels import draw_panels
+from moe_edge.metrics.frames import Rows, frame, median
+from moe_edge.metrics.results import Tables
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
@@ -83,16 +86,23 @@ class ExpertSettings(StudySettings):
             )
 
 
-def run(settings: ExpertSettings) -> Findings:
+def measure(settings: ExpertSettings, rows: Rows) -> None:
     """Measures all shapes."""
-    found = {}
     for shape in settings.shapes:
         name, width, neurons = parse_shape(shape)
-        found[name] = measure(width, neurons, settings)
-    return findings(found, settings)
+        for (what, tokens), s in time_shape(width, neurons, settings).items():
+            rows("experts", name, what, tokens, time_ms=median(s, scale=1e3))
+    rows.about |= {
+        "model": {
+            "name": "single experts",
+            "params": None,
+            "weights": "random, bfloat16",
+        },
+        "workload": dataclasses.asdict(settings) | {"kernels": native.describe()},
+    }
 
 
-def measure(width: int, neurons: int, settings: ExpertSettings):
+def time_shape(width: int, neurons: int, settings: ExpertSettings):
     """Seconds by (what, tokens), one a repeat; the link's tokens are 0."""
     config = default_config(d_model=width, expert_dim=neurons, head_dim=width // 8)
     layout, rng = RecordLayout.of(config), np.random.default_rng(settings.seed)
@@ -147,82 +157,33 @@ def _device_program(config: ModelConfig):
     return jax.jit(native.within(device))
 
 
-def findings(found, settings: ExpertSettings) -> Findings:
-    """The entry from the seconds by model."""
-    rows, details, ratios = [], [], {}
-    least, most = min(settings.tokens), max(settings.tokens)
-    for name, times in found.items():
-        for (what, tokens), s in times.items():
-            at = f", {tokens} tokens" if tokens else ""
-            rows.append(median_metric(name, f"{what}{at}", s, "ms", 1e3))
-        ms = {key: 1e3 * float(np.median(s)) for key, s in times.items()}
-        ratios[name] = ms[HOST, least] / ms[LINK, 0], ms[HOST, most] / ms[HOST, least]
-        details.append(
-            f"{name}: host {ms[HOST, least]:.2f} ms, device {ms[DEVICE, least]:.2f}, "
-            f"link {ms[LINK, 0]:.2f}."
-        )
-    backend = jax.default_backend()
-    loads, grows = zip(*ratios.values(), strict=True)
-    here = "the CPU, so its link is a copy in memory" if backend == "cpu" else backend
-    return Findings(
-        answer=f"An expert takes {min(loads):.2g} to {max(loads):.2g} of its load's "
-        f"time on the host (the device is {here}); {most} tokens take {min(grows):.1f} "
-        f"to {max(grows):.1f} times as long as {least}.",
-        details=[f"Tokens of a call: {least}.", *details],
-        model={"name": "single experts", "params": None, "weights": "random, bfloat16"},
-        workload=dataclasses.asdict(settings) | {"kernels": native.describe()},
-        metrics=rows,
-        limits=[
-            "Without a GPU host and device are the same cores and the link is a copy: "
-            "then only figure 8's host side can be compared with the paper.",
-        ],
-        kind="measured",
-        baselines=[],
-        checks={},
-        ours={name: list(pair) for name, pair in ratios.items()},
-        plot=lambda path: plot(path, found, settings),
-        summary={"host_over_load": dict(zip(ratios, loads, strict=True))},
+def derive(tables: Tables) -> dict[str, Any]:
+    """An expert on the host over its load, and how its time grows with tokens."""
+    experts = tables["experts"]
+    host, link = (experts[experts.what == what] for what in (HOST, LINK))
+    least, most = host.tokens.min(), host.tokens.max()
+    by_tokens = host.pivot(index="model", columns="tokens", values="time_ms")
+    link_ms = link.set_index("model").time_ms
+    ratios = pd.DataFrame(
+        {
+            "over_load": by_tokens[least] / link_ms,
+            "grows": by_tokens[most] / by_tokens[least],
+        }
     )
-
-
-def plot(path, found, settings: ExpertSettings) -> None:
-    """Time by tokens, a panel a model; the link is a line."""
-    panels = []
-    for name, times in found.items():
-        panels.append(
-            median_panel(
-                name,
-                "ms",
-                list(settings.tokens),
-                {
-                    what: [times[what, tokens] for tokens in settings.tokens]
-                    for what in (HOST, DEVICE)
-                },
-                1e3,
-                x_label="tokens of a call",
-                level=("link", 1e3 * float(np.median(times[LINK, 0]))),
-                log=True,
-            )
-        )
-    draw_panels(
-        path, panels, title="One expert: host, device and link (half ranges)", columns=3
-    )
+    return {
+        "ratios": ratios.loc[link.model].reset_index(),
+        "least": least,
+        "most": most,
+        "links": link,
+        "calls": experts[experts.what != LINK],
+        "single": experts[experts.tokens.isin((0, least))],
+    }
 
 
 STUDY = Study(
     name="smoe_fig3",
-    question="What does an expert take on the host, on the device and on the link "
-    "(SMoE figs. 3, 8)?",
     settings=ExpertSettings,
-    measure=run,
-    claim=Claim(
-        source="SMoE, sections III and V-A, figs. 3 and 8",
-        paper={
-            "fig. 3": "loading one to two orders of magnitude slower than the GPU, the "
-            "CPU one order",
-            "fig. 8": "CPU times are stable at low batch sizes",
-            "host over load": "a third with Qwen2-57B on an A6000",
-        },
-        why="The paper shows pictures, of GPUs on PCIe and eight cores.",
-    ),
+    frames={"experts": frame("model what tokens", time_ms="ms")},
+    measure=measure,
+    derive=derive,
 )

@@ -7,28 +7,28 @@ more than an inactive expert in its place.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from moe_edge.bench.cases import LIMITS, workload_of
+from moe_edge.bench.cases import workload_of
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
-from moe_edge.bench.prompts import PromptPool, PromptSettings, check_inputs, make_pool
-from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.layered import LayeredEngine
-from moe_edge.evaluate.agreement import Agreement, compare
+from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.likelihood import Forced
 from moe_edge.evaluate.stepwise import score_batches
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import interval_metric, metric
+from moe_edge.metrics.frames import Rows, frame, interval
+from moe_edge.metrics.results import Tables
 from moe_edge.model.config import MoeConfig
 from moe_edge.papers.smoe.studies.fig6 import record_scores
 from moe_edge.route.base import Route, gate_scores, rescale
 
 LEFT_OUT, REPLACED = "left out", "replaced by the best not chosen"
+APART = "left out, the first rank costs more than the last (intervals apart)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,14 +83,7 @@ class OneRank(Route):
         return new_TK, rescale(new_weights_TK, total_T1, real_T1 & left_T1)
 
 
-class Ranks(NamedTuple):
-    """What was measured: scores by rank, and runs by (kind, rank)."""
-
-    score_R: np.ndarray  # mean share of a token's scores, of the first 2 K ranks
-    runs: Mapping[tuple[str, int], Agreement]
-
-
-def run(settings: RankSettings) -> Findings:
+def measure(settings: RankSettings, rows: Rows) -> None:
     """Scores the texts with every rank changed.
 
     Raises:
@@ -109,116 +102,45 @@ def run(settings: RankSettings) -> Findings:
         reference = score_batches(bench.resident, texts, settings.batch_size)
         whole = bench.engine(studied(device_memory="100%"), settings.batch_size)
         runs = {}
-        for rank in range(bench.config.moe.top_k):
+        for rank in range(moe.top_k):
             for kind in (LEFT_OUT, REPLACED):
                 route = OneRank(rank, kind == REPLACED)
                 given = {"route": route, "programs": whole.programs}
                 engine = LayeredEngine(bench.weights, whole.manager, **given)
                 scored = score_batches(engine, texts, settings.batch_size)
-                runs[kind, rank] = compare(scored, reference)
+                one = runs[kind, rank] = compare(scored, reference)
+                ratio = interval(one.perplexity_ratio, one.ratio_interval95, one.tokens)
+                at = kind, rank + 1
+                rows("changed", *at, perplexity_ratio=ratio, agreement=one.agreement)
         shares = []
         for row in pool.rows[: settings.scored_texts]:
             scores_NLE = record_scores(bench, row, settings.new_tokens)
             shares.append(-np.sort(-scores_NLE, axis=-1).mean(axis=(0, 1)))
-        score_R = np.mean(shares, axis=0)[: 2 * bench.config.moe.top_k]
-        return findings(bench.model, Ranks(score_R, runs), pool, settings)
+        for rank, share in enumerate(np.mean(shares, axis=0)[: 2 * moe.top_k]):
+            kind = "chosen" if rank < moe.top_k else "not chosen"
+            rows("scores", kind, rank + 1, score=share)
+        first, last = (runs[LEFT_OUT, rank] for rank in (0, moe.top_k - 1))
+        rows.checks[APART] = first.ratio_interval95[0] > last.ratio_interval95[1]
+        rows.about |= {"model": bench.model, "workload": workload_of(settings, pool)}
+    rows.about["baselines"] = ["the model's own choice"]
 
 
-def findings(
-    model: dict, found: Ranks, pool: PromptPool, settings: RankSettings
-) -> Findings:
-    """The entry from what was measured."""
-    rows, K = [], 1 + max(rank for _, rank in found.runs)
-    for rank, share in enumerate(found.score_R):
-        name = f"mean score, rank {rank + 1}"
-        rows.append(metric("chosen" if rank < K else "not chosen", name, share, "1"))
-    for (kind, rank), one in found.runs.items():
-        value, interval = one.perplexity_ratio, one.ratio_interval95
-        name = f"perplexity ratio, rank {rank + 1}"
-        rows.append(interval_metric(kind, name, value, interval, one.tokens))
-        rows.append(metric(kind, f"agreement, rank {rank + 1}", one.agreement, "1"))
-    lost = {key: 100 * (one.perplexity_ratio - 1) for key, one in found.runs.items()}
-    first, last = (lost[LEFT_OUT, rank] for rank in (0, K - 1))
-    swapped = lost[REPLACED, K - 1]
-    return Findings(
-        answer=f"Leaving out the expert of rank 1 costs {first:.1f} % of perplexity, "
-        f"that of rank {K} {last:.1f} %; with the best expert not chosen in its place "
-        f"{swapped:.1f} %.",
-        model=model,
-        workload=workload_of(settings, pool),
-        metrics=rows,
-        limits=[
-            LIMITS[0],
-            "Prompts are computed as the model chose; only decode steps are changed.",
-        ],
-        kind="measured",
-        baselines=["the model's own choice"],
-        checks={
-            "left out, the first rank costs more than the last (intervals apart)": (
-                found.runs[LEFT_OUT, 0].ratio_interval95[0]
-                > found.runs[LEFT_OUT, K - 1].ratio_interval95[1]
-            )
-        },
-        ours={
-            f"{kind}, rank {rank + 1}": value for (kind, rank), value in lost.items()
-        },
-        plot=lambda path: plot(path, found, K),
-        summary={"perplexity_lost_percent": [first, last, swapped]},
-    )
-
-
-def plot(path, found: Ranks, top_k: int) -> None:
-    """Scores by rank; perplexity by the rank that was changed."""
-    ranks = list(range(1, len(found.score_R) + 1))
-    is_chosen_R = np.arange(len(ranks)) < top_k
-    scores = {
-        "chosen": np.where(is_chosen_R, found.score_R, np.nan),
-        "not chosen": np.where(is_chosen_R, np.nan, found.score_R),
-    }
-    series, spreads = {}, {}
-    for kind in (LEFT_OUT, REPLACED):
-        of = [found.runs[kind, rank] for rank in range(top_k)]
-        ratio_R = np.array([one.perplexity_ratio for one in of])
-        low_R, high_R = np.array([one.ratio_interval95 for one in of]).T
-        series[kind] = ratio_R
-        spreads[kind] = np.maximum([ratio_R - low_R, high_R - ratio_R], 0)
-    draw_panels(
-        path,
-        [
-            Panel(
-                "scores",
-                "mean score",
-                ranks,
-                scores,
-                x_label="rank",
-            ),
-            Panel(
-                "one rank changed (bars: 95 % interval)",
-                "perplexity over the model's",
-                ranks[:top_k],
-                series,
-                spreads,
-                x_label="rank",
-                level=("the model", 1.0),
-            ),
-        ],
-        title="What each rank of the chosen experts is worth",
-    )
+def derive(tables: Tables) -> dict[str, Any]:
+    """What changing a rank costs in perplexity."""
+    changed = tables["changed"]
+    changed["lost"] = changed.perplexity_ratio - 1
+    changed["lost_percent"] = 100 * changed.lost
+    return {"lost": changed, "top_k": changed["rank"].max()}
 
 
 STUDY = Study(
     name="smoe_fig4",
-    question="What is each rank of the chosen experts worth (SMoE fig. 4)?",
     settings=RankSettings,
-    measure=run,
+    frames={
+        "scores": frame("kind rank", score="1"),
+        "changed": frame("kind rank", perplexity_ratio="1", agreement="1"),
+    },
+    measure=measure,
+    derive=derive,
     check=check_inputs,
-    claim=Claim(
-        source="SMoE, section III and fig. 4",
-        paper={
-            "trend": "a few high-scoring active experts greatly impact accuracy, "
-            "low-scoring ones resemble inactive experts"
-        },
-        why="The paper shows a picture without numbers and without saying what was "
-        "changed; here it is stated, and measured as perplexity of forced text.",
-    ),
 )

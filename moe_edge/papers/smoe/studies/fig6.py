@@ -1,24 +1,24 @@
 """SMoE, figure 6: how likely an expert is needed again soon, by its score's rank."""
 
 import dataclasses
-import json
+from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
 
-from moe_edge.bench.cases import LIMITS, workload_of
+from moe_edge.bench.cases import workload_of
 from moe_edge.bench.engines import Bench
-from moe_edge.bench.prompts import PromptPool, PromptSettings, check_inputs, make_pool
-from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
+from moe_edge.bench.study import Study
 from moe_edge.engine.generate import generate
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import metric
-from moe_edge.model.config import ModelConfig
+from moe_edge.metrics.frames import Estimate, Rows, frame
+from moe_edge.metrics.results import Tables
 from moe_edge.route.base import gate_scores
 
 AHEAD = 3  # iterations
 KINDS = ("top-k", "top-k or alternative")
-KEYS = ("chosen", "chosen_or_alternative")  # of reuse.json
+CHOSEN, NEXT, LOWEST = "chosen (top-k)", "the next k", "the lowest quarter"
+OF_SEQUENCES = "half range of sequences"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,19 +84,42 @@ def record_scores(bench: Bench, prompt, new_tokens: int) -> np.ndarray:
     return np.concatenate(found).reshape(-1, layers, E)
 
 
-def run(settings: ReuseSettings) -> Findings:
+def measure(settings: ReuseSettings, rows: Rows) -> None:
     """Records sequences with all scores."""
     with Bench(settings.checkpoint) as bench:
         pool = make_pool(
             settings, bench.tokenizer, settings.rounds, settings.prompt_tokens
         )
-        found = []
+        moe, found = bench.config.moe, []
         for prompt in pool.rows:
             scores_NLE = record_scores(bench, prompt, settings.new_tokens)
-            masks = needed(scores_NLE, bench.config.moe.top_k, settings.a)
+            masks = needed(scores_NLE, moe.top_k, settings.a)
             found.append([reuse_by_rank(scores_NLE, mask_NLE) for mask_NLE in masks])
-    reuse = dict(zip(KINDS, np.stack(found, axis=1), strict=True))
-    return findings(bench, reuse, pool, settings)
+        rows.about |= {"model": bench.model, "workload": workload_of(settings, pool)}
+    for kind, reuse_QLE in zip(KINDS, np.stack(found, axis=1), strict=True):
+        correlation = rank_correlation(reuse_QLE.mean(axis=(0, 1)))
+        chance = 1 - (1 - moe.top_k / moe.num_experts) ** AHEAD
+        rows("kinds", kind, correlation=correlation, uniform=chance)
+        for group, part in groups_of(moe.num_experts, moe.top_k).items():
+            value_Q = reuse_QLE[:, :, part].mean(axis=(1, 2))
+            spread = float(np.ptp(value_Q)) / 2
+            given = float(value_Q.mean()), len(value_Q), spread, OF_SEQUENCES
+            rows("groups", kind, group, reuse=Estimate(*given))
+        by_layer = zip(bench.config.moe_layers, reuse_QLE.mean(axis=0), strict=True)
+        for layer, reuse_E in by_layer:
+            for rank, value in enumerate(reuse_E.round(4), 1):
+                rows("ranks", kind, layer, rank, reuse=value)
+    rows.about["baselines"] = ["uniform choice"]
+
+
+def groups_of(E: int, K: int) -> dict[str, slice]:
+    """Ranks of the groups that there are."""
+    found = {
+        CHOSEN: slice(0, K),
+        NEXT: slice(K, min(2 * K, E)),
+        LOWEST: slice(E - max(1, E // 4), E),
+    }
+    return {group: part for group, part in found.items() if part.start < E}
 
 
 def rank_correlation(values_E: np.ndarray) -> float:
@@ -106,88 +129,29 @@ def rank_correlation(values_E: np.ndarray) -> float:
     return float(spearmanr(np.arange(len(values_E)), values_E).statistic)
 
 
-def findings(
-    bench: Bench,
-    reuse: dict[str, np.ndarray],
-    pool: PromptPool,
-    settings: ReuseSettings,
-) -> Findings:
-    """The entry from the reuse curves [Q, L, E] of Q sequences, by KINDS."""
-    moe = bench.config.moe
-    E, K = moe.num_experts, moe.top_k
-    groups = {
-        "chosen (top-k)": slice(0, K),
-        "the next k": slice(K, min(2 * K, E)),
-        "the lowest quarter": slice(E - max(1, E // 4), E),
+def derive(tables: Tables) -> dict[str, Any]:
+    """Reuse as top-k or alternative, by group."""
+    groups, kinds = tables["groups"], tables["kinds"].set_index("kind")
+    reuse = groups[groups.kind == KINDS[1]].set_index("group").reuse
+    values = {"chosen": CHOSEN, "beyond": NEXT, "lowest": LOWEST}
+    found = {name: reuse.get(group) for name, group in values.items()}
+    ordered = found["chosen"] > (found["beyond"] or 0) > found["lowest"]
+    return {
+        **found,
+        "correlation": kinds.correlation[KINDS[1]],
+        "checks": {"chosen > the next k > the lowest quarter": bool(ordered)},
     }
-    rows, found = [], {}
-    for kind, reuse_QLE in reuse.items():
-        for label, part in groups.items():
-            if part.start >= E:
-                continue
-            value_Q = reuse_QLE[:, :, part].mean(axis=(1, 2))
-            mean = found[kind, label] = float(value_Q.mean())
-            spread = ("half range of sequences", float(np.ptp(value_Q)) / 2)
-            name = f"needed again within {AHEAD} tokens as {kind}, {label}"
-            rows.append(metric("score rank", name, mean, "1", len(value_Q), spread))
-        correlation = rank_correlation(reuse_QLE.mean(axis=(0, 1)))
-        rows.append(metric("score rank", f"rank correlation, {kind}", correlation, "1"))
-        found[kind, "rank correlation"] = correlation
-    top, beyond, low = (found[KINDS[1], label] for label in groups)
-    curves = {
-        key: reuse[kind].mean(axis=0).round(4).tolist()
-        for key, kind in zip(KEYS, KINDS, strict=True)
-    }
-    stored = curves | {"layers": list(bench.config.moe_layers)}
-    return Findings(
-        answer=f"Needed again as top-k or alternative: {100 * top:.0f} % of the "
-        f"chosen, {100 * beyond:.0f} % of the next {K}, {100 * low:.0f} % of the "
-        "lowest quarter; rank correlation "
-        f"{found[KINDS[1], 'rank correlation']:.2f}.",
-        model=bench.model,
-        workload=workload_of(settings, pool),
-        metrics=rows,
-        limits=[LIMITS[0], LIMITS[2]],
-        baselines=["uniform choice"],
-        checks={"chosen > the next k > the lowest quarter": top > beyond > low},
-        ours={" / ".join(key): value for key, value in found.items()},
-        plot=lambda path: plot(path, reuse, bench.config),
-        summary={"reuse": {"chosen": top, "next_k": beyond, "lowest_quarter": low}},
-        files={"reuse.json": json.dumps(stored) + "\n"},
-    )
-
-
-def plot(path, reuse: dict[str, np.ndarray], config: ModelConfig) -> None:
-    """Reuse by rank, a line a layer; a panel a kind."""
-    E, K = config.moe.num_experts, config.moe.top_k
-    panels = []
-    for kind, reuse_QLE in reuse.items():
-        by_layer = zip(config.moe_layers, reuse_QLE.mean(axis=0), strict=True)
-        panels.append(
-            Panel(
-                f"needed again as {kind}",
-                f"share, within {AHEAD} tokens",
-                list(range(1, E + 1)),
-                {f"layer {n}": by_rank for n, by_rank in by_layer},
-                x_label="rank of the score in the current token",
-                level=("uniform choice", 1 - (1 - K / E) ** AHEAD),
-            )
-        )
-    draw_panels(path, panels, title="Reuse of experts by the rank of their score")
 
 
 STUDY = Study(
     name="smoe_fig6",
-    question=f"Are experts of a high score needed again within {AHEAD} tokens, chosen "
-    "or not (SMoE fig. 6)?",
     settings=ReuseSettings,
-    measure=run,
+    frames={
+        "kinds": frame("kind", correlation="1", uniform="1"),
+        "groups": frame("kind group", reuse="1"),
+        "ranks": frame("kind layer rank", reuse="1"),
+    },
+    measure=measure,
+    derive=derive,
     check=check_inputs,
-    claim=Claim(
-        source="SMoE, section IV-B and fig. 6",
-        paper={"trend": "reuse falls with the rank of the score"},
-        why="The paper shows a picture without numbers, of models with other routers; "
-        "it says that higher-scored experts, inactive ones too, are more likely used "
-        "again as top-k or alternative experts.",
-    ),
 )

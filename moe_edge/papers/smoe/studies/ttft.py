@@ -4,32 +4,27 @@ import contextlib
 import dataclasses
 import functools
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from moe_edge.bench.cases import (
-    INLINE_LIMIT,
-    LIMITS,
-    describe_link,
-    linked,
-    workload_of,
-)
+from moe_edge.bench.cases import describe_link, linked, workload_of
+from moe_edge.bench.derived import over
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import LinkSettings, PromptPool, check_inputs, make_pool
-from moe_edge.bench.rounds import measure_rounds, median_metric, median_panel
-from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.bench.rounds import measure_rounds
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import Estimate, Rows, frame, median
+from moe_edge.metrics.results import Tables
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.papers.smoe.studies import fig14
 from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine
 
 RESIDENT, LAYERWISE = "resident", "layer-wise"
-PAPER_CHANGE = -0.11  # against the best existing approach, mean; section VI-B
+SAME = "every engine gave the resident engine's first token in every round"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,17 +47,6 @@ class TtftSettings(LinkSettings):
     lengths: Sequence[int] = (32, 128, 512)
 
 
-class Waited(NamedTuple):
-    """Of every round: seconds to the first token, bytes moved for it, the tokens."""
-
-    ttft_s: Sequence[float]
-    moved_bytes: Sequence[float]
-    tokens: Sequence
-
-
-Found = dict[tuple[str, int], Waited]  # by policy and prompt length
-
-
 def policies(a: float) -> dict[str, OffloadOptions]:
     """The offloaded engines."""
     return {
@@ -72,7 +56,7 @@ def policies(a: float) -> dict[str, OffloadOptions]:
     }
 
 
-def run(settings: TtftSettings) -> Findings:
+def measure(settings: TtftSettings, rows: Rows) -> None:
     """Measures all lengths.
 
     Raises:
@@ -97,25 +81,33 @@ def run(settings: TtftSettings) -> Findings:
             options = linked(options, settings.device_memory, link)
             engines[policy] = bench.engine(options)
         with contextlib.closing(layerwise):
-            found, pool = measure(bench, engines, settings)
+            pool = wait(bench, engines, settings, rows)
     workload = workload_of(settings, pool)
     workload["link"] = describe_link(link, layer_s, settings)
-    return findings(bench.model, found, workload, settings)
+    rows.about |= {"model": bench.model, "workload": workload, "kind": "emulated"}
+    rows.about["baselines"] = [RESIDENT, LAYERWISE, "on_demand", "lru"]
 
 
-def measure(
-    bench: Bench, engines: dict, settings: TtftSettings
-) -> tuple[Found, PromptPool]:
+def wait(bench: Bench, engines: dict, settings: TtftSettings, rows: Rows) -> PromptPool:
     """Interleaves the engines within rounds, one prompt length after the other."""
-    found: Found = {}
     calls = {name: functools.partial(_wait, one) for name, one in engines.items()}
     for length in settings.lengths:
         pool = make_pool(settings, bench.tokenizer, settings.rounds + 1, length)
         warm, *prompts = pool.rows
-        measured = measure_rounds(calls, prompts, warm=[warm])
-        for policy, rounds in measured.figures.items():
-            found[policy, length] = Waited(*zip(*rounds, strict=True))
-    return found, pool
+        tell(rows, length, measure_rounds(calls, prompts, warm=[warm]).figures)
+    return pool
+
+
+def tell(rows: Rows, length: int, found: Mapping[str, Sequence[tuple]]) -> None:
+    """Adds what `_wait` gave each engine in every round at a prompt length."""
+    first = [tokens for *_, tokens in found[RESIDENT]]
+    for policy, rounds in found.items():
+        ttft_s, moved_bytes, tokens = zip(*rounds, strict=True)
+        moved = Estimate(
+            1e-6 * statistics.median(moved_bytes), len(rounds), 0.0, "none"
+        )
+        rows("waits", policy, length, ttft_s=median(ttft_s), moved_mb=moved)
+        rows.checks[SAME] = rows.checks.get(SAME, True) and list(tokens) == first
 
 
 def _wait(engine, prompt):
@@ -125,85 +117,20 @@ def _wait(engine, prompt):
     return result.ttft_s, engine.movement()["bytes_moved"], result.tokens
 
 
-def findings(
-    model: dict, found: Found, workload: dict, settings: TtftSettings
-) -> Findings:
-    """The entry from what was measured."""
-    rows, changes, details, budget = [], {}, [], settings.device_memory
-    for (policy, length), one in found.items():
-        at = f"{length} prompt tokens"
-        rows.append(median_metric(policy, f"TTFT, {at}", one.ttft_s, "s"))
-        moved = 1e-6 * statistics.median(one.moved_bytes)
-        rows.append(metric(policy, f"moved, {at}", moved, "MB", len(one.moved_bytes)))
-    for length in settings.lengths:
-        ours, layers, resident = (
-            statistics.median(found[policy, length].ttft_s)
-            for policy in ("smoe", LAYERWISE, RESIDENT)
-        )
-        changes[length] = ours / layers - 1
-        details.append(
-            f"{length} tokens: {ours:.3f} s, layer-wise {layers:.3f} s, resident "
-            f"{resident:.3f} s."
-        )
-    told = ", ".join(f"{n} tokens {100 * v:+.0f} %" for n, v in changes.items())
-    return Findings(
-        answer=f"With {budget} of the experts on the device, SMoE against layer-wise "
-        f"offload: {told} (the paper: {100 * PAPER_CHANGE:.0f} % against the best "
-        "existing approach).",
-        details=details,
-        model=model,
-        workload=workload,
-        metrics=rows,
-        limits=[
-            *LIMITS[:2],
-            INLINE_LIMIT,
-            "Batch 1. The caches hold what the prompt before left in them.",
-            "Layer-wise offload has room for two whole layers on the device, however "
-            f"much that is, not {budget}.",
-        ],
-        kind="emulated",
-        baselines=[RESIDENT, LAYERWISE, "on_demand", "lru"],
-        checks={
-            "every engine gave the resident engine's first token in every round": all(
-                list(one.tokens) == list(found[RESIDENT, length].tokens)
-                for (_, length), one in found.items()
-            )
-        },
-        ours={f"against layer-wise, {n} tokens": v for n, v in changes.items()},
-        plot=lambda path: plot(path, found, settings),
-        summary={"ttft_change": changes},
-    )
-
-
-def plot(path, found: Found, settings: TtftSettings) -> None:
-    """Seconds to the first token by prompt length, a line an engine."""
-    names = dict.fromkeys(policy for policy, _ in found)
-    panel = median_panel(
-        f"{settings.device_memory} of the experts on the device, emulated link",
-        "seconds",
-        list(settings.lengths),
-        {name: [found[name, n].ttft_s for n in settings.lengths] for name in names},
-        x_label="prompt tokens",
-        log=True,
-    )
-    draw_panels(path, [panel], title="Time to first token", columns=1)
+def derive(tables: Tables) -> dict[str, Any]:
+    """SMoE against layer-wise offload, by length."""
+    waits = tables["waits"]
+    changed = over(waits, "ttft_s", LAYERWISE, "tokens")
+    changed["change"] = changed.over - 1
+    return {"changes": changed[changed.policy == "smoe"]}
 
 
 STUDY = Study(
     name="smoe_ttft",
-    question="How long until the first token with a part of the experts on the device "
-    "(SMoE fig. 13)?",
     settings=TtftSettings,
-    measure=run,
+    frames={"waits": frame("policy tokens", ttft_s="s", moved_mb="MB")},
+    measure=measure,
+    derive=derive,
     check=check_inputs,
     inline=True,
-    claim=Claim(
-        source="SMoE, section VI-B, fig. 13: TTFT against the best existing approach",
-        paper={"change": PAPER_CHANGE},
-        why="The paper credits its pipelining of CPU, GPU and link. Ours overlaps "
-        "transfers with compute too, expert by expert, but the host computes nothing "
-        "in prefill and nothing is substituted there, so only what the cache kept "
-        "saves transfers; against layer-wise offload, prompts that do not need every "
-        "expert save the rest.",
-    ),
 )

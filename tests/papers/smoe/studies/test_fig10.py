@@ -3,16 +3,15 @@ import pytest
 
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.frames import Estimate, Rows
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.papers.smoe.studies.fig10 import (
     STUDY,
     TpotSettings,
     cases_of,
-    change,
     fit_of,
-    plot,
-    sentence,
 )
+from tests.support.entries import page_of, result_of
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 A = (0.0, 0.2, 0.4, 0.6)
@@ -21,22 +20,20 @@ A = (0.0, 0.2, 0.4, 0.6)
 def test_fit_of_finds_the_least_a_of_a_known_curve():
     a_N = np.repeat(A, 3)
     tpot_s_N = 0.02 - 0.01 * a_N
-    found = {"batch": 3, **fit_of(a_N, tpot_s_N, None, 2)}
+    found = fit_of(a_N, tpot_s_N, None, 2)
     # Halfway between 20 and 14 ms.
-    assert found["budget_tpot_s"] == pytest.approx(0.017)
+    assert found["budget_ms"] == pytest.approx(17)
     assert found["a"] == pytest.approx(0.3, abs=1e-6)
     assert found["linear_r2"] == pytest.approx(1.0)
     assert found["tpot_s"][0.6] == pytest.approx(0.014)
-    assert change(found) == pytest.approx(-30) and "least a is 0.30" in sentence(found)
+    assert found["change"] == pytest.approx(-0.3)
     assert fit_of(a_N, tpot_s_N, 0.019, 2)["a"] == pytest.approx(0.1, abs=1e-6)
 
 
 def test_fit_of_says_when_no_a_is_enough():
     a_N, tpot_s_N = np.array(A), np.array([0.02, 0.019, 0.018, 0.017])
-    found = {"batch": 1, **fit_of(a_N, tpot_s_N, 0.001, 2)}
-    assert found["a"] is None and not found["is_certain"]
-    assert "no a in [0, 0.6] meets 0.001" in found["reason"]
-    assert "no measured a is enough" in sentence(found)
+    found = fit_of(a_N, tpot_s_N, 0.001, 2)
+    assert "a" not in found and not found["is_certain"]
 
 
 def test_cases_use_one_margin_and_only_a_of_zero_is_exact():
@@ -73,9 +70,10 @@ def test_study_writes_an_emulated_entry(tmp_path):
     assert len(result["workload"]["prompts"][0]["sha256"]) == 64
     checks = {k: v for k, v in result["checks"].items() if "faster" not in k}
     assert all(checks.values()), checks
-    assert [point["a"] for point in summary["points"]] == [0.0, 0.2, 0.4, 0.6]
-    assert summary["points"][0]["agreement"] == 1.0
-    assert [fit["batch"] for fit in summary["choice"]] == [1]
+    points = summary["numbers"]["points"]
+    assert [point["a"] for point in points] == [0.0, 0.2, 0.4, 0.6]
+    assert points[0]["agreement"] == 1.0
+    assert [fit["batch"] for fit in summary["numbers"]["fits"]] == [1]
 
 
 @pytest.mark.parametrize(
@@ -92,14 +90,17 @@ def test_settings_refuse_before_measuring(given, message):
         TpotSettings(**given)
 
 
-def test_plot_draws_with_and_without_a_choice(tmp_path):
-    points = [
-        {"batch": 1, "a": a, "tpot_s": [0.02 - 0.01 * a, 0.021]}
-        | {"agreement": 0.9, "agreement_interval95": (0.8, 1.0)}
-        for a in A
-    ]
-    for a in (0.15, None):
-        fit = {"batch": 1, "coefficients": [0.02, -0.01], "a": a}
-        path = tmp_path / "p.png"
-        plot(path, points, [fit | {"budget_tpot_s": 0.015}])
-        assert path.stat().st_size > 10_000
+def test_page_says_whether_an_a_is_enough(tmp_path):
+    for budget_s, said in ((0.017, "the least a is 0.30"), (0.001, "no measured a is")):
+        rows = Rows(STUDY.frames)
+        rows("asked", 1, budget_s=budget_s, degree=2)
+        for a in A:
+            agreement = Estimate(0.9, 9, 0.1, "half")
+            given = {"tpot_ms": Estimate(20.0, 3, 1.0, "half"), "agreement": agreement}
+            rows("timing", f"a={a:g}", "25%", 1, **given, perplexity_ratio=1.0)
+            for number in range(3):
+                rows("rounds", 1, a, number, tpot_s=0.02 - 0.01 * a)
+        page, figures = page_of(STUDY, result_of(STUDY, rows))
+        assert said in page
+        figures.draw(tmp_path)
+        assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -4,10 +4,12 @@ import pytest
 
 from moe_edge.bench.cases import Case
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.metrics.frames import Rows
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.router import Routing
 from moe_edge.papers.smoe.studies import fig17
 from moe_edge.papers.smoe.studies.fig17 import Judged, PredictorSettings, TopScoreLog
+from tests.support.entries import page_of, result_of
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 MOE = MoeConfig(num_experts=4, top_k=2, expert_dim=8)
@@ -63,8 +65,8 @@ def test_judged_shares_add_rounds_up():
         log.expect(0, np.array([ids], np.int32))
         log.chosen(1, np.array([[0, 1]], np.int32))
     judged = Judged(Case("p", "25%", 1, OffloadOptions()), logs)
-    share, half_range = judged.share("predicted_LA", (slice(None), 0))
-    assert (share, half_range) == (0.5, 0.5)
+    share = judged.share("predicted_LA", (slice(None), 0))
+    assert (share.value, share.spread) == (0.5, 0.5)
     first, second = judged.by_layer("chosen_LA")
     assert np.isnan(first) and second == 0.5
     assert judged.share("chosen_LA", ..., top=True) is None
@@ -86,15 +88,16 @@ def test_run_measures_predictors_of_a_real_run(tmp_path, monkeypatch):
         new_tokens=8,
         history=1,
     )
-    found = fig17.run(settings)
-    value_of = {(row["policy"], row["name"]): row["value"] for row in found.metrics}
-    assert all(found.checks.values())
-    at = "one layer ahead, batch 1"
+    rows = Rows(fig17.STUDY.frames)
+    fig17.measure(settings, rows)
+    result = result_of(fig17.STUDY, rows)
+    assert all(result["checks"].values())
+    one = {row["policy"]: row for row in result["numbers"]["one_ahead"]}
     # As many are predicted as are chosen: recall and precision are one number.
     for policy in few[1:]:
-        recall = value_of[policy, f"recall, {at}"]
-        assert 0 < recall <= 1 and recall == value_of[policy, f"precision, {at}"]
+        assert 0 < one[policy]["recall"] <= 1
+        assert one[policy]["recall"] == one[policy]["precision"]
     # The partial state has seen what is resident; the stale state has not.
-    assert value_of[few[1], f"recall, {at}"] > value_of[few[2], f"recall, {at}"]
-    found.plot(tmp_path / "p.png")
-    assert (tmp_path / "p.png").stat().st_size > 10_000
+    assert one[few[1]]["recall"] > one[few[2]]["recall"]
+    page_of(fig17.STUDY, result)[1].draw(tmp_path)
+    assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -23,6 +23,7 @@ from moe_edge.papers.smoe.studies import (
     ttft,
 )
 from moe_edge.workload.trace_writer import write_trace
+from tests.support.entries import row_of, rows_of
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 from tests.support.traces import one_layer
 
@@ -82,13 +83,13 @@ def test_ablation_writes_an_entry(tiny, tmp_path):
     summary, result = run(
         fig14.STUDY, tmp_path / "o", checkpoint=tiny, **SMALL, **CASES
     )
-    assert list(summary["tpot_change"]) == ["+CE", "+CR", "+Pre", "+BA"]
+    steps = [row["policy"] for row in summary["numbers"]["step"]]
+    assert steps == ["+CE", "+CR", "+Pre", "+BA"]
     assert all(summary["checks"].values()), summary["checks"]
     assert result["kind"] == "emulated" and result["workload"]["link"]["emulated"]
-    assert set(result["paper_claim"]) == {"source", "paper", "ours", "why_they_differ"}
-    names = {(row["policy"], row["name"]) for row in result["metrics"]}
-    assert ("+BA", "perplexity ratio, 50%, batch 1") in names
-    assert ("resident", "TPOT, 100%, batch 1") in names
+    lossy = row_of(result, "timing", policy="+BA", budget="50%", batch=1)
+    assert lossy["perplexity_ratio"] > 0
+    assert row_of(result, "timing", policy="resident", budget="100%")["tpot_ms"] > 0
     (prompts,) = result["workload"]["prompts"]
     assert prompts["path"] == "books.txt" and len(prompts["sha256"]) == 64
 
@@ -112,10 +113,9 @@ def test_systems_write_an_entry(tiny, tmp_path):
         **SMALL | {"rounds": 2},
     )
     assert all(summary["checks"].values()), summary["checks"]
-    assert len(summary["tpot_change"]) == 2
-    names = {(row["policy"], row["name"]) for row in result["metrics"]}
+    assert len(summary["numbers"]["changes"]) == 4
     for system in (*fig11.systems(0.2, np.ones((1, 1)), ()), fig11.LAYERWISE):
-        assert (system, "TPOT, two, host 1 loads, batch 1") in names
+        assert row_of(result, "systems", workload="two", system=system, host="1")
 
 
 def test_no_measured_prompt_was_learnt_from(tmp_path):
@@ -170,9 +170,8 @@ def test_predictors_write_an_entry(tiny, tmp_path):
             **data,
         )
         assert all(summary["checks"].values()), summary["checks"]
-        rows = {(row["policy"], row["name"]) for row in result["metrics"]}
-        named = ("probe (ours)", "recall, one layer ahead, batch 1") in rows
-        assert named == bool(data)
+        named = rows_of(result, "ahead", policy="probe (ours)", ahead=1, batch=1)
+        assert bool(named) == bool(data)
 
 
 @pytest.mark.slow
@@ -186,7 +185,7 @@ def test_ttft_writes_an_entry(tiny, tmp_path):
         **SMALL,
     )
     assert all(summary["checks"].values()), summary["checks"]
-    policies = {row["policy"] for row in result["metrics"]}
+    policies = {row["policy"] for row in rows_of(result, "waits")}
     assert policies == {"resident", "layer-wise", "on_demand", "lru", "smoe"}
 
 
@@ -200,9 +199,10 @@ def test_single_experts_write_an_entry(tmp_path):
         experts=2,
         repeats=2,
     )
-    assert list(summary["host_over_load"]) == ["small", "large"]
-    names = {(row["policy"], row["name"]) for row in result["metrics"]}
-    assert {("large", "host, 3 tokens"), ("large", "link")} <= names
+    ratios = [row["model"] for row in summary["numbers"]["ratios"]]
+    assert ratios == ["small", "large"]
+    assert row_of(result, "experts", model="large", what="host", tokens=3)
+    assert row_of(result, "experts", model="large", what="link")
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,13 @@ def test_ranks_write_an_entry(tiny, tmp_path):
     summary, result = run(
         fig4.STUDY, out, checkpoint=tiny, **SMALL | {"rounds": 4}, **few
     )
-    names = {(row["policy"], row["name"]) for row in result["metrics"]}
-    assert (fig4.REPLACED, "perplexity ratio, rank 2") in names
-    assert ("not chosen", "mean score, rank 3") in names
-    assert len(summary["perplexity_lost_percent"]) == 3
+    assert row_of(result, "changed", kind=fig4.REPLACED, rank=2)
+    assert row_of(result, "scores", kind="not chosen", rank=3)
+    assert len(summary["numbers"]["lost"]) == 4
 
 
 @pytest.mark.slow
 def test_reuse_by_rank_writes_an_entry(tiny, tmp_path):
     summary, result = run(fig6.STUDY, tmp_path / "o", checkpoint=tiny, **SMALL)
-    assert 0 <= summary["reuse"]["chosen"] <= 1
-    assert len(result["metrics"]) == 8
+    assert 0 <= summary["numbers"]["chosen"] <= 1
+    assert len(rows_of(result, "groups")) == 6

@@ -1,7 +1,8 @@
-"""Findings and pictures of the timed studies, from numbers made by hand."""
+"""Numbers, pages and pictures of the timed studies, from runs made by hand."""
 
 import dataclasses
 import itertools
+import sys
 import types
 
 import numpy as np
@@ -13,10 +14,11 @@ from moe_edge.bench.rounds import ON_TIME
 from moe_edge.bench.timed_cases import Timed, Timing
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import Agreement
-from moe_edge.metrics.schema import METRIC_KEYS
+from moe_edge.metrics.frames import Rows
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.papers.smoe.studies import fig11, fig11_entry, fig12, fig14, ttft
+from moe_edge.papers.smoe.studies import fig11, fig12, fig14, ttft
 from moe_edge.papers.smoe.studies.score_classes import Brought
+from tests.support.entries import page_of, result_of, row_of
 
 SETTINGS = fig14.BudgetSettings(budgets=("25%", "50%"), batches=(1,), rounds=2)
 POOL = PromptPool([[1]], [{"path": "p", "sha256": "0"}])
@@ -46,9 +48,13 @@ def make_timing(policies, tpot_of, ratio_of) -> Timing:
     return Timing(timed, {1: [2e-3, 4e-3]}, ready, {ON_TIME: True})
 
 
-def value_of(rows, policy, name):
-    (row,) = [r for r in rows if (r["policy"], r["name"]) == (policy, name)]
-    return row["value"]
+def entry_of(study, timing, *more):
+    """What a study's `tell` and a timing give: rows, result, page, pictures."""
+    rows = Rows(study.frames)
+    timing.tell(rows, {}, SETTINGS)
+    sys.modules[study.derive.__module__].tell(rows, timing, *more)
+    result = result_of(study, rows)
+    return rows, result, *page_of(study, result)
 
 
 def ablation():
@@ -80,46 +86,51 @@ def test_fig14_steps_change_one_thing_each():
     assert exact == [True, False, True, False, False, False]
 
 
-def test_fig14_findings_compare_each_step_with_the_one_before(tmp_path):
+def test_fig14_compares_each_step_with_the_one_before(tmp_path):
     seen = Brought(low=0.5, top_absent=0.1, low_absent=0.3, low_of_absent=0.75)
     watched = {key: seen for key in ablation().timed}
-    found = fig14.findings({}, ablation(), watched, SETTINGS)
-    rows = found.metrics
-    name = "TPOT change from the step before, batch 1"
-    assert value_of(rows, "+CE", name) == pytest.approx(-0.1)
-    assert value_of(rows, "+BA", name) == pytest.approx(-0.5)
-    assert value_of(rows, "+CR", name.replace("TPOT", "cache ratio")) == (
-        pytest.approx(0.6)
+    rows, result, page, figures = entry_of(fig14.STUDY, ablation(), watched)
+    step = {row["policy"]: row for row in result["numbers"]["step"]}
+    assert step["+CE"]["tpot"] == pytest.approx(-0.1)
+    assert step["+CE"]["hit"] == pytest.approx(0.25)
+    assert step["+BA"]["tpot"] == pytest.approx(-0.5)
+    assert step["+CR"]["hit"] == pytest.approx(0.6)
+    at = {"budget": "25%", "batch": 1}
+    base, lossy, exact = (
+        row_of(result, "timing", policy=policy, **at)
+        for policy in ("base", "+CR", "+CE")
     )
-    assert value_of(rows, "base", "TPOT, 25%, batch 1") == pytest.approx(20)
-    assert value_of(rows, "base", "moved a step, 50%, batch 1") == pytest.approx(2)
-    assert value_of(rows, "+CR", "teacher-forced agreement, 25%, batch 1") == 0.9
-    assert value_of(rows, "resident", "TPOT, 100%, batch 1") == pytest.approx(3)
-    assert not any("agreement" in r["name"] for r in rows if r["policy"] == "+CE")
-    assert all(tuple(row) == METRIC_KEYS for row in rows)
-    assert value_of(rows, "+BA", "host computes a step, 50%, batch 1") == 2
-    assert value_of(rows, "+BA", "low-score choices absent, 25%, batch 1") == 0.3
-    assert "low-score loading 60% (42%), top-score loading 20% (29%)" in (
-        " ".join(found.details)
-    )
-    assert any("+Pre 4.0 of 6.0" in line for line in found.details)
-    assert any("host 2.0 ms a step, link 4.0" in line for line in found.details)
-    assert "+CE -10 % (-8)" in found.answer and len(found.answer.split()) <= 40
-    assert all(found.checks.values())
-    assert found.ours["+CE"] == pytest.approx((-0.1, 0.25))
-    assert found.workload["budgets"] == ("25%", "50%")
-    assert not {"checkpoint", "sources", "link_factor"} & set(found.workload)
-    found.plot(tmp_path / "p.png")
-    assert (tmp_path / "p.png").stat().st_size > 10_000
+    assert base["tpot_ms"] == pytest.approx(20) and base["moved_mb"] == 2
+    assert lossy["agreement"] == 0.9 and "agreement" not in exact
+    resident = row_of(result, "timing", policy="resident", budget="100%")
+    assert resident["tpot_ms"] == pytest.approx(3)
+    brought = row_of(result, "choices", policy="+BA", **at)
+    assert brought["low_absent"] == 0.3
+    assert "| low-score loading | 42% | 60% | | top-score loading | 29% | 20% |" in page
+    assert "| +Pre | 0.10 | 0.30 | 4.00 | 6.00 | 2.00 |" in page
+    assert "batch 1: +CE -10%, +CR" in page
+    assert all(rows.checks.values())
+    assert rows.about["workload"]["budgets"] == ("25%", "50%")
+    assert not {"checkpoint", "sources", "link_factor"} & set(rows.about["workload"])
+    figures.draw(tmp_path)
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
 def test_fig14_says_where_a_host_that_computes_beats_the_whole_of_smoe():
     timing = ablation()
-    assert "every round of 0 of 2 settings" in fig14.told_of_cpu(timing)
+    seen = Brought(low=0.5, top_absent=0.1, low_absent=0.3, low_of_absent=0.75)
+    watched = {key: seen for key in timing.timed}
+    _, _, page, _ = entry_of(fig14.STUDY, timing, watched)
+    assert "every round of 0 of 2 settings" in page
     timing[fig14.ON_CPU, "50%", 1].tpot_s[:] = [2e-3, 2e-3]
-    assert "every round of 1 of 2 settings" in fig14.told_of_cpu(timing)
+    _, _, page, _ = entry_of(fig14.STUDY, timing, watched)
+    assert "every round of 1 of 2 settings" in page
+    timing[fig14.ON_CPU, "25%", 1].tpot_s[:] = [2e-3, 2e-3]
+    _, _, page, _ = entry_of(fig14.STUDY, timing, watched)
+    assert "every round of all 2 settings" in page
     timing[fig14.ON_CPU, "50%", 1].tpot_s[1] = 4e-3
-    assert "every round of 0 of 2 settings" in fig14.told_of_cpu(timing)
+    _, _, page, _ = entry_of(fig14.STUDY, timing, watched)
+    assert "every round of 1 of 2 settings" in page
 
 
 def test_timing_checks_name_a_case_with_other_tokens():
@@ -132,7 +143,7 @@ def test_timing_checks_name_a_case_with_other_tokens():
     assert list(late.checks().values()) == [False, False]
 
 
-def test_fig12_findings_hold_the_better_smoe_against_the_best_baseline(tmp_path):
+def test_fig12_holds_the_better_smoe_against_the_best_baseline(tmp_path):
     config = types.SimpleNamespace(
         moe=types.SimpleNamespace(top_k=2), moe_layers=(0, 1)
     )
@@ -145,13 +156,14 @@ def test_fig12_findings_hold_the_better_smoe_against_the_best_baseline(tmp_path)
     best = {"LFU, equal slots": 0.5, "SMoE, one pool": 0.9, "SMoE, equal slots": 0.6}
     ratio = dict.fromkeys(named, 0.4) | best
     timing = make_timing(named, dict.fromkeys(named, 1e-2), ratio)
-    found = fig12.findings({}, timing, SETTINGS)
-    name = "cache ratio over the best baseline's, 25%, batch 1"
-    assert value_of(found.metrics, "SMoE, one pool", name) == pytest.approx(1.8)
-    line = "25%, batch 1: 0.90 (SMoE, one pool) against 0.50 (LFU, equal slots)."
-    assert line in found.details and found.summary["no_difference"] == []
-    assert "+80 to +80 %" in found.answer
-    found.plot(tmp_path / "p.png")
+    _, result, page, figures = entry_of(fig12.STUDY, timing)
+    gain, _ = result["numbers"]["gain"]
+    assert gain["policy"] == "SMoE, one pool" and gain["over"] == pytest.approx(1.8)
+    assert gain["baseline"] == "LFU, equal slots" and not gain["none"]
+    assert "| 25%, batch 1 | SMoE, one pool | 0.9 | LFU, equal slots | 0.5 |" in page
+    assert "ratio is +80% of" in page and "No difference" not in page
+    figures.draw(tmp_path)
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
 def test_fig12_calls_a_difference_within_the_rounds_none():
@@ -162,9 +174,8 @@ def test_fig12_calls_a_difference_within_the_rounds_none():
     timing = make_timing(named, dict.fromkeys(named, 1e-2), dict.fromkeys(named, 0.5))
     for budget in SETTINGS.budgets:
         timing["SMoE, one pool", budget, 1].hit_ratio = [0.45, 0.6]
-    found = fig12.findings({}, timing, SETTINGS)
-    assert found.summary["no_difference"] == ["25%, batch 1", "50%, batch 1"]
-    assert "beyond the rounds' spread: 25%, batch 1; 50%, batch 1" in found.details[-1]
+    *_, page, _ = entry_of(fig12.STUDY, timing)
+    assert "beyond the rounds' spread: 25%, batch 1; 50%, batch 1." in page
 
 
 def test_count_history_counts_tokens_and_drops_padding():
@@ -173,21 +184,24 @@ def test_count_history_counts_tokens_and_drops_padding():
     assert counts.tolist() == [[0, 0, 0], [2, 0, 2]]
 
 
-def test_ttft_findings_compare_with_layerwise(tmp_path):
-    settings = ttft.TtftSettings(lengths=(8, 16), rounds=2)
-    names = ("resident", "layer-wise", "on_demand", "lru", "smoe")
-    found = {}
-    for length in settings.lengths:
-        for place, name in enumerate(names):
-            seconds = (1.0, 4.0, 5.0, 3.0, 2.0)[place] * length
-            found[name, length] = ttft.Waited([seconds] * 2, [1e6] * 2, [[[7]]] * 2)
-    found["lru", 16] = found["lru", 16]._replace(tokens=[[[7]], [[8]]])
-    result = ttft.findings({}, found, {}, settings)
-    assert result.summary == {"ttft_change": {8: -0.5, 16: -0.5}}
-    assert value_of(result.metrics, "lru", "TTFT, 8 prompt tokens") == 24
-    assert list(result.checks.values()) == [False]
-    result.plot(tmp_path / "p.png")
-    assert (tmp_path / "p.png").stat().st_size > 10_000
+def test_ttft_compares_with_layerwise(tmp_path):
+    rows = Rows(ttft.STUDY.frames)
+    rows.about["workload"] = {"device_memory": "25%"}
+    seconds = {"resident": 1, "layer-wise": 4, "on_demand": 5, "lru": 3, "smoe": 2}
+    for length in (8, 16):
+        found = {name: [(s * length, 1e6, [[7]])] * 2 for name, s in seconds.items()}
+        if length == 16:
+            found["lru"][1] = (*found["lru"][1][:2], [[8]])
+        ttft.tell(rows, length, found)
+    result = result_of(ttft.STUDY, rows)
+    changes = {row["tokens"]: row["change"] for row in result["numbers"]["changes"]}
+    assert changes == {8: -0.5, 16: -0.5}
+    assert row_of(result, "waits", policy="lru", tokens=8)["ttft_s"] == 24
+    assert list(result["checks"].values()) == [False]
+    page, figures = page_of(ttft.STUDY, result)
+    assert "8 tokens -50%, 16 tokens -50%" in page
+    figures.draw(tmp_path)
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
 def test_ttft_prompt_as_long_as_the_context_is_refused(monkeypatch):
@@ -205,7 +219,7 @@ def test_ttft_prompt_as_long_as_the_context_is_refused(monkeypatch):
 
     monkeypatch.setattr(ttft, "Bench", Bench)
     with pytest.raises(ValueError, match="16 tokens leaves no room in the model's"):
-        ttft.run(ttft.TtftSettings(lengths=(8, 16)))
+        ttft.measure(ttft.TtftSettings(lengths=(8, 16)), Rows(ttft.STUDY.frames))
 
 
 def test_smoe_with_a_of_zero_is_exact_without_the_host():
@@ -215,7 +229,6 @@ def test_smoe_with_a_of_zero_is_exact_without_the_host():
 
 
 def test_fig11_holds_smoe_against_the_best_of_each_workload():
-    settings = fig11.Fig11Settings(batches=(1,), host_loads=(1.0,), rounds=2)
     groups, timed = {}, {}
     times = {"A": (8, 9), "B": (10, 6), fig11.OURS: (4, 4), fig11.SMOE: (2, 3)}
     for name in times:
@@ -232,13 +245,17 @@ def test_fig11_holds_smoe_against_the_best_of_each_workload():
                 one = Timed(case, tpot_s, [0.5] * 2, [1.0] * 2, [True] * 2)
                 found[case.key] = dataclasses.replace(one, fidelity=FIDELITY)
         timed[str(work)] = Timing(found, {1: [2e-3] * 2}, ready, {ON_TIME: True})
-    entry = fig11_entry.findings({}, timed, groups, ready, settings)
-    systems, lossless = entry.ours["host 1 loads, batch 1"]
-    assert systems == pytest.approx((2 / 8 + 3 / 6) / 2 - 1)
-    assert lossless == pytest.approx((2 / 4 + 3 / 4) / 2 - 1)
-    line = "-62 % against A, B; -38 % against ours, lossless."
-    assert any(line in detail for detail in entry.details)
-    assert value_of(entry.metrics, "B", "TPOT, 1, host 1 loads, batch 1") == 6
+    rows = Rows(fig11.STUDY.frames)
+    rows.about["workload"] = {"a": 0.2}
+    fig11.tell(rows, timed, groups)
+    result = result_of(fig11.STUDY, rows)
+    systems, lossless = result["numbers"]["changes"]
+    assert systems["change"] == pytest.approx((2 / 8 + 3 / 6) / 2 - 1)
+    assert lossless["change"] == pytest.approx((2 / 4 + 3 / 4) / 2 - 1)
+    page, _ = page_of(fig11.STUDY, result)
+    assert "| other, 1, batch 1 | -0.625 | A, B |" in page
+    assert "| lossless, 1, batch 1 | -0.375 | ours, lossless |" in page
+    assert row_of(result, "systems", workload="1", system="B")["tpot_ms"] == 6
 
 
 def test_an_experts_time_on_an_emulated_host_follows_its_load():

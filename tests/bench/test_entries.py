@@ -1,0 +1,121 @@
+"""Stored entries in frames: their pages say what their rows say, and nothing else."""
+
+import functools
+import json
+from pathlib import Path
+
+import jinja2.meta
+import pytest
+
+from moe_edge.bench.registry import find
+from moe_edge.metrics.frames import plain, tables
+from moe_edge.metrics.page import TABLE_ROWS, environment, render, template_path
+from moe_edge.metrics.report import entry_page, find_entries
+from moe_edge.metrics.schema import ROWS_VERSION, read_result
+
+RESULTS = Path(__file__).parents[2] / "results"
+FOLDERS = {
+    folder.name: folder
+    for folder in find_entries(RESULTS)
+    if read_result(folder)["schema_version"] == ROWS_VERSION
+}
+OFTEN = "faster slower more fewer less best worst higher lower".split()
+
+
+@functools.cache
+def entry(name):
+    return read_result(FOLDERS[name])
+
+
+def derived(name, frames):
+    numbers = plain(find(entry(name)["study"]).derive(tables(frames)))
+    return numbers.pop("checks", {}), numbers
+
+
+def approx(value):
+    """Equal but for the last digits, which other versions of pandas may round."""
+    if isinstance(value, dict):
+        return {key: approx(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [approx(item) for item in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_page_and_numbers_are_those_of_the_rows(name):
+    result = entry(name)
+    checks, numbers = derived(name, result["frames"])
+    assert approx(numbers) == approx(result["numbers"])
+    assert checks.items() <= result["checks"].items()
+    page = (FOLDERS[name] / "README.md").read_text()
+    assert page == entry_page(FOLDERS[name], result)
+    lines = page.split("\n")
+    for number, line in enumerate(lines):
+        if line.startswith("| ---"):
+            rows = [one for one in lines[number + 1 :][:60]]
+            end = next(i for i, one in enumerate(rows) if not one.startswith("|"))
+            assert end <= TABLE_ROWS
+    declared = find(result["study"]).frames
+    for frame, stored in result["frames"].items():
+        assert tuple(stored["keys"]) == declared[frame].keys
+        assert stored["units"].items() <= declared[frame].units.items()
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_each_number_is_used_and_each_name_is_there(name):
+    path = template_path(entry(name)["study"])
+    parsed = environment(path.parent).parse(path.read_text())
+    named = jinja2.meta.find_undeclared_variables(parsed)
+    named -= {"figure", "table", "workload", "machine"}
+    numbers = set(entry(name)["numbers"])
+    declared = set(find(entry(name)["study"]).frames)
+    assert named <= numbers | declared | OPTIONAL.get(name, set())
+    assert numbers <= named, numbers - named
+
+
+OPTIONAL: dict[str, set[str]] = {}
+
+
+def shown(result):
+    """All that a reader sees: the text, and what pictures draw."""
+    text, figures = render(result["study"], result)
+    return text, json.dumps(figures.drawn, default=str)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_changed_row_changes_the_page(name):
+    """A row of every measure, multiplied by 1.5; measures that no page shows are few."""
+    result, unseen = entry(name), []
+    before = shown(result)
+    for frame, stored in result["frames"].items():
+        for place, measure in enumerate(stored["units"], len(stored["keys"])):
+            rows = [row for row in stored["rows"] if row[place] is not None]
+            text = json.dumps(result["frames"])
+            if not any(
+                differs(result, text, frame, place, row, before) for row in rows[:8]
+            ):
+                unseen.append(f"{frame}.{measure}")
+    assert set(unseen) == UNSEEN.get(name, set())
+
+
+def differs(result, text, frame, place, row, before):
+    """Whether the page shows that a row is another one."""
+    frames = json.loads(text)
+    (same,) = [one for one in frames[frame]["rows"] if one == row][:1]
+    cell = same[place]
+    if isinstance(cell, list):
+        cell[0] = 1.5 * cell[0] + 1e-6
+    else:
+        same[place] = 1.5 * cell + 1e-6
+    try:
+        checks, numbers = derived(result["study"], frames)
+        changed = {**result, "frames": frames, "numbers": numbers}
+        return (
+            shown(changed) != before or not checks.items() <= result["checks"].items()
+        )
+    except (ValueError, KeyError, IndexError):
+        return True  # it fails: that is seen, too
+
+
+# Measures that a page leaves to result.json.
+UNSEEN: dict[str, set[str]] = {}
