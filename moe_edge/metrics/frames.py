@@ -111,7 +111,11 @@ class Rows:
 
 
 def _stored(declared: Frame, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    units = {m: u for m, u in declared.units.items() if any(m in row for row in rows)}
+    units = {
+        measure: unit
+        for measure, unit in declared.units.items()
+        if any(row.get(measure) is not None for row in rows)
+    }
     spreads = {
         measure: row[measure].kind
         for row in rows

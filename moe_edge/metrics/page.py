@@ -243,7 +243,7 @@ def render(study: str, result: Mapping[str, Any]) -> tuple[str, Figures]:
     path = template_path(study)
     figures = Figures(question_of(study))
     frames = {name: plain(found) for name, found in tables(result["frames"]).items()}
-    facts = {"workload": result["workload"], "machine": result["machine"]}
+    facts = {key: result[key] for key in ("workload", "machine", "model")}
     template = environment(path.parent).get_template(path.name)
     intervals = result.get("starts", {}).get("intervals", {})
     numbers = with_intervals(result["numbers"], intervals)

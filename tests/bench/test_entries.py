@@ -66,7 +66,7 @@ def test_each_number_is_used_and_each_name_is_there(name):
     path = template_path(entry(name)["study"])
     parsed = environment(path.parent).parse(path.read_text())
     named = jinja2.meta.find_undeclared_variables(parsed)
-    named -= {"figure", "table", "workload", "machine"}
+    named -= {"figure", "table", "workload", "machine", "model"}
     numbers = set(entry(name)["numbers"])
     declared = set(find(entry(name)["study"]).frames)
     assert named <= numbers | declared | OPTIONAL.get(name, set())

@@ -6,16 +6,15 @@ says which K count.
 
 import functools
 import time
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from moe_edge.bench.prompts import make_pool
 from moe_edge.bench.rounds import measure_rounds
-from moe_edge.bench.study import Findings, median_and_spread
 from moe_edge.engine.generate import generate
-from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import Estimate, Rows, median
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.moe_prism.studies import making, models, quality
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL
 from moe_edge.papers.moe_prism.studies.operating_points import (
@@ -25,16 +24,10 @@ from moe_edge.papers.moe_prism.studies.operating_points import (
     StepTimes,
     operating_points,
 )
-from moe_edge.papers.moe_prism.studies.studies import PAPER_POINTS, Fig10Settings
-
-RULE = (
-    "What counts as a point was once taken from the rounds' scatter, so that more "
-    f"rounds found more of them; now it is fixed: {LEAST:.0%} of time, {GAIN:.2%} of "
-    "perplexity."
-)
+from moe_edge.papers.moe_prism.studies.studies import Fig10Settings
 
 
-def run(settings: Fig10Settings) -> Findings:
+def measure(settings: Fig10Settings, rows: Rows) -> None:
     """Times every K and batch, interleaved: the original and one refactored model."""
     settings = making.make_models(settings)
     paths = dict(list(settings.checkpoints().items())[:2])
@@ -58,17 +51,16 @@ def run(settings: Fig10Settings) -> Findings:
         warm=[warm],
         num_compiled=lambda: sum(engine.num_compiled() for engine in engines.values()),
     )
-    return findings(
-        settings,
-        StepTimes(times.figures, perplexity),
-        model=compared.model,
-        workload={
-            "prompts": list(pool.sources),
-            "texts": sources,
-            "sub_experts": compared.sub_experts,
-        },
-        checks=times.checks(),
-    )
+    found = StepTimes(times.figures, perplexity)
+    tell(rows, found)
+    rows.checks |= times.checks()
+    rows.files["steps.json"] = found.to_json()
+    workload = {
+        "prompts": list(pool.sources),
+        "texts": sources,
+        "sub_experts": compared.sub_experts,
+    }
+    models.tell(rows, settings, compared.model, workload)
 
 
 def median_step(engine, batch: int, new_tokens: int, prompts) -> float:
@@ -83,97 +75,54 @@ def median_step(engine, batch: int, new_tokens: int, prompts) -> float:
     return float(np.median(np.diff(stamps)))
 
 
-def findings(settings: Fig10Settings, times: StepTimes, **given) -> Findings:
-    """The entry from what was measured; `given`: more of `Findings`."""
-    name = next(model for model in times.models if model != ORIGINAL)
-    told = f"{ERRORS:g} standard errors of a difference of times, relative"
-    errors = {batch: ERRORS * times.error(batch) for batch in settings.batches}
-    rows = [
-        metric("all", f"{told}, batch {batch}", error, "1")
-        for batch, error in errors.items()
-    ]
-    checks = given.pop("checks") | {
-        f"batch {batch}: {ERRORS:g} standard errors within {LEAST:.0%}": error <= LEAST
-        for batch, error in errors.items()
-    }
+def tell(rows: Rows, times: StepTimes) -> None:
+    """Adds steps, and two standard errors of a difference of times at each batch."""
     for (who, k, batch), rounds_s in times.step_s.items():
         # The number that picture, answer and operating points show: not the median.
-        value = times.seconds(who, k, batch)
-        spread = median_and_spread(np.asarray(rounds_s) * 1e3)[1]
-        at, n = f"K={k}, batch {batch}", len(rounds_s)
-        rows.append(metric(who, f"TPOT, {at}", 1e3 * value, "ms", n, spread))
-        rows.append(metric(who, f"throughput, {at}", batch / value, "tokens/s", n))
+        value, n = times.seconds(who, k, batch), len(rounds_s)
+        step = median(rounds_s, scale=1e3)._replace(value=1e3 * value)
+        rate = Estimate(batch / value, n, 0.0, "none")
+        rows("times", who, k, batch, tpot_ms=step, rate=rate)
     for (who, k), value in times.perplexity.items():
-        rows.append(metric(who, f"perplexity, K={k}", value, "1"))
-    counts, ratios, answers, details, slower = {}, {}, [], [], []
-    for batch, error in errors.items():
-        old, new = times.curve(ORIGINAL, batch), times.curve(name, batch)
-        few, many = (len(operating_points(curve)) for curve in (old, new))
-        # As far as the rounds tell times apart: fewer, where they are too rough.
-        apart = max(error, LEAST)
-        few_apart, many_apart = (
-            len(operating_points(curve, apart)) for curve in (old, new)
-        )
-        for who, number in ((ORIGINAL, few_apart), (name, many_apart)):
-            row = f"operating points that rounds tell apart, batch {batch}"
-            rows.append(metric(who, row, number, "1"))
-        for who, count in ((ORIGINAL, few), (name, many)):
-            counts[f"{who}, batch {batch}"] = count
-            rows.append(metric(who, f"operating points, batch {batch}", count, "1"))
-        ratio = many / max(few, 1)
-        ratios[f"operating points, ratio, batch {batch}"] = round(ratio, 2)
-        answers.append(f"{many}/{few} ({many_apart}/{few_apart}) at {batch}")
-        ends = [f"{1e3 * new[k][0]:.2f} ms at K = {k}" for k in (min(new), max(new))]
-        details.append(
-            f"Batch {batch}: TPOT {' to '.join(ends)}; two points differ by "
-            f"{LEAST:.0%} in time ({ERRORS:g} standard errors: {error:.1%}) and by "
-            f"{GAIN:.2%} in perplexity."
-        )
+        rows("quality", who, k, perplexity=value)
+    for batch in dict.fromkeys(batch for *_, batch in times.step_s):
+        rows("errors", batch, error=ERRORS * times.error(batch))
+
+
+def derive(tables: Tables) -> dict[str, Any]:
+    """Operating points by model and batch: all, and those that rounds tell apart."""
+    both = tables["times"].merge(tables["quality"], on=["model", "k"])
+    error = tables["errors"].set_index("batch").error
+    name = next(model for model in both.model if model != ORIGINAL)
+    batches, ends, slower = [], [], []
+    for batch, some in both.groupby("batch", sort=False):
+        row: dict[str, Any] = {"batch": batch, "error": error[batch]}
+        curves = {}
+        for who, label in ((ORIGINAL, "few"), (name, "many")):
+            one = some[some.model == who].sort_values("k")
+            points = zip(one.tpot_ms, one.perplexity, strict=True)
+            curves[who] = dict(zip(one.k, points, strict=True))
+            row[label] = len(operating_points(curves[who]))
+            apart = max(error[batch], LEAST)
+            row[f"{label}_apart"] = len(operating_points(curves[who], apart))
+        batches.append(row | {"ratio": row["many"] / max(row["few"], 1)})
+        old, new = curves[ORIGINAL], curves[name]
+        ends += [
+            {"batch": batch, "k": k, "ms": new[k][0]} for k in (min(new), max(new))
+        ]
         slower += [
-            f"K={k} batch {batch} ({new[k][0] / old[k][0]:.2f}x)"
+            {"k": k, "batch": batch, "times": new[k][0] / old[k][0]}
             for k in old
             if new[k][0] > old[k][0] * (1 + LEAST)
         ]
-    return models.findings(
-        settings,
-        answer=f"Operating points of sub-experts/whole experts {LEAST:.0%} apart (that "
-        f"rounds tell apart), by batch: {', '.join(answers)}; paper {PAPER_POINTS} "
-        "times as many.",
-        details=[
-            *details,
-            f"Slower than the original at equal compute: "
-            f"{', '.join(slower) or 'nowhere'}.",
-            "Times are geometric means of the rounds' median steps.",
-        ],
-        metrics=rows,
-        limits=[RULE],
-        ours=ratios,
-        plot=lambda path: plot(path, times, settings.batches),
-        files={"steps.json": times.to_json()},
-        checks=checks,
-        summary={"operating_points": counts},
-        **given,
-    )
-
-
-def plot(path, times: StepTimes, batches: Sequence[int]) -> None:
-    """Throughput and time per step over K, a column a batch size."""
-    panels = []
-    for label, is_rate in (("tokens/s", True), ("TPOT (ms)", False)):
-        for batch in batches:
-            seconds = {
-                (name, k): times.seconds(name, k, batch)
-                for name in times.models
-                for k in times.ks(name, batch)
-            }
-            shown = {
-                key: batch / value if is_rate else 1e3 * value
-                for key, value in seconds.items()
-            }
-            panels.append(quality.k_panel(f"batch {batch}", label, shown))
-    draw_panels(
-        path,
-        panels,
-        title="Speed over the number of sub-experts (original: whole experts)",
-        columns=len(batches),
-    )
+    return {
+        "batches": batches,
+        "ends": ends,
+        "slower": slower,
+        "least": LEAST,
+        "gain": GAIN,
+        "checks": {
+            f"batch {batch}: {ERRORS:g} standard errors within {LEAST:.0%}": ok
+            for batch, ok in (error <= LEAST).to_dict().items()
+        },
+    }

@@ -10,37 +10,34 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from moe_edge.bench.cases import LIMITS, describe_link, linked
+from moe_edge.bench.cases import describe_link, linked
+from moe_edge.bench.derived import over
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import make_pool
-from moe_edge.bench.rounds import (
-    Rounds,
-    measure_rounds,
-    median_metric,
-    median_panel,
-)
-from moe_edge.bench.study import Findings, mean_change
+from moe_edge.bench.rounds import measure_rounds
+from moe_edge.bench.study import mean_change
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
-from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import Estimate, Rows, median
+from moe_edge.metrics.results import Tables
 from moe_edge.model.sub_experts import at_k
 from moe_edge.papers.moe_prism.studies import making, models
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL
-from moe_edge.papers.moe_prism.studies.quality import Point, measure, read_tokens
-from moe_edge.papers.moe_prism.studies.studies import PAPER_CHANGE, Fig8Settings
+from moe_edge.papers.moe_prism.studies.quality import Point, read_tokens
+from moe_edge.papers.moe_prism.studies.quality import measure as perplexity_of
+from moe_edge.papers.moe_prism.studies.studies import Fig8Settings
 
-MEASURES = {  # field of Step: name, scale, unit
-    "tpot_s": ("TPOT", 1e3, "ms"),
-    "hit_ratio": ("cache ratio", 1.0, "1"),
-    "step_bytes": ("missed a step", 1e-6, "MB"),
+MEASURES = {  # field of Step: measure, scale
+    "tpot_s": ("tpot_ms", 1e3),
+    "hit_ratio": ("hit_ratio", 1.0),
+    "step_bytes": ("missed_mb", 1e-6),
 }
 
 
@@ -55,7 +52,7 @@ class Step(NamedTuple):
 Case = tuple[str, int, str]  # model, level (K that is asked for), budget
 
 
-def run(settings: Fig8Settings) -> Findings:
+def measure(settings: Fig8Settings, rows: Rows) -> None:
     """Times every service level under every budget."""
     settings = making.make_models(settings)
     paths = settings.checkpoints()
@@ -75,7 +72,7 @@ def run(settings: Fig8Settings) -> Findings:
             layer_s, settings.link_factor, settings.link_latency_s
         )
         perplexity = {
-            (who, level): measure(benches[who].resident.at_k(k), texts)
+            (who, level): perplexity_of(benches[who].resident.at_k(k), texts)
             for (who, level), k in ks.items()
         }
         lru = studied(eviction="lru")
@@ -102,8 +99,10 @@ def run(settings: Fig8Settings) -> Findings:
             "sub_experts": subs,
             "link": describe_link(link, layer_s, settings),
         }
-        found = Measured(name, steps, perplexity, subs)
-        return findings(settings, found, parent.model, workload)
+        tell(rows, steps.figures, perplexity, subs)
+        rows.checks |= steps.checks()
+        models.tell(rows, settings, parent.model, workload)
+        rows.about["kind"] = "emulated"
 
 
 def _engine(bench: Bench, k: int, options: OffloadOptions) -> LayeredEngine:
@@ -123,109 +122,44 @@ def _step(engine: LayeredEngine, new_tokens: int, prompts) -> Step:
     return Step(done.decode_s / done.steps, hit_ratio, missed_bytes / done.steps)
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """Steps by case, one a round; perplexities by model and level; U."""
+def tell(
+    rows: Rows,
+    steps: Mapping[Case, Sequence[Step]],
+    perplexity: Mapping[tuple[str, int], Point],
+    sub_experts: int,
+) -> None:
+    """Adds steps by case, one a round, and perplexities by model and level.
 
-    refactored: str
-    steps: Rounds[Case, Step]
-    perplexity: Mapping[tuple[str, int], Point]
-    sub_experts: int
-
-    def rounds_of(self, measure: str, case: Case) -> list[float]:
-        return [getattr(step, measure) for step in self.steps[case]]
-
-    def experts(self, level: int) -> str:
-        """A level in experts' worth of compute."""
-        return f"{level / self.sub_experts:g}"
-
-    def changes(self, levels: Sequence[int], budget: str) -> list[float]:
-        """Mean relative change of TPOT against the original over levels, by round."""
-        pairs = [
-            zip(
-                self.rounds_of("tpot_s", (ORIGINAL, level, budget)),
-                self.rounds_of("tpot_s", (self.refactored, level, budget)),
-                strict=True,
-            )
-            for level in levels
+    A change is the mean over levels of the relative change of TPOT against the
+    original, round by round.
+    """
+    for (who, level, budget), found in steps.items():
+        given = {
+            name: median([getattr(step, of) for step in found], scale=scale)
+            for of, (name, scale) in MEASURES.items()
+        }
+        rows("levels", who, level / sub_experts, budget, **given)
+    for (who, level), point in perplexity.items():
+        value = Estimate(point.perplexity, point.tokens, 0.0, "none")
+        rows("quality", who, level / sub_experts, perplexity=value)
+    (name,) = {who for who, *_ in steps} - {ORIGINAL}
+    changes: dict[tuple[str, str], list[list[float]]] = {}
+    for who, level, budget in (case for case in steps if case[0] == name):
+        kind = "between" if level % sub_experts else "at"
+        pair = (steps[of, level, budget] for of in (ORIGINAL, who))
+        change_R = [
+            mean_change([(old.tpot_s, new.tpot_s)])
+            for old, new in zip(*pair, strict=True)
         ]
-        return [mean_change(of_round) for of_round in zip(*pairs, strict=True)]
+        changes.setdefault((budget, f"{kind} whole experts"), []).append(change_R)
+    for at, of_levels in changes.items():
+        values = np.mean(of_levels, axis=0).tolist()
+        ends = {"low": min(values), "high": max(values)}
+        rows("changes", *at, change=median(values), **ends)
 
 
-def findings(settings: Fig8Settings, found: Measured, model, workload) -> Findings:
-    """The entry from what was measured."""
-    name, levels = found.refactored, settings.k_values
-    rows = [
-        median_metric(
-            who,
-            f"{told}, level {found.experts(level)} experts, {budget}",
-            found.rounds_of(measure, (who, level, budget)),
-            unit,
-            scale,
-        )
-        for who, level, budget in found.steps.figures
-        for measure, (told, scale, unit) in MEASURES.items()
-    ]
-    for (who, level), point in found.perplexity.items():
-        told = f"perplexity, level {found.experts(level)} experts"
-        rows.append(metric(who, told, point.perplexity, "1", point.tokens))
-    changes = {}
-    for budget in settings.budgets:
-        for between in (True, False):
-            kept = [k for k in levels if bool(k % found.sub_experts) == between]
-            if kept:
-                kind = "between whole experts" if between else "at whole experts"
-                changes[f"{budget}, {kind}"] = found.changes(kept, budget)
-    for what, values in changes.items():
-        rows.append(median_metric(name, f"change of TPOT, {what}", values, "1"))
-    change = {what: round(float(np.median(v)), 3) for what, v in changes.items()}
-    worse = []
-    for level in levels:
-        old, new = (found.perplexity[who, level].perplexity for who in (ORIGINAL, name))
-        worse.append(f"{found.experts(level)} experts {new / old:.3f}")
-    return models.findings(
-        settings,
-        answer="Median change of TPOT against the original: "
-        + "; ".join(f"{what} {100 * value:+.0f} %" for what, value in change.items())
-        + f" (paper about {100 * PAPER_CHANGE:.0f} %).",
-        details=[
-            "By round: "
-            + "; ".join(
-                f"{what} {100 * min(values):+.0f} to {100 * max(values):+.0f} %"
-                for what, values in changes.items()
-            )
-            + ".",
-            "Perplexity over the original's at the next whole number of experts: "
-            + ", ".join(worse)
-            + ".",
-        ],
-        kind="emulated",
-        model=model,
-        workload=workload,
-        metrics=rows,
-        checks=found.steps.checks(),
-        limits=LIMITS[1:],
-        ours=change,
-        plot=lambda path: plot(path, settings, found),
-        summary={"tpot_change": change},
-    )
-
-
-def plot(path, settings: Fig8Settings, found: Measured) -> None:
-    """TPOT by service level, a panel a budget."""
-    levels = settings.k_values
-    panels = [
-        median_panel(
-            f"{budget} of the experts on the device",
-            "TPOT (ms)",
-            [found.experts(level) for level in levels],
-            {
-                who: [found.rounds_of("tpot_s", (who, k, budget)) for k in levels]
-                for who in (ORIGINAL, found.refactored)
-            },
-            1e3,
-            x_label="experts' worth of compute asked for",
-        )
-        for budget in settings.budgets
-    ]
-    draw_panels(path, panels, title="Offloaded decoding, LRU, emulated link")
+def derive(tables: Tables) -> dict[str, Any]:
+    """Perplexity over the original's at the next whole number of experts."""
+    quality = tables["quality"].astype({"experts": str})
+    worse = over(quality, "perplexity", ORIGINAL, "experts", by="model")
+    return {"worse": worse.astype({"experts": float})}

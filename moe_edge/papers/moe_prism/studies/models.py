@@ -20,6 +20,7 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.json_reader import read_json
+from moe_edge.metrics.frames import Rows
 
 ORIGINAL, LG, LG_FT, CG, CALIBRATED = "original", "LG", "LG-FT", "CG", "calibrated"
 LG_KL, CALIBRATED_KL = "LG-FT, KL", "calibrated, KL"
@@ -129,6 +130,29 @@ def provenance(settings: ModelSettings) -> dict:
     return found
 
 
+def tell(
+    rows: Rows, settings: ModelSettings, model: Mapping, workload: Mapping
+) -> None:
+    """What is said of a study of refactored models.
+
+    Args:
+      settings: of the study; the entry's workload begins with its own ones.
+      workload: what was read, of which size.
+    """
+    rows.about |= {
+        "model": model,
+        "workload": own_settings(settings) | dict(workload),
+        "baselines": [ORIGINAL],
+    }
+    rows.about["workload"]["refactored"] = provenance(settings)
+
+
+def own_settings(settings: ModelSettings) -> dict[str, Any]:
+    """All but those of `ModelSettings`."""
+    models = {field.name for field in dataclasses.fields(ModelSettings)}
+    return {name: v for name, v in vars(settings).items() if name not in models}
+
+
 def findings(
     settings: ModelSettings, *, workload: Mapping, limits: Sequence[str] = (), **found
 ) -> Findings:
@@ -140,8 +164,7 @@ def findings(
       limits: further ones.
       **found: of `Findings`.
     """
-    models = {field.name for field in dataclasses.fields(ModelSettings)}
-    own = {name: value for name, value in vars(settings).items() if name not in models}
+    own = own_settings(settings)
     return Findings(
         workload=own | dict(workload) | {"refactored": provenance(settings)},
         limits=[*settings.limits(), *limits],

@@ -13,7 +13,6 @@ from moe_edge.evaluate.agreement import bootstrap_ratio
 from moe_edge.evaluate.perplexity import measure_perplexity
 from moe_edge.evaluate.plain_text import read_plain_text
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.metrics.plots_panels import Panel
 from moe_edge.model.config import ModelConfig
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL
 from moe_edge.papers.moe_prism.studies.studies import QualitySettings
@@ -139,11 +138,3 @@ def log_interpolate(neurons: float, known: Mapping[float, float]) -> float | Non
     outside = {"left": np.nan, "right": np.nan}
     found = np.exp(np.interp(neurons, at, np.log(values), **outside))
     return None if np.isnan(found) else float(found)
-
-
-def k_panel(title: str, y_label: str, values: Mapping[tuple[str, int], float]) -> Panel:
-    """A line over K for each model, of values by (model, K)."""
-    ks = sorted({k for _, k in values})
-    names = dict.fromkeys(name for name, _ in values)
-    series = {name: [values.get((name, k), np.nan) for k in ks] for name in names}
-    return Panel(title, y_label, ks, series, x_label="sub-experts a token K")

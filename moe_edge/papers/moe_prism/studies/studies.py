@@ -4,33 +4,24 @@ What measures is imported when a study runs, so a wrong setting is refused at on
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moe_edge.bench.prompts import LinkSettings, PromptSettings
 from moe_edge.bench.registry import later
 from moe_edge.bench.settings import StudySettings
-from moe_edge.bench.study import Claim, Study
+from moe_edge.bench.study import Study
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, read_text
+from moe_edge.metrics.frames import Frame, frame
 from moe_edge.papers.moe_prism.studies import making
-from moe_edge.papers.moe_prism.studies.models import (
-    CG,
-    LG,
-    LG_FT,
-    ORIGINAL,
-    ModelSettings,
-)
+from moe_edge.papers.moe_prism.studies.models import ModelSettings
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 
 EVERY_K = tuple(range(1, 33))  # up to the default model's 8 experts of 4 sub-experts
 PROMPTS = ("prompts/gsm8k.jsonl", "mcq/boolq.jsonl")
 SETS = ("winogrande", "arc_challenge", "sciq", "boolq")
-RATIO = "75th percentile / median of the magnitude"
-PAPER_RATIO = 0.0391 / 0.0167  # fig. 3
-PAPER_CHANGE = -0.10  # fig. 8: about, at 16 GB and 24 GB
-PAPER_POINTS = 4  # fig. 10: times the operating points
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,101 +153,60 @@ class Fig10Settings(QualitySettings, PromptSettings):
                 )
 
 
-TABLE2 = Study(
-    name="moe_prism_table2",
-    question="Do sub-experts lose less perplexity than whole experts at equal compute "
-    "(MoE-Prism, table 2 and fig. 9)?",
-    settings=Table2Settings,
-    measure=later("papers.moe_prism.studies.table2.run"),
-    check=making.check_inputs,
-    claim=Claim(
-        source="MoE-Prism, table 2, OLMoE: perplexity over the original's by K",
-        paper={
-            CG: {12: 0.947, 16: 0.987, 20: 1.000, 24: 1.003},
-            LG: {12: 0.999, 16: 1.000, 20: 0.999, 24: 1.000},
-            LG_FT: {12: 0.934, 16: 0.976, 20: 0.995, 24: 1.004},
-        },
-        why="The paper's models have 1,024 to 6,144 neurons an expert, of which a "
-        "token uses few; the default model has 64, which are much less specialised, "
-        "and four gate neurons would be a quarter of a sub-expert: they are counted as "
-        "active here, as fractions of the original's neurons. Half of its experts "
-        "cost it little: with all of them its perplexity is .957 of that at K = 12, so "
-        "no choice of them reaches the paper's .934. Fine-tuning ran at the best of a "
-        "few rates. CG is our proxy gate: one gate neuron a sub-expert, chosen by a "
-        "fit. The paper's own, the four most central neurons of the same partition, "
-        "gave 1.004 at K = 12 in a trial that is not part of this entry.",
-    ),
+def _study(name: str, settings: type, frames: Mapping[str, Frame], **more) -> Study:
+    """A study that is measured in a module of its name, which loads JAX."""
+    here = f"papers.moe_prism.studies.{name}"
+    return Study(
+        name=f"moe_prism_{name}",
+        settings=settings,
+        frames=frames,
+        measure=later(f"{here}.measure"),
+        derive=later(f"{here}.derive"),
+        **{"check": making.check_inputs} | more,
+    )
+
+
+_POINTS = frame("model k", perplexity="1", neurons="1", ratio="1")
+_SHARES = dict.fromkeys(
+    ("own", "fixed", "shuffled", "down", "needed", "median_over_mean", "ratio"), "1"
 )
-TABLE3 = Study(
-    name="moe_prism_table3",
-    question="Do sub-experts keep accuracy at three eighths of the compute (MoE-Prism, "
-    "table 3)?",
-    settings=Table3Settings,
-    measure=later("papers.moe_prism.studies.table3.run"),
+TABLE2 = _study("table2", Table2Settings, {"points": _POINTS, "curve": _POINTS})
+TABLE3 = _study(
+    "table3",
+    Table3Settings,
+    {"answers": frame("model set", accuracy="1"), "sets": frame("set", overlaps="1")},
     check=check_sets,
-    claim=Claim(
-        source="MoE-Prism, table 3, OLMoE at K' = 3 and its refactored model at K = 12 "
-        "(percent)",
-        paper={
-            ORIGINAL: dict(zip(SETS, (63.06, 46.08, 87.60, 64.46), strict=True)),
-            LG_FT: dict(zip(SETS, (64.33, 46.33, 89.70, 67.65), strict=True)),
-        },
-        why="A model as small as the default one answers these questions hardly better "
-        "than chance, and the sets are samples: where intervals overlap accuracy "
-        "cannot tell models apart, and table 2's perplexity is the measure. The paper "
-        "prompts with 0 to 5 examples, we with none.",
-    ),
 )
-FIG3 = Study(
-    name="moe_prism_fig3",
-    question="How much of an expert's work do few of its neurons carry (MoE-Prism "
-    "fig. 3)?",
-    settings=Fig3Settings,
-    measure=later("papers.moe_prism.studies.fig3.run"),
+FIG3 = _study(
+    "fig3",
+    Fig3Settings,
+    {
+        "experts": frame("of", **_SHARES),
+        "quantiles": frame("of quantile", magnitude="1"),
+        "below": frame("layer magnitude", share="1"),
+        "lorenz": frame("order first", share="1"),
+    },
     check=check_profile,
-    claim=Claim(
-        source="MoE-Prism, section 2.2 and fig. 3",
-        paper={
-            "median magnitude": 0.0167,
-            "75th percentile of the magnitude": 0.0391,
-            RATIO: PAPER_RATIO,
-        },
-        why="The paper's numbers are of one expert of DeepSeek-V2-Lite (1408 neurons), "
-        "whose weights set the scale: only the ratio of its percentiles compares "
-        "models.",
-    ),
 )
-FIG8 = Study(
-    name="moe_prism_fig8",
-    question="Do sub-experts shorten offloaded decoding at a service level between "
-    "whole experts (MoE-Prism, fig. 8)?",
-    settings=Fig8Settings,
-    measure=later("papers.moe_prism.studies.fig8.run"),
-    check=making.check_inputs,
+FIG8 = _study(
+    "fig8",
+    Fig8Settings,
+    {
+        "levels": frame(
+            "model experts budget", tpot_ms="ms", hit_ratio="1", missed_mb="MB"
+        ),
+        "quality": frame("model experts", perplexity="1"),
+        "changes": frame("budget kind", change="1", low="1", high="1"),
+    },
     inline=True,
-    claim=Claim(
-        source="MoE-Prism, section 6.2.3 and fig. 8: change of latency per step",
-        paper={"16 GB": PAPER_CHANGE, "24 GB": PAPER_CHANGE},
-        why="The paper compares 4.25 with 5 experts on PCIe, where bytes are all that "
-        "counts, and gains from better packing as well (hit ratio .4375 to .4453 at "
-        "16 GB). Ours pays a latency for every transfer, and a sub-expert travels four "
-        "times as often as a whole expert; a percentage budget leaves no fragment to "
-        "pack.",
-    ),
 )
-FIG10 = Study(
-    name="moe_prism_fig10",
-    question="How finely does K trade speed for quality (MoE-Prism, figs. 10 and 11)?",
-    settings=Fig10Settings,
-    measure=later("papers.moe_prism.studies.fig10.run"),
-    check=making.check_inputs,
-    claim=Claim(
-        source="MoE-Prism, section 6.3.2 and abstract: more than 4 times the operating "
-        "points",
-        paper={"operating points, ratio": PAPER_POINTS},
-        why="The paper shows GPUs and whole vLLM batches; here a step of a tiny model "
-        "on CPU cores, of which experts are a part only: time falls with K, but not in "
-        "proportion. Small blocks cost the loop over blocks more than large ones.",
-    ),
+FIG10 = _study(
+    "fig10",
+    Fig10Settings,
+    {
+        "times": frame("model k batch", tpot_ms="ms", rate="tokens/s"),
+        "quality": frame("model k", perplexity="1"),
+        "errors": frame("batch", error="1"),
+    },
 )
 STUDIES = {study.name: study for study in (TABLE2, TABLE3, FIG3, FIG8, FIG10)}

@@ -2,7 +2,7 @@
 
 Each departure of OD-MoE is booked with its own bytes; the peers get as many as the
 largest, and links of the same rate: OD-MoE one a worker, the others one.
-`table2_runs.py` measures, `table2_entry.py` reports.
+`table2_runs.py` measures.
 """
 
 import dataclasses
@@ -13,9 +13,10 @@ from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import PromptSettings, check_inputs
 from moe_edge.bench.registry import later
 from moe_edge.bench.settings import RULES, Rules, check_steps
-from moe_edge.bench.study import Claim, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.metrics.frames import frame
 from moe_edge.papers.od_moe.studies.live import check_departure
 from moe_edge.papers.od_moe.studies.studies import check_precision
 from moe_edge.route.base import get_route
@@ -123,44 +124,23 @@ def name_of(departure: str) -> str:
     return f"OD-MoE, {departure}"
 
 
-CACHED = {"decode": 4.89, "TTFT": 416.9925, "bytes": 180, "output": 4.8425}  # paper's
-PAPER = {  # averages of four settings; bytes in GB
-    "OD-MoE, late": (3.6925, 2244.3475, 60, 3.37),
-    "Mixtral-offloading": (2.2375, 1844.9825, 11, 2.1725),
-    "MoE-Infinity": (0.6875, 6118.6825, 21.5, 0.6675),
-    "HOBBIT": (0.785, 5679.6875, 22, 0.7575),
-    "AdapMoE": (3.13, 1387.0, 8, 3.035),
-}
-
-
-def ratio_name(system: str, measure: str) -> str:
-    """Of a number that is compared with the paper's."""
-    return f"{system}: {measure} over resident"
-
-
-def paper_ratios() -> dict[str, float]:
-    """Table 2's averages over those of the model with all experts cached."""
-    return {
-        ratio_name(system, measure): round(values[place] / cached, 4)
-        for place, (measure, cached) in enumerate(CACHED.items())
-        for system, values in PAPER.items()
-    }
-
-
+SPEEDS = {"ttft_ms": "ms", "decode": "tokens/s", "output": "tokens/s"}
 STUDY = Study(
     name="od_moe_table2",
-    question="How fast is OD-MoE beside offloading on one machine with the same bytes "
-    "and link rate (OD-MoE, table 2)?",
     settings=Table2Settings,
-    measure=later("papers.od_moe.studies.table2_runs.run"),
+    frames={
+        "speeds": frame("system tokens_in tokens_out", **SPEEDS, over_resident="1"),
+        "over": frame("base system", **dict.fromkeys(SPEEDS, "1")),
+        "bytes": frame(
+            "system",
+            **dict.fromkeys(("main", "shadow", "workers", "in_all"), "bytes"),
+        ),
+        "fidelity": frame(
+            "system",
+            **dict.fromkeys(("perplexity", "dropped", "ratio", "agreement"), "1"),
+        ),
+    },
+    measure=later("papers.od_moe.studies.table2_runs.measure"),
+    derive=later("papers.od_moe.studies.table2_runs.derive"),
     check=check_inputs,
-    claim=Claim(
-        source="OD-MoE, section 4.4 and table 2: averages of four settings, over those "
-        "of Transformers with all experts cached",
-        paper=paper_ratios(),
-        why="The paper's peers run as shipped, three of them quantised, each with its "
-        "own memory, and its nodes are machines of their own. Here all decode at the "
-        "stored precision with as many bytes as OD-MoE at its largest, most of them "
-        "its shadow's and their slots', and all processes share two cores.",
-    ),
 )

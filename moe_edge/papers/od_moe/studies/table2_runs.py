@@ -1,9 +1,13 @@
 """What table 2 measures: texts on live OD-MoE and on engines of this process."""
 
+import dataclasses
 import functools
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from moe_edge.bench.cases import (
     count_history,
@@ -14,14 +18,15 @@ from moe_edge.bench.cases import (
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.live import kept_compiled
 from moe_edge.bench.prompts import PromptPool, make_pool
-from moe_edge.bench.rounds import measure_rounds
+from moe_edge.bench.rounds import measure_rounds, round_ratios
 from moe_edge.core.checks import RequestError
 from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
-from moe_edge.metrics.results import Findings
+from moe_edge.metrics.frames import Estimate, Rows, interval, median
+from moe_edge.metrics.results import Tables
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.slot_plan import static_hit_curves
 from moe_edge.papers.od_moe.mode import BALANCED
@@ -34,11 +39,33 @@ from moe_edge.papers.od_moe.studies.table2 import (
     name_of,
     peers,
 )
-from moe_edge.papers.od_moe.studies.table2_entry import Measured, Text, findings
 
 SPARE = 4  # prompts that are looked at for one that will do
 Round = Mapping[int, list[int]]  # prompt of each length
 At = tuple[int, int]  # tokens in and out
+Roles = dict[str, int]  # bytes of weights on main node, shadow, workers (slots)
+LOSSY = ("AdapMoE",)
+SAME = "every lossless system gave the model's own tokens"
+MOST = "no peer holds more bytes than the largest OD-MoE"
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """One measured text.
+
+    Attributes:
+      ttft_s: seconds to the first token.
+      step_s: of a decode step.
+      is_same: whether the tokens were the model's own.
+    """
+
+    ttft_s: float
+    step_s: float
+    is_same: bool = True
+
+    def tokens_per_s(self, new_tokens: int) -> float:
+        """All new tokens over all seconds."""
+        return new_tokens / (self.ttft_s + (new_tokens - 1) * self.step_s)
 
 
 class Table2:
@@ -169,26 +196,35 @@ class Table2:
         blocks = len(config.moe_layers) * config.moe.num_experts
         return blocks * store.block_bytes
 
-    def fidelity(self, engines: Mapping[str, LayeredEngine]) -> dict:
-        """`Measured.fidelity`, `dropped` and `perplexity`.
+    def fidelity(self, engines: Mapping[str, LayeredEngine], rows: Rows) -> None:
+        """Adds what lossy engines say of a text, and the perplexity of all others.
 
         Lossless engines give the resident engine's tokens, which every text checks.
         """
         settings, bench = self.settings, self.bench
         length = settings.prompt_tokens + settings.new_tokens
         pool = make_pool(settings, bench.tokenizer, settings.fidelity_rows, length)
-        rows = [Forced(ids, settings.prompt_tokens) for ids in pool.rows]
-        own = score_batches(bench.resident, rows, 1)
-        fidelity, dropped = {}, {}
+        texts = [Forced(ids, settings.prompt_tokens) for ids in pool.rows]
+        own = score_batches(bench.resident, texts, 1)
         for name, engine in engines.items():
             if engine.lossless:
                 continue
             engine.reset_records()
-            fidelity[name] = compare(score_batches(engine, rows, 1), own)
-            counted = engine.report()
-            dropped[name] = counted["rerouted"] / counted["choices"]
-        perplexity = compare(own, own).perplexity
-        return {"fidelity": fidelity, "dropped": dropped, "perplexity": perplexity}
+            one = compare(score_batches(engine, texts, 1), own)
+            counted, n = engine.report(), one.tokens
+            dropped = counted["rerouted"] / counted["choices"]
+            rows(
+                "fidelity",
+                name,
+                perplexity=Estimate(one.perplexity, n, 0.0, "none"),
+                dropped=Estimate(dropped, n, 0.0, "none"),
+                ratio=interval(one.perplexity_ratio, one.ratio_interval95, n),
+                agreement=interval(one.agreement, one.agreement_interval95, n),
+            )
+        lossless = [name for name, engine in engines.items() if engine.lossless]
+        own_names = map(name_of, settings.departures)
+        for name in (RESIDENT, *own_names, SAME_PROCESSES, *lossless):
+            rows("fidelity", name, perplexity=compare(own, own).perplexity)
 
 
 def told(name: str, at: At, tokens_per_s: float) -> None:
@@ -196,7 +232,7 @@ def told(name: str, at: At, tokens_per_s: float) -> None:
     print(f"{at[0]} in, {at[1]} out, {name}: {tokens_per_s:.1f} tokens/s", flush=True)
 
 
-def run(settings: Table2Settings) -> Findings:
+def measure(settings: Table2Settings, rows: Rows) -> None:
     """All systems in every round."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -205,51 +241,120 @@ def run(settings: Table2Settings) -> Findings:
     ):
         table = Table2(bench, settings)
         first = table.first_runs()
-        own_bytes = {
+        held = {
             name_of(departure): by_role(row["device_bytes"])
             for departure, row in first.items()
         }
-        engines = table.engines(max(sum(one.values()) for one in own_bytes.values()))
+        engines = table.engines(max(sum(one.values()) for one in held.values()))
         here = {RESIDENT: bench.resident, **engines}
         table.warm(here)
-        measured = measure(table, here)
-        texts = texts_by_system(measured, settings.departures)
+        measured = measure_texts(table, here)
+        tell_texts(rows, texts_by_system(measured, settings.departures))
         dense_bytes, block_bytes = bench.weights.num_bytes, bench.store.block_bytes
-        device_bytes = {
-            RESIDENT: roles(dense_bytes, 0, table.experts_bytes),
-            **own_bytes,
-        }
+        held |= {RESIDENT: roles(dense_bytes, 0, table.experts_bytes)}
         for name, engine in engines.items():
             slots_bytes = engine.manager.spec.num_slots * block_bytes
-            device_bytes[name] = roles(dense_bytes, 0, slots_bytes)
+            held[name] = roles(dense_bytes, 0, slots_bytes)
+        shares = {
+            name_of(departure): row["expert_bytes_share"]
+            for departure, row in first.items()
+        }
+        tell_bytes(rows, held, shares)
+        table.fidelity(engines, rows)
+        rows.checks |= measured.checks()
         link = EmulatedLink(table.bytes_per_s).describe()
-        found = Measured(
-            texts=texts,
-            device_bytes=device_bytes,
-            **table.fidelity(engines),
-            expert_share={
-                name_of(departure): row["expert_bytes_share"]
-                for departure, row in first.items()
-            },
-            on_time=measured.checks(),
-            model=bench.model,
-            workload=workload_of(settings, table.pool) | {"link": link},
-        )
-        return findings(settings, found)
+        workload = workload_of(settings, table.pool) | {"link": link}
+    rows.about |= {"model": bench.model, "workload": workload, "kind": "emulated"}
+    rows.about["baselines"] = [RESIDENT, *STAND_INS]
 
 
-def by_role(device_bytes: Mapping[str, int]) -> dict[str, int]:
+Texts = Mapping[tuple[str, At], Sequence[Text]]  # by system and setting, one a round
+
+
+def tell_texts(rows: Rows, texts: Texts) -> None:
+    """Adds speeds of every system and setting, and those over the resident engine's
+    and over the same processes' in the same round: medians, averaged over the settings
+    as the paper averages."""
+    rows.checks[SAME] = all(
+        one.is_same
+        for (system, _), found in texts.items()
+        if system not in LOSSY
+        for one in found
+    )
+    values = {key: figures_of(found, key[1][1]) for key, found in texts.items()}
+    averages: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for (system, at), found in values.items():
+        measured = {name: median(each) for name, each in found.items()}
+        for base in {RESIDENT, SAME_PROCESSES} - {system}:
+            its, of = values[base, at], averages.setdefault((base, system), {})
+            over = {n: median(round_ratios(found[n], its[n])) for n in found}
+            for name, one in over.items():
+                of.setdefault(name, []).append(one.value)
+            if base == RESIDENT:
+                measured["over_resident"] = over["decode"]
+        rows("speeds", system, *at, **measured)
+    for (base, system), of in averages.items():
+        means = {name: float(np.mean(each)) for name, each in of.items()}
+        rows("over", base, system, **means)
+
+
+def figures_of(texts: Sequence[Text], new_tokens: int) -> dict[str, list[float]]:
+    """Of every round."""
+    return {
+        "ttft_ms": [1e3 * one.ttft_s for one in texts],
+        "decode": [1 / one.step_s for one in texts],
+        "output": [one.tokens_per_s(new_tokens) for one in texts],
+    }
+
+
+def tell_bytes(rows: Rows, held: Mapping[str, Roles], shares: Mapping[str, float]):
+    """Adds bytes by role; `shares`: the routed experts' on shadow and workers over the
+    model's."""
+    for system, one in held.items():
+        rows("bytes", system, **one, in_all=sum(one.values()))
+    for name, share in shares.items():
+        third = f"{name}: experts on shadow and workers <= 1/3 of the model's bytes"
+        rows.checks[third] = share <= 1 / 3
+
+
+def derive(tables: Tables) -> dict[str, Any]:
+    """Averages over the settings, with bytes; which of OD-MoE and of the peers is
+    fastest."""
+    held, over = (tables[name].set_index("system") for name in ("bytes", "over"))
+    found = over[over.base == RESIDENT].drop(columns="base")
+    found["bytes"] = held.in_all / held.in_all[RESIDENT]
+    own = [name for name in found.index if name.startswith("OD-MoE, ")]
+    peers = [name for name in found.index if name in STAND_INS]
+    largest = held.in_all[own].idxmax()
+    same = over[over.base == SAME_PROCESSES].decode[own]
+    checks = {MOST: bool((held.in_all[peers] <= held.in_all[largest]).all())}
+    for name in own:
+        if name.endswith("speculative"):
+            bar = f"{name}: decode >= .85 of the same processes, all resident"
+            checks[bar] = bool(same[name] >= 0.85)
+    return {
+        "means": found.reset_index(),
+        "mine": found.loc[own].decode.idxmax(),
+        "best": found.loc[peers].decode.idxmax(),
+        "largest": largest,
+        "same": same.rename("decode").reset_index(),
+        "stand_ins": [{"peer": name, "what": STAND_INS[name]} for name in peers],
+        "checks": checks,
+    }
+
+
+def by_role(device_bytes: Mapping[str, int]) -> Roles:
     """Bytes of a live run, all workers together."""
     workers = sum(n for who, n in device_bytes.items() if who.startswith("worker"))
     return roles(device_bytes["main"], device_bytes["shadow"], workers)
 
 
-def roles(main: int, shadow: int, workers: int) -> dict[str, int]:
+def roles(main: int, shadow: int, workers: int) -> Roles:
     """Bytes by role, in the order of the table."""
-    return {"main (dense)": main, "shadow": shadow, "workers (slots)": workers}
+    return {"main": main, "shadow": shadow, "workers": workers}
 
 
-def measure(table: Table2, here: Mapping[str, Engine]):
+def measure_texts(table: Table2, here: Mapping[str, Engine]):
     """The rounds: every system in every setting."""
     cases = {}
     for at in table.settings.at:
@@ -262,7 +367,7 @@ def measure(table: Table2, here: Mapping[str, Engine]):
 
 
 def texts_by_system(measured, departures: Sequence[str]) -> dict:
-    """`Measured.texts`: live runs give two systems, which come behind the first."""
+    """Texts by system and setting: live runs give two systems, each behind the last."""
     texts: dict[tuple[str, At], list[Text]] = {}
     first = name_of(departures[0])
     for (system, at), found in measured.figures.items():

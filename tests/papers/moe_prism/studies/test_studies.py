@@ -13,6 +13,7 @@ from moe_edge.bench.registry import find
 from moe_edge.bench.study import run_study
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
+from moe_edge.metrics.frames import Rows
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.model.sub_experts import at_k, split_config
 from moe_edge.papers.moe_prism.studies import making, models
@@ -33,7 +34,8 @@ from moe_edge.papers.moe_prism.studies.studies import (
     Fig10Settings,
     Table2Settings,
 )
-from moe_edge.papers.moe_prism.studies.table2 import findings, ratios
+from moe_edge.papers.moe_prism.studies.table2 import tell
+from tests.support.entries import page_of, result_of, row_of
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 from tests.support.tiny_models import GQA
 
@@ -68,6 +70,13 @@ def nats(perplexity):
     return np.split(values_T, [300])
 
 
+def table2_entry(points, curve):
+    rows = Rows(find("moe_prism_table2").frames)
+    tell(rows, "points", points)
+    tell(rows, "curve", curve)
+    return result_of(find("moe_prism_table2"), rows)
+
+
 def test_table2_compares_at_equal_k_and_neuron_for_neuron():
     sizes = {
         ORIGINAL: {4: (10, 16.0), 8: (20, 4.0)},
@@ -79,22 +88,25 @@ def test_table2_compares_at_equal_k_and_neuron_for_neuron():
         for name, by_k in sizes.items()
         for k, (neurons, perplexity) in by_k.items()
     }
-    found = ratios(points)[CG]
+    result = table2_entry(points, points)
+    found = {row["k"]: row for row in result["numbers"]["at_first"]} | {
+        row["k"]: row for row in result["numbers"]["worse"]
+    }
     for k, equal, level in ((4, 6 / 16, 6 / 8), (8, 5 / 4, 5 / 4)):
-        assert found[k].at_k == pytest.approx(equal)
-        assert found[k].level == pytest.approx(level)
-        assert found[k].interval[0] < equal < found[k].interval[1]
-    settings = Table2Settings(lg="unused")
-    entry = findings(settings, points, points, {}, {})
-    assert entry.checks == {"LG equals the original at every K that U divides": True}
-    assert entry.answer == (
+        assert found[k]["ratio"] == pytest.approx(equal)
+        assert found[k]["level"] == pytest.approx(level)
+        assert 0 < found[k]["ratio_spread"] < 0.01
+    law = "LG equals the original at every K that U divides"
+    assert result["checks"] == {law: True}
+    page, _ = page_of(find("moe_prism_table2"), result)
+    assert (
         "Perplexity over the original's, K = 4 / equal neurons: "
         "LG 1.000/1.000; CG 0.375/0.750; original at K = 8 0.250."
-    )
-    assert "in 1 of 4 points: CG K=8 (1.250)" in entry.details[-1]
+    ) in page
+    assert "in 1 of 4 points: CG K=8 (1.250); on" in page
     other = points | {(LG, 8): Point(20, nats(4.1))}
     for pair in ((points, other), (other, points)):
-        assert not any(findings(settings, *pair, {}, {}).checks.values())
+        assert table2_entry(*pair)["checks"] == {law: False}
 
 
 def test_bad_settings_are_refused():
@@ -158,10 +170,10 @@ SMALL = {
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("moe_prism_table2", ("perplexity", "LG", "13")),
-        ("moe_prism_table3", ("accuracy", "original")),
-        ("moe_prism_fig8", ("tpot_change", "50%, between whole experts")),
-        ("moe_prism_fig10", ("operating_points", "LG, batch 1")),
+        ("moe_prism_table2", ("curve", "perplexity", {"model": "LG", "k": 5})),
+        ("moe_prism_table3", ("answers", "accuracy", {"model": "original"})),
+        ("moe_prism_fig8", ("changes", "change", {"kind": "between whole experts"})),
+        ("moe_prism_fig10", ("times", "tpot_ms", {"model": "LG", "k": 13})),
     ],
 )
 def test_whole_study_writes_a_valid_entry(made, tmp_path, name, found):
@@ -169,10 +181,8 @@ def test_whole_study_writes_a_valid_entry(made, tmp_path, name, found):
     summary = run_study(study, study.settings(**made, **SMALL[name]), out_dir=str(out))
     result = validate_entry(out)
     assert result["workload"]["refactored"]["lg"]["gate"]
-    value = json.loads(json.dumps(summary))
-    for key in found:
-        value = value[key]
-    assert math.isfinite(value)
+    frame, measure, keys = found
+    assert math.isfinite(row_of(result, frame, **keys)[measure])
     # How finely a few short rounds tell times apart is the machine's affair.
     checks = {n: ok for n, ok in summary["checks"].items() if "errors" not in n}
     assert all(checks.values()), summary["checks"]

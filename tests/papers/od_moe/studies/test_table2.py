@@ -4,6 +4,7 @@ import pytest
 
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.metrics.frames import Rows
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.papers.od_moe.studies import table2_runs
 from moe_edge.papers.od_moe.studies.table2 import (
@@ -12,10 +13,10 @@ from moe_edge.papers.od_moe.studies.table2 import (
     STAND_INS,
     STUDY,
     Table2Settings,
-    paper_ratios,
     peers,
 )
-from moe_edge.papers.od_moe.studies.table2_entry import Measured, Text, checks
+from moe_edge.papers.od_moe.studies.table2_runs import Text
+from tests.support.entries import page_of, result_of, row_of, rows_of
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 AT = (16, 64)
@@ -28,37 +29,30 @@ def test_peers_are_those_that_are_told():
     assert [name for name, one in options.items() if not one.lossless] == ["AdapMoE"]
 
 
-def test_papers_averages_over_its_cached_model():
-    ratios = paper_ratios()
-    assert ratios["OD-MoE, late: decode over resident"] == 0.7551
-    assert ratios["OD-MoE, late: bytes over resident"] == 0.3333
-    assert len(ratios) == 5 * 4
-
-
-def measured(**texts):
+def entry(shares=None, **texts):
     """One round of each system; the peers hold 30 bytes, OD-MoE 31."""
     found = {RESIDENT: Text(1.0, 0.5), OWN: Text(2.0, 1.0), **texts}
     found |= {SAME_PROCESSES: Text(2.0, 0.9)} | dict.fromkeys(STAND_INS, Text(2.0, 4.0))
-    return Measured(
-        texts={(system, AT): [one] for system, one in found.items()},
-        device_bytes={RESIDENT: {"all": 90}, OWN: {"a": 1, "b": 30}}
-        | {peer: {"a": 1, "b": 29} for peer in STAND_INS},
-        fidelity={},
-        dropped={},
-        perplexity=3.0,
-        expert_share={OWN: 0.3},
-        on_time={},
-        model={},
-        workload={},
-    )
+    rows = Rows(STUDY.frames)
+    table2_runs.tell_texts(rows, {(who, AT): [one] for who, one in found.items()})
+    roles = table2_runs.roles
+    held = {RESIDENT: roles(90, 0, 0), OWN: roles(1, 0, 30)}
+    held |= {peer: roles(1, 0, 29) for peer in STAND_INS}
+    table2_runs.tell_bytes(rows, held, {OWN: 0.3})
+    rows("fidelity", RESIDENT, perplexity=3.0)
+    return result_of(STUDY, rows)
 
 
 def test_measures_of_a_text():
-    found = measured()
-    assert found.values(OWN, "output", AT) == [64 / (2 + 63)]
-    assert found.over(OWN, "decode", AT) == [0.5]
-    assert found.mean_over(OWN, "TTFT") == 2.0
-    assert all(checks(found, [OWN]).values())
+    result = entry()
+    speeds = row_of(result, "speeds", system=OWN)
+    assert speeds["output"] == 64 / (2 + 63) and speeds["over_resident"] == 0.5
+    means = row_of(result, "over", system=OWN, base=RESIDENT)
+    assert means["decode"] == 0.5 and means["ttft_ms"] == 2.0
+    assert all(result["checks"].values()), result["checks"]
+    page, _ = page_of(STUDY, result)
+    assert f"{OWN} decodes at 0.500 of the resident engine's speed with 0.344" in page
+    assert "- For Mixtral-offloading stands: LRU and" in page
 
 
 @pytest.mark.parametrize(
@@ -69,7 +63,7 @@ def test_measures_of_a_text():
     ],
 )
 def test_checks_fail_where_they_should(text, failed):
-    found = checks(measured(**{OWN: text}), [OWN])
+    found = entry(**{OWN: text})["checks"]
     (name,) = [name for name, passed in found.items() if not passed]
     assert failed in name
 
@@ -146,28 +140,31 @@ def test_study_writes_an_entry(settings, asked, tmp_path):
     rates = [options["load_bytes_per_s"] for _, options in asked]
     assert rates == ["balanced", *["20000000.0"] * 5]
     assert {text for (text,), _ in asked[1:4]} == {asked[0][0][0]}
-    assert "0.50 of the decode speed of the same processes" in result["details"][3]
-    assert result["details"][5].startswith("For Mixtral-offloading stands: LRU and")
-    values = {(r["policy"], r["name"]): r["value"] for r in result["metrics"]}
-    assert values["OD-MoE, late", "decode, 8 in, 4 out"] == 50
-    assert values[SAME_PROCESSES, "TTFT, 8 in, 4 out"] == pytest.approx(100)
-    assert values["OD-MoE, late", "device bytes, in all"] == 126_000
-    assert values["OD-MoE, speculative", "device bytes, in all"] == 142_000
+    numbers = result["numbers"]
+    assert [one["decode"] for one in numbers["same"]] == [0.5, 0.5]
+    assert numbers["largest"] == "OD-MoE, speculative"
+    late = row_of(result, "speeds", system="OD-MoE, late")
+    assert (late["tokens_in"], late["tokens_out"], late["decode"]) == (8, 4, 50)
+    same = row_of(result, "speeds", system=SAME_PROCESSES)
+    assert same["ttft_ms"] == pytest.approx(100)
+    held = {row["system"]: row["in_all"] for row in rows_of(result, "bytes")}
+    assert held["OD-MoE, late"] == 126_000
+    assert held["OD-MoE, speculative"] == 142_000
     for peer in STAND_INS:
-        held = values[peer, "device bytes, in all"]
-        assert 142_000 - 10_000 < held <= 142_000
+        assert 142_000 - 10_000 < held[peer] <= 142_000
     share = "experts on shadow and workers <= 1/3 of the model's bytes"
     assert summary["checks"][f"OD-MoE, late: {share}"]
     assert not summary["checks"][f"OD-MoE, speculative: {share}"]
-    assert result["details"][2] == (
-        "The peers hold as many bytes as OD-MoE, speculative."
+    lossy, own, exact = (
+        row_of(result, "fidelity", system=name)
+        for name in ("AdapMoE", RESIDENT, "HOBBIT")
     )
-    assert values["AdapMoE", "perplexity"] != values[RESIDENT, "perplexity"]
-    assert 0 < values["AdapMoE", "chosen experts dropped"] <= 0.5
-    assert ("AdapMoE", "agreement") in values and ("HOBBIT", "agreement") not in values
+    assert lossy["perplexity"] != own["perplexity"]
+    assert 0 < lossy["dropped"] <= 0.5
+    assert "agreement" in lossy and "agreement" not in exact
 
 
 def test_too_few_prompts_that_go_on_are_refused(settings, asked, monkeypatch):
     monkeypatch.setattr(table2_runs, "SPARE", 0)
     with pytest.raises(RequestError, match="0 prompts of 8 tokens .* expected 2"):
-        STUDY.measure(settings)
+        STUDY.measure(settings, Rows(STUDY.frames))
