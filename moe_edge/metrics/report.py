@@ -2,7 +2,8 @@
 
 A page is made from `result.json` alone and shows the pictures next to it. Metrics are
 named `measure, setting`: each measure becomes one table of what ran over settings.
-`python -m moe_edge.metrics.report` writes all pages of `results/` again.
+`python -m moe_edge.metrics.report` writes all pages of `results/` again, and the tables
+of `papers.py`.
 """
 
 import sys
@@ -215,4 +216,8 @@ def write_pages(root: str | Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(write_pages(Path("results"))) or 0)
+    from moe_edge.metrics.papers import write_tables  # which reads pages by this module
+
+    faults = write_pages(Path("results"))
+    write_tables(Path("."))
+    sys.exit("\n".join(faults) or 0)

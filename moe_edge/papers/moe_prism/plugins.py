@@ -12,6 +12,7 @@ PLUGINS = (
     ("study", "moe_prism_fig7", "studies.serving_studies:STUDIES"),
     ("study", "moe_prism_fig8", "studies.studies:STUDIES"),
     ("study", "moe_prism_goodput", "studies.serving_scale:STUDY"),
+    ("study", "moe_prism_packing", "studies.packing:STUDY"),
     ("study", "moe_prism_table2", "studies.studies:STUDIES"),
     ("study", "moe_prism_table3", "studies.studies:STUDIES"),
 )

@@ -113,11 +113,12 @@ def _refactor(work: Path, field: str, settings: ModelSettings) -> None:
 
 
 def _run_refactor(out: Path, work: Path, field: str, settings, tuning=None) -> None:
-    kind, options = BY_FIELD[field], {}
+    kind = BY_FIELD[field]
+    options = dict(kind.options)
     if tuning is not None:
         text = work / "train.txt"
         write_text(text, training_text(settings.data_dir))
-        options = {"train_text": str(text), "fine_tuning": tuning}
+        options |= {"train_text": str(text), "fine_tuning": tuning}
         options["teacher_kl"] = kind.follows
     run_refactor(
         out_dir=str(out),
@@ -208,6 +209,19 @@ def _check_fine_tuned(folder: str, stored: dict, settings: ModelSettings) -> Non
             )
 
 
+def _check_choice(name: str, path: str, refactor: dict) -> None:
+    """Raises CheckpointError for a proxy gate chosen otherwise than its name says."""
+    kind, stored = KINDS[name], refactor.get("settings") or {}
+    if kind.gate != "cg":
+        return
+    for option, wanted in ({"gate_choice": "fitted"} | dict(kind.options)).items():
+        if (found := stored.get(option, wanted)) != wanted:
+            raise CheckpointError(
+                f"{name} {path} has {option} {found}, expected {wanted}; name it as "
+                "what it is"
+            )
+
+
 def check_models(settings: ModelSettings) -> None:
     """Refuses models that cannot be compared, before anything is loaded.
 
@@ -240,6 +254,7 @@ def check_models(settings: ModelSettings) -> None:
             raise CheckpointError(
                 f"{name} {path} has a {how}{moe.gate} gate; name it as what it is"
             )
+        _check_choice(name, path, refactor)
         if tuned and kind.field in settings.make:
             _check_fine_tuned(path, tuned, settings)
         all_subs.add(moe.sub_experts)

@@ -1,10 +1,11 @@
 """The models that MoE-Prism's studies compare: which they are; `making.py` makes them.
 
 ORIGINAL is the parent at k' of its experts; LG and LG-FT its sub-experts with a linear
-gate before and after fine-tuning of the router; CG with a proxy gate and ours,
-CALIBRATED, with rows that predict norms, both untrained. Ours, too, are the two that
-are fine-tuned towards the parent (KL) at every K. K counts sub-experts, so the parent
-at k' computes as many neurons as the others at k' U.
+gate before and after fine-tuning of the router; CENTRAL with the paper's proxy gate,
+the four most central neurons of each sub-expert. Ours are CG, a proxy gate whose
+neurons are fitted, CALIBRATED, with rows that predict norms, both untrained, and the
+two that are fine-tuned towards the parent (KL) at every K. K counts sub-experts, so the
+parent at k' computes as many neurons as the others at k' U.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from moe_edge.core.json_reader import read_json
 from moe_edge.metrics.frames import Rows
 
 ORIGINAL, LG, LG_FT, CG, CALIBRATED = "original", "LG", "LG-FT", "CG", "calibrated"
+CENTRAL = "CG, central"
 LG_KL, CALIBRATED_KL = "LG-FT, KL", "calibrated, KL"
 
 
@@ -33,15 +35,20 @@ class Kind(NamedTuple):
       field: of the settings.
       gate: of moe-edge refactor.
       follows: fine-tuned towards the parent.
+      options: more of moe-edge refactor.
     """
 
     field: str
     gate: str
     follows: bool = False
+    options: Mapping[str, Any] = {}
 
 
 KINDS = {  # in order of making
     LG: Kind("lg", "lg"),
+    CENTRAL: Kind(
+        "cg_central", "cg", options={"gate_choice": "central", "gate_neurons": 4}
+    ),
     CG: Kind("cg", "cg"),
     CALIBRATED: Kind("calibrated", "calibrated"),
     LG_FT: Kind("lg_ft", "lg_ft"),
@@ -57,8 +64,8 @@ class ModelSettings(StudySettings):
 
     Attributes:
       checkpoint: the parent, path or `default`.
-      lg, lg_ft, lg_kl, cg, calibrated, calibrated_kl: refactored checkpoints; None
-        leaves one out.
+      lg, lg_ft, lg_kl, cg, cg_central, calibrated, calibrated_kl: refactored
+        checkpoints; None leaves one out.
       make: those of them to make, in `work_dir`, unless they are there: by a profile of
         `calibration_tokens` of `calibration`, and fine-tuned ones with options
         `fine_tuning` on the prose that the default model was trained on.
@@ -71,6 +78,7 @@ class ModelSettings(StudySettings):
     lg: str | None = None
     lg_ft: str | None = None
     cg: str | None = None
+    cg_central: str | None = None
     calibrated: str | None = None
     lg_kl: str | None = None
     calibrated_kl: str | None = None

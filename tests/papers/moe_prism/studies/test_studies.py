@@ -195,6 +195,8 @@ def test_made_models_of_other_settings_are_refused(made):
         check_models(ModelSettings(cg=lg))
     with pytest.raises(CheckpointError, match=f"LG {cg} has a proxy_global gate"):
         check_models(ModelSettings(lg=cg))
+    with pytest.raises(CheckpointError, match="CG, central .* has gate_choice fitted"):
+        check_models(ModelSettings(cg_central=cg))
     with pytest.raises(CheckpointError, match=f"was not made from {cg}"):
         check_models(ModelSettings(checkpoint=cg, lg=lg))
     with pytest.raises(OutputError, match="profile of 1024 tokens, 9999 are asked"):
