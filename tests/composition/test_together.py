@@ -56,7 +56,7 @@ def test_rows_at_their_floor_keep_their_first_block_and_others_give_way(folder, 
     and the blocks of a parent, which stand beside each other, share a transfer."""
     with offloaded(folder, bonus=2.0) as engine:
         found = tokens_of(run(RowSlots(engine, **SIZES), ARRIVALS))
-        moved, stats = engine.moved(), engine.manager.queue.stats()
+        moved, stats = engine.moved(), engine.queue.stats()
     assert found[1] == alone[1][1]
     assert 0 < moved.substituted < moved.routed
     assert stats.merged > 0

@@ -96,7 +96,7 @@ def measured_steps(
                 engine.reset_records()
                 run = score_forced(engine, [Forced(list(row), PROMPT)])
                 steps_s[name].append(run.decode_s / run.steps)
-                misses[name].append(engine.manager.counters[True].misses / run.steps)
+                misses[name].append(engine.layer_step.counters[True].misses / run.steps)
     return {
         name: (float(np.quantile(steps_s[name][1:], 0.25)), np.mean(misses[name][1:]))
         for name in cases
