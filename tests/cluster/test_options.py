@@ -2,11 +2,9 @@
 
 import pytest
 
-from moe_edge.cluster.model_checks import check_model
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.core.checks import CapacityError, ConfigError
-from tests.support.tiny_models import STATES, RandomReader
 
 
 def options(**given) -> ClusterOptions:
@@ -45,11 +43,3 @@ def test_a_drill_strikes_in_the_last_method():
     assert given.drill_of("uniform") is None
     assert given.drill_of("optimal") == given.drill_plan
     assert given.drill_plan.tokens == 4
-
-
-def test_shadow_that_runs_ahead_is_refused_where_layers_keep_states():
-    reader = RandomReader(STATES)
-    given = {"mode": "od_moe", "prompts": __file__}
-    check_model(ClusterOptions(**given, departure="late"), reader)
-    with pytest.raises(ConfigError, match="qwen2_moe keep states.*--departure late"):
-        check_model(ClusterOptions(**given), reader)
