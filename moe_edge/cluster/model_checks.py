@@ -32,8 +32,7 @@ def check_model(options: ClusterOptions, reader) -> list[int] | None:
     Returns:
       The GPU of each server, where a placement names it.
     Raises:
-      ConfigError: a placement that is of another cluster or cannot be read, or a
-        departure that the model's layers do not allow.
+      ConfigError: a placement that is of another cluster or cannot be read.
       CapacityError: too few slots.
     """
     config = reader.config
@@ -47,12 +46,6 @@ def check_model(options: ClusterOptions, reader) -> list[int] | None:
             )
         if options.placement is not None and options.is_scheduler:
             return given_placement(options, config)[1]
-    elif config.has_states and options.departure == "speculative":
-        raise ConfigError(
-            f"--departure speculative takes steps of the shadow back, and layers of "
-            f"{config.model_type} keep states, which cannot go back; use --departure "
-            "late"
-        )
     return None
 
 

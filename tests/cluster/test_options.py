@@ -7,7 +7,7 @@ from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.model.sub_experts import split_config
-from tests.support.tiny_models import ALL, STATES, RandomReader
+from tests.support.tiny_models import ALL, RandomReader
 
 
 def options(**given) -> ClusterOptions:
@@ -46,14 +46,6 @@ def test_a_drill_strikes_in_the_last_method():
     assert given.drill_of("uniform") is None
     assert given.drill_of("optimal") == given.drill_plan
     assert given.drill_plan.tokens == 4
-
-
-def test_shadow_that_runs_ahead_is_refused_where_layers_keep_states():
-    reader = RandomReader(STATES)
-    given = {"mode": "od_moe", "prompts": __file__}
-    check_model(ClusterOptions(**given, departure="late"), reader)
-    with pytest.raises(ConfigError, match="qwen2_moe keep states.*--departure late"):
-        check_model(ClusterOptions(**given), reader)
 
 
 def test_route_and_k_of_a_cluster_are_checked():

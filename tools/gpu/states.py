@@ -18,7 +18,8 @@ from moe_edge.kernels import delta_state, native, switches
 from moe_edge.model.delta_net import DeltaNet
 from moe_edge.model.state_config import DeltaConfig
 
-WIDTH, STEPS = 2048, 16
+WIDTH = 2048 if jax.default_backend() == "gpu" else 64  # on a CPU it is only tried
+STEPS = 16 if jax.default_backend() == "gpu" else 2
 NET = DeltaConfig(key_heads=16, value_heads=32, key_dim=128, value_dim=128, kernel=4)
 CASES = ((1, 1), (8, 1), (1, 512))  # batch, tokens of each row
 

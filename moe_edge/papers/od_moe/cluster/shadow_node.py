@@ -3,7 +3,9 @@
 Departure `late` (the paper's): a step that is to be aligned begins when the main node
 begins it. `speculative` (ours): the shadow goes on with its own token as soon as the
 main node has begun the step before; keys and values are patched when they come, and
-only if the tokens differ does it start the step over.
+only if the tokens differ does it start the step over. A state has no position to patch:
+where one is due it waits, as `late` does, and it copies states before a step that may
+have to start over.
 """
 
 import time
@@ -52,6 +54,7 @@ class ShadowNode(Node):
         self._experts, self._top_k = num_experts, top_k
         self._shadow, self._periods = shadow, periods
         self._speculative = speculative
+        self._has_states = shadow is not None and shadow.config.has_states
         self._rng = np.random.default_rng(seed)
         self._follower: Follower | None = None
         self._active_B = jax.device_put(np.ones(1, bool))
@@ -88,6 +91,8 @@ class ShadowNode(Node):
                         follower.session.caches, _at(0), count=count
                     )
                     follower.align_kv(jax.device_get(kv), _at(0))
+            if self._has_states:
+                follower.keep_states()
             for token in (None, 0) if self._periods.needs_prompt else (0, None):
                 given = None if token is None else _at(token)
                 choices = follower.step(self._active_B, given)
@@ -135,7 +140,7 @@ class ShadowNode(Node):
         if self._done < index:
             self._step(index, token, awaited=True)
         elif token is not None and token != self._used:
-            self._go_back()
+            self._follower.go_back()
             self.restarts += 1
             self._step(index, token, awaited=True)
         self._go_on(index + 1)
@@ -154,16 +159,15 @@ class ShadowNode(Node):
     def _go_on(self, index: int) -> None:
         """Runs ahead of the main node by a step, where nothing need be waited for."""
         periods, session = self._periods, self._follower.session
-        due = periods.aligns_token(index) or periods.aligns_kv(index)
-        full = max(session.lengths) >= session.capacity
-        if not full and (self._speculative or not due):
-            self._step(index, None, awaited=False)
-
-    def _go_back(self) -> None:
-        """Takes the last step back: the next one overwrites what it wrote."""
-        session = self._follower.session
-        session.positions_B = session.positions_B - 1
-        session.lengths = [length - 1 for length in session.lengths]
+        token_due, kv_due = periods.aligns_token(index), periods.aligns_kv(index)
+        due = token_due or kv_due
+        if self._speculative:
+            due = kv_due and self._has_states
+        if due or max(session.lengths) >= session.capacity:
+            return
+        if token_due and self._has_states:
+            self._follower.keep_states()
+        self._step(index, None, awaited=False)
 
     def _step(self, index: int, token: int | None, awaited: bool) -> None:
         """Runs a step and names its experts.

@@ -67,6 +67,7 @@ class ShadowPrograms(ResidentPrograms):
             )
         self.next_tokens = jit_step(self._next_tokens)
         self.read_kv = jit_step(read_kv, static_argnames="count")
+        self.copy_states = jit_step(_copy_states)
         self.write_kv = jit_step(_write_kv, donate_argnames="caches")
         self.copy_kv = jit_step(
             _copy_kv, static_argnames="count", donate_argnames="caches"
@@ -252,6 +253,13 @@ def _write_kv(caches, kv, start_B):
         return given if whole else kv_cache.write(array, given, start_B)[0]
 
     return [{name: put(name, cache[name]) for name in cache} for cache in caches]
+
+
+def _copy_states(caches) -> list[dict[str, jax.Array]]:
+    return [
+        {name: jnp.copy(cache[name]) for name in cache if name in kv_cache.STATES}
+        for cache in caches
+    ]
 
 
 def _copy_kv(caches, source, start_B, count: int):

@@ -28,6 +28,7 @@ class Follower:
     def __init__(self, shadow: ShadowEngine, batch: int, capacity: int):
         self.shadow, self.session = shadow, shadow.new_session(batch, capacity)
         self._tokens_B = self._hidden = None  # its own next token, or what it comes of
+        self._kept: list | None = None  # states before a step that may be taken back
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
         """The shadow runs the prompts itself."""
@@ -51,6 +52,23 @@ class Follower:
         self._tokens_B = None
         self._hidden, choices = self.shadow.choose(self.session, tokens_B, active_B)
         return choices
+
+    def keep_states(self) -> None:
+        """Copies states, before a step that may be taken back."""
+        self._kept = self.shadow.programs.copy_states(self.session.caches)
+
+    def go_back(self) -> None:
+        """Takes the last step back; where layers have states, those kept before it.
+
+        The next step overwrites the keys and values that it wrote.
+        """
+        session, kept = self.session, self._kept
+        session.positions_B = session.positions_B - 1
+        session.lengths = [length - 1 for length in session.lengths]
+        if kept is not None:
+            pairs = zip(session.caches, kept, strict=True)
+            session.caches = [cache | states for cache, states in pairs]
+            self._kept = None
 
     def own_tokens(self) -> jax.Array:
         """The shadow's own next tokens, int32 `[B]`: the likeliest."""

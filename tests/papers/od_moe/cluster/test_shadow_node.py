@@ -84,7 +84,8 @@ def run(precision, periods, speculative=False, name=NAME, steps_before=1, forced
     (prompt,) = random_prompts(engine.config, [LENGTH])
     (tokens,) = random_prompts(engine.config, [STEPS], seed=1)
     session, active_B = engine.new_session(1, CAPACITY), jax.numpy.ones(1, bool)
-    link.begin(session, [prompt], steps_before, steps_before * len(LAYERS) - 1)
+    last = steps_before * len(engine.config.moe_layers) - 1
+    link.begin(session, [prompt], steps_before, last)
     logits_BV = engine.prefill(session, [prompt])
     course = Course(Follower(shadow_of(name, precision), 1, CAPACITY), periods)
     course.begin([prompt])
@@ -96,15 +97,16 @@ def run(precision, periods, speculative=False, name=NAME, steps_before=1, forced
         link.rows(session, step)
         link.token(session, step, token)
         choices = course.step(session.caches, token_B, active_B)
-        beside.append(read_choices(choices, 1, K)[LAYERS, 0])
+        beside.append(read_choices(choices, 1, K)[list(ALL[name].moe_layers), 0])
         logits_BV = engine.decode(session, token_B, active_B)
     return posts, node, beside
 
 
-def named(posts, step, steps_before=1) -> np.ndarray:
+def named(posts, step, steps_before=1, name=NAME) -> np.ndarray:
     """What the main node knows of a step (from 1): [L, K]."""
-    first = (steps_before + step - 1) * len(LAYERS)
-    return np.array([posts.predicted[first + i] for i in range(len(LAYERS))])
+    layers = len(ALL[name].moe_layers)
+    first = (steps_before + step - 1) * layers
+    return np.array([posts.predicted[first + i] for i in range(layers)])
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,20 @@ def test_late_shadow_names_what_one_beside_the_model_names(token, kv):
     due = [s for s in range(2, STEPS + 1) if kv and (s - 1) % kv == 0]
     ends = [(LENGTH + s - 1 - kv, kv) for s in due]
     assert posts.kv == ([(0, LENGTH)] if kv else []) + ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forced", [True, False])
+def test_a_shadow_ahead_takes_states_back_and_waits_for_those_that_are_due(forced):
+    """What it names last is what one names that waits for everything."""
+    precision = "int8" if forced else "full"  # which foresees every token
+    how = {"speculative": True, "name": "states", "forced": forced}
+    posts, node, beside = run(precision, Shadow(precision, 1, 3), **how)
+    for step, expected_LK in enumerate(beside, 1):
+        found_LK = named(posts, step, name="states")
+        np.testing.assert_array_equal(found_LK, expected_LK)
+    ahead = [step for step in range(2, STEPS + 1) if (step - 1) % 3]
+    assert node.restarts == (len(ahead) if forced else 0)
 
 
 @pytest.mark.slow
