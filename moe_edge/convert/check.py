@@ -33,6 +33,7 @@ from moe_edge.convert.requantise import is_encoded
 from moe_edge.convert.safetensors_reader import INDEX_NAME, open_folder
 from moe_edge.convert.tensor_source import TensorSource
 from moe_edge.core.checks import CheckpointError, ConfigError, MoeEdgeError
+from moe_edge.core.heap import collector_paused
 from moe_edge.core.json_reader import read_json
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.quantised import DENSE_KINDS, KINDS, row_bytes
@@ -122,6 +123,7 @@ def check_checkpoint(src: str | Path, dtype: np.dtype | None = None) -> Check:
     return check
 
 
+@collector_paused()
 def _check_folder(check: Check, dtype: np.dtype | None) -> None:
     """Fills in what is known of a Hugging Face folder."""
     folder, raw, files = check.path, None, None

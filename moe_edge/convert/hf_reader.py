@@ -15,6 +15,7 @@ from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.hf_files import CONFIG_NAME, read_generation
 from moe_edge.convert.tensor_source import TensorSource
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.heap import collector_paused
 from moe_edge.core.json_reader import read_json
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
@@ -63,6 +64,7 @@ class HfReader(DenseReader):
         to the embedding; the file is believed, and `config` says so.
     """
 
+    @collector_paused()
     def __init__(self, path: str | Path, dtype: np.dtype | None = None):
         self.path = self.hf_files = Path(path).resolve()
         self.config = config_from_hf(

@@ -39,6 +39,11 @@ class Stored(NamedTuple):
     name: str  # in the file
 
     @property
+    def entry(self) -> tuple[np.dtype, tuple[int, ...], int]:
+        """As of `SafetensorsFile.entries`, where the file is there."""
+        return self.file.entries[self.name]
+
+    @property
     def dtype(self) -> np.dtype | None:
         return None if self.file is None else self.file.entries[self.name][0]
 
@@ -70,8 +75,9 @@ def named_tensors(
         frequencies that are not those of the config.
     """
     found: dict[str, Stored] = {}
+    published_name = rules.publisher(config)
     for name, file in (open_folder(folder) if files is None else files).items():
-        published = rules.published_name(config, name)
+        published = published_name(name)
         if published in found:
             raise CheckpointError(
                 f"{folder} has {found[published].name} and {name}, two names of one "

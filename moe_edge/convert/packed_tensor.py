@@ -29,7 +29,7 @@ class PackedTensor(abc.ABC):
 
     def __init__(self, name: str, parts: dict[str, Stored]):
         self.name, self.parts = name, parts
-        known = all([part.shape is not None for part in parts.values()])
+        known = None not in [part.file for part in parts.values()]
         self.shape: tuple[int, ...] | None = self._checked_shape() if known else None
 
     @abc.abstractmethod

@@ -26,6 +26,7 @@ FP8_DTYPES = (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 INT8 = np.dtype(np.int8)
 _BYTE = np.dtype(np.uint8)
 _POWERS = (np.dtype(ml_dtypes.float8_e8m0fnu), _BYTE)
+_SCALES_OF_FP8 = (*FLOATS, *_POWERS)
 SCALES = ("_scale_inv", "_scale")
 ZERO = "_zero_point"
 _OF_ACTIVATIONS = re.compile(
@@ -67,26 +68,35 @@ def find_scaled(
       CheckpointError: one without its scales, or with a grid that is not its own.
     """
     found: list[PackedTensor] = []
+    inverse, plain = SCALES
     for name, stored in files.items():
         dtype = stored.dtype
         if dtype is not None and (dtype not in dtypes or name.endswith(ZERO)):
             continue
-        scales = [each for suffix in SCALES if (each := name + suffix) in files]
-        if dtype is None and not scales:
-            continue
-        kind = "INT8" if dtype == INT8 else "FP8"
-        if not scales:
-            either = " or ".join(name + suffix for suffix in SCALES)
-            raise CheckpointError(f"{kind} tensor {name} lacks its {either}")
-        if len(scales) > 1:
-            raise CheckpointError(
-                f"{kind} tensor {name} has {' and '.join(scales)}, expected one of them"
-            )
-        parts = {"weight": stored, "scale": files[scales[0]]}
+        scale, other = files.get(name + inverse), files.get(name + plain)
+        if scale is None or other is not None:
+            if scale is None and other is None and dtype is None:
+                continue
+            scale = _only_scale(name, dtype, scale, other)
+        parts = {"weight": stored, "scale": scale}
         if name + ZERO in files:
             parts["zero"] = files[name + ZERO]
         found.append(ScaledTensor(name, parts, blocks_of(name)))
     return found
+
+
+def _only_scale(name: str, dtype: np.dtype | None, *scales: Stored | None) -> Stored:
+    """The one of a weight's scales that is there."""
+    names = [name + suffix for suffix in SCALES]
+    there = [each for each, scale in zip(names, scales, strict=True) if scale]
+    kind = "INT8" if dtype == INT8 else "FP8"
+    if not there:
+        raise CheckpointError(f"{kind} tensor {name} lacks its {' or '.join(names)}")
+    if len(there) > 1:
+        raise CheckpointError(
+            f"{kind} tensor {name} has {' and '.join(there)}, expected one of them"
+        )
+    return next(scale for scale in scales if scale)
 
 
 @functools.cache
@@ -112,8 +122,9 @@ class ScaledTensor(PackedTensor):
         super().__init__(name, parts)
 
     def _checked_shape(self):
-        shape, scales = self.parts["weight"].shape, self.parts["scale"].shape
-        kind = "INT8" if self.parts["weight"].dtype == INT8 else "FP8"
+        dtype, shape, _ = self.parts["weight"].entry
+        of_scales, scales, _ = self.parts["scale"].entry
+        kind, allowed = ("INT8", FLOATS) if dtype == INT8 else ("FP8", _SCALES_OF_FP8)
         if len(shape) not in (2, 3) or self.name.endswith("bias"):
             raise CheckpointError(
                 f"{self.name} is {kind} of shape {shape}, expected a matrix, or one of "
@@ -125,8 +136,8 @@ class ScaledTensor(PackedTensor):
                 f"{self.name} has {kind} scales of shape {scales} for a weight {shape}"
                 f", expected {expected}; copy the file again"
             )
-        allowed = FLOATS if kind == "INT8" else (*FLOATS, *_POWERS)
-        self._check("scale", scales, allowed)
+        if of_scales not in allowed:
+            self._check("scale", scales, allowed)
         if "zero" in self.parts:
             self._check("zero", scales, (INT8,))
         return shape

@@ -13,7 +13,7 @@ Source: transformers 5.24, conversion_mapping.py and the families' modeling file
 """
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -103,23 +103,28 @@ def family(config: ModelConfig) -> Family:
     return FAMILIES[config.model_type]
 
 
-def published_name(config: ModelConfig, name: str) -> str:
-    """The name in published checkpoints of a tensor that a file calls `name`."""
+def publisher(config: ModelConfig) -> Callable[[str], str]:
+    """Gives the name in published checkpoints of a tensor by its name in a file."""
     own = family(config)
-    for theirs, ours in own.text_names.items():
-        if name.startswith(theirs):
-            name = ours + name.removeprefix(theirs)
-            break
-    if name.startswith(_WITHOUT_MODEL):
-        name = "model." + name
-    match = _LAYER_PREFIX.match(name) if own.renamed else None
-    if match is None:
+    texts, renamed = tuple(own.text_names.items()), tuple(own.renamed.items())
+
+    def published_name(name: str) -> str:
+        for theirs, ours in texts:
+            if name.startswith(theirs):
+                name = ours + name.removeprefix(theirs)
+                break
+        if name.startswith(_WITHOUT_MODEL):
+            name = "model." + name
+        match = _LAYER_PREFIX.match(name) if renamed else None
+        if match is None:
+            return name
+        prefix, rest = match[0], name[match.end() :]
+        for theirs, published in renamed:
+            if rest.startswith(theirs):
+                return prefix + published + rest.removeprefix(theirs)
         return name
-    prefix, rest = match[0], name[match.end() :]
-    for theirs, published in own.renamed.items():
-        if rest.startswith(theirs):
-            return prefix + published + rest.removeprefix(theirs)
-    return name
+
+    return published_name
 
 
 def dense_names(config: ModelConfig, item: Item) -> dict[str, str]:

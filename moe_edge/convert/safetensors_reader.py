@@ -62,9 +62,9 @@ class SafetensorsFile:
                 pass  # checks the header
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
-                header = parse_json(
-                    f"header of {path}", file.read(length), CheckpointError
-                )
+                # Of three levels, as the library has checked.
+                text, where = file.read(length), f"header of {path}"
+                header = parse_json(where, text, CheckpointError, max_depth=None)
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self._descriptor = os.dup(file.fileno())
         except OSError as error:
@@ -77,16 +77,24 @@ class SafetensorsFile:
             ) from error
         weakref.finalize(self, os.close, self._descriptor)
         header.pop("__metadata__", None)
-        self.entries: dict[str, tuple] = {}
-        for name, entry in header.items():
-            dtype = DTYPES.get(entry["dtype"])
-            if dtype is None:
-                raise CheckpointError(
-                    f"{path}: tensor {name} has unknown dtype {entry['dtype']!r}; "
-                    f"known: {', '.join(DTYPES)}"
+        begin = 8 + length
+        try:
+            self.entries: dict[str, tuple] = {
+                name: (
+                    DTYPES[entry["dtype"]],
+                    tuple(entry["shape"]),
+                    begin + entry["data_offsets"][0],
                 )
-            start = 8 + length + entry["data_offsets"][0]
-            self.entries[name] = dtype, tuple(entry["shape"]), start
+                for name, entry in header.items()
+            }
+        except KeyError:
+            name = next(
+                n for n, entry in header.items() if entry["dtype"] not in DTYPES
+            )
+            raise CheckpointError(
+                f"{path}: tensor {name} has unknown dtype {header[name]['dtype']!r}; "
+                f"known: {', '.join(DTYPES)}"
+            ) from None
 
     def tensor(self, name: str) -> np.ndarray:
         """A read-only view of a tensor of this file."""

@@ -135,9 +135,15 @@ class _Mover:
             del arrays
             pending.append((item, futures))
             if len(pending) == 2:
-                yield _ended(*pending.popleft())
+                yield self._ended(*pending.popleft())
         if pending:
-            yield _ended(*pending.popleft())
+            yield self._ended(*pending.popleft())
+
+    def _ended(self, item: Item, futures: list[Future]) -> Item:
+        for future in futures:
+            future.result()
+        self._reader.release()
+        return item
 
     def _by_tensor(self, item: Item, arrays: dict[str, Any]):
         """The pieces of each tensor; several arrays may be one."""
@@ -196,9 +202,3 @@ class _Mover:
                     "the cast overflowed",
                 )
             self.content.add(piece)
-
-
-def _ended(item: Item, futures: list[Future]) -> Item:
-    for future in futures:
-        future.result()
-    return item

@@ -37,7 +37,7 @@ def parse_json(
     error: Refusal = ConfigError,
     *,
     strict: bool = True,
-    max_depth: int = MAX_DEPTH,
+    max_depth: int | None = MAX_DEPTH,
 ) -> Any:
     """The value of a JSON text.
 
@@ -47,7 +47,7 @@ def parse_json(
       strict: also refuse what Python's `json` writes although it is no JSON: NaN,
         Infinity, and half a character, as in file names that are not UTF-8. Hugging
         Face configs and what our processes write for each other may hold them.
-      max_depth: of nested lists and objects.
+      max_depth: of nested lists and objects; None: another reader has checked it.
     Raises:
       `error`: not UTF-8, not JSON, nested too deeply, a name twice in an object, or a
         number with too many digits.
@@ -58,7 +58,8 @@ def parse_json(
         value = json.loads(
             text, object_pairs_hook=_distinct, **(hooks if strict else {})
         )
-        _check_depth(value, max_depth)
+        if max_depth is not None:
+            _check_depth(value, max_depth)
         may_be_too_long = _MAY_BE_TOO_LONG.search(text[::_SOME])
         if may_be_too_long and _TOO_LONG.search(text):  # perhaps only within a text
             json.loads(text, parse_int=_short)
@@ -69,7 +70,7 @@ def parse_json(
         line = f"line {fault.lineno}, " if "\n" in text.strip() else ""
         reason = f"{fault.msg} at {line}column {fault.colno}"
     except RecursionError:
-        reason = _too_deep(max_depth)
+        reason = _too_deep(max_depth or MAX_DEPTH)
     except _Fault as fault:
         reason = str(fault)
     except ValueError:  # beyond a float, or what Python reads at all

@@ -103,7 +103,7 @@ def test_sub_experts_are_rows_of_their_own(ours):
         ({"tokenizer": 3}, "tokenizer is 3, expected a text or null"),
         ({"refactor": "linear"}, "refactor is 'linear', expected an object"),
         ({"refactor": {"gate": ["linear"]}}, "refactor of the manifest: "),
-        ({"dtype": "int4"}, "dtype 'int4'"),
+        ({"dtype": "int3"}, "dtype 'int3'"),
         ({"U": 0}, "U 0"),
         ({"U": 3}, "20 neurons do not split into U=3"),
         ({"E": 7}, "E is 7, but its hf_config means 6"),

@@ -2,19 +2,24 @@
 
 import json
 import mmap
+from pathlib import Path
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
+from moe_edge.checkpoint.dense import read_item
 from moe_edge.checkpoint.experts_file import read_bytes
+from moe_edge.checkpoint.manifest import with_kind
+from moe_edge.checkpoint.schema import item_shapes
 from moe_edge.convert.check import check_checkpoint, summary
 from moe_edge.convert.hf_reader import HfReader
 from moe_edge.convert.safetensors_reader import SafetensorsFile
 from moe_edge.kernels import native
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
+from tests.support.conversion import convert
 from tests.support.growth import times_longer
 from tests.support.host_kernels import needs_kernels
 from tests.support.sparse_folder import DEEPSEEK_V3, fp8_tensors, write_sparse
@@ -106,3 +111,13 @@ def test_a_folder_of_671_billion_parameters_opens_and_plans(tmp_path):
     assert not record_1R.any()
     # Tensors: 13,000 and 90,000, seven times as many.
     assert times_longer(HfReader, *folders) < 20
+    # Two layers and no room for the others; experts as stored take a byte a weight.
+    said = convert(folders[1], tmp_path / "ours", expert_dtype="fp8", max_layers=2)
+    assert said["items_left"] == 61
+    made = Path(said["work_dir"]) / "made"
+    for layer in (0, 1):
+        arrays = read_item(made, layer, item_shapes(reader.config, layer))
+        shapes = [array.shape for array in arrays.values()]
+        assert shapes.count((18432, 7168)) == 2 and shapes.count((7168, 18432)) == 1
+    layout = RecordLayout.of(with_kind(reader.config, "fp8x8"))
+    assert layout.size == 3 * 7168 * 2048 // 128 * 132

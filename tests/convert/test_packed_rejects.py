@@ -131,6 +131,11 @@ class Header(NamedTuple):
     shape: tuple
     dtype: np.dtype
     name: str
+    file: str = "there"
+
+    @property
+    def entry(self):
+        return self.dtype, self.shape, 0
 
 
 def refused(folder, raw, tensors, message):

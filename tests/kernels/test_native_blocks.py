@@ -17,6 +17,7 @@ from moe_edge.model.matvec import linear, linear_each
 from moe_edge.model.packed import Blocks
 from moe_edge.model.quantised import (
     IN_EIGHTS,
+    KINDS,
     decode,
     encode,
     is_interleaved,
@@ -206,7 +207,7 @@ def rounded(x_TI):
     return codes.astype(np.float64), (most / np.float32(127)).astype(np.float64)
 
 
-@pytest.mark.parametrize("kind", IN_EIGHTS.values())
+@pytest.mark.parametrize("kind", [IN_EIGHTS[kind] for kind in KINDS])
 def test_rounded_vectors_meet_rows_in_whole_numbers(kind):
     rng = np.random.default_rng(8)
     exact = jax.jit(lambda x, *w: native.linear(x, *w))
@@ -234,7 +235,7 @@ def test_rounded_vectors_meet_rows_in_whole_numbers(kind):
             assert np.isnan(run(spoiled.astype(np.float32), rows)[0]).all()
 
 
-@pytest.mark.parametrize("kind", IN_EIGHTS.values())
+@pytest.mark.parametrize("kind", [IN_EIGHTS[kind] for kind in KINDS])
 def test_experts_round_what_they_take_and_what_is_hidden(kind):
     exact, layout = (RecordLayout(96, 64, True, kind, int8=i) for i in (False, True))
     x_TD, ids_TK, weights_TK, records_ER = case(exact, 7)
