@@ -12,13 +12,6 @@ namespace moe_edge {
 enum class Kind {
   kFloat32, kBfloat16, kQ8_0, kQ4_0, kMxfp4, kQ8_0x8, kQ4_0x8, kMxfp4x8, kInt4x8, kFp8x8
 };
-// A float16, which GCC calls otherwise in C++ for Arm.
-#if defined(__aarch64__)
-typedef __fp16 Half;
-#else
-typedef _Float16 Half;
-#endif
-
 constexpr int kBlock = 32, kFp8Block = 128, kEight = 8;
 constexpr int kTile = 4;  // vectors that share a pass over a row, or over keys
 
@@ -45,6 +38,35 @@ constexpr bool IsInterleaved(Kind kind) { return kind >= Kind::kQ8_0x8; }
 // Whether kernels meet it with vectors of 8 bits.
 constexpr bool MeetsRounded(Kind kind) {
   return IsInterleaved(kind) && kind < Kind::kInt4x8;
+}
+
+// The bits of the nearest float16, ties to even. By whole numbers: compilers name the type
+// differently, and call libraries for it that not every system has.
+inline uint16_t HalfOf(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7FFFFFFF;
+  if (size > 0x7F800000) return uint16_t(sign | 0x7E00);
+  if (size >= 0x477FF000) return uint16_t(sign | 0x7C00);  // beyond the largest
+  if (size >= 0x38800000) {
+    return uint16_t(sign | (size - 0x38000000 + 0xFFF + (size >> 13 & 1)) >> 13);
+  }
+  // Denormal: the sum's last place is theirs.
+  const float whole = (value < 0 ? -value : value) + 0.5f;
+  __builtin_memcpy(&bits, &whole, sizeof bits);
+  return uint16_t(sign | (bits - 0x3F000000));
+}
+
+inline float FloatOfHalf(uint16_t half) {
+  const uint32_t sign = uint32_t(half & 0x8000) << 16, size = half & 0x7FFF;
+  if (size < 0x400) {
+    const float value = float(size) * 0x1p-24f;
+    return sign ? -value : value;
+  }
+  const uint32_t bits = sign | (size < 0x7C00 ? size + (112 << 10) : size + (224 << 10)) << 13;
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 struct Rounded;
