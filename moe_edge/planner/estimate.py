@@ -105,8 +105,8 @@ def estimate(
     recorded = subject.recorded
     if prompts is not None:
         recorded = recorded.first(-(-prompts // live.batch))
-    batches = int(recorded.batch_T[-1]) + 1
-    step_s = played.step_s.reshape(batches, -1).mean(axis=1)
+    step_s = recorded.by_batch(played.step_s)
+    batches = len(step_s)
     if options.assist is None:
         each_s = costs.block_host_s(name, load_s)
         step_s = step_s + each_s * blocks / steps
