@@ -8,6 +8,7 @@ rest, as in the engine; no step is charged for that.
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -86,12 +87,15 @@ class TimedResult:
       resident_s: a step's compute, that is its duration if nothing had to move.
       counters: of lookups, and seconds that compute stood still.
       moved: by the cause with which a transfer began.
+      host_s: processor seconds of the decode lookups, of this replay itself: what
+        policies and their bookkeeping cost.
     """
 
     step_s: np.ndarray
     resident_s: float
     counters: Counters
     moved: TransferStats
+    host_s: float = 0.0
 
     @property
     def tpot_s(self) -> float:
@@ -140,7 +144,7 @@ def replay_time(
         horizon=horizon,
         prefetch_limit=prefetch_limit,
     )
-    step, starts, ends, prompt = None, [], [], []
+    step, starts, ends, prompt, host_s = None, [], [], [], 0.0
     for routed in lookups(trace):
         layer = routed.layer
         if routed.new_sequence:
@@ -161,10 +165,12 @@ def replay_time(
             step = routed.step
         queue.now_s += route_L[layer]
         seen = routed.ids_TK, routed.scores_TE
+        begun_s = time.process_time()
         if reroute is not None:
             queue.poll()
             seen = reroute(routed, manager.residency.arrived(layer)), routed.scores_TE
         manager.pass_layer(layer, *seen, step, routed.sequences)
+        host_s += time.process_time() - begun_s
         queue.now_s += experts_L[layer]
         ends[-1] = queue.now_s
     compute_L = (route_L + experts_L)[np.unique(trace.layer)]
@@ -173,4 +179,5 @@ def replay_time(
         resident_s=float(costs.step_s + compute_L.sum()),
         counters=manager.counters[True],
         moved=queue.stats(),
+        host_s=host_s,
     )
