@@ -233,6 +233,7 @@ def play(
         options.horizon,
         options.prefetch_limit,
         reroute,
+        whole=True,
     )
 
 

@@ -27,7 +27,7 @@ from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.statistics import Counters
 from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import Predictor
-from moe_edge.simulate.replay.hits import pass_cache
+from moe_edge.simulate.replay.hits import pass_cache, pass_prompt
 from moe_edge.simulate.replay.lookups import (
     RoutedLayer,
     cache_spec,
@@ -117,6 +117,7 @@ def replay_time(
     horizon: int = 1,
     prefetch_limit: int = 8,
     reroute: Reroute | None = None,
+    whole: bool = False,
 ) -> TimedResult:
     """Predicts the time of every decode step of a trace.
 
@@ -128,6 +129,8 @@ def replay_time(
       prefetch_limit: most prefetches asked for after one lookup.
       reroute: of a lossy route: chooses of a decode lookup by what is resident. The
         scores of later layers stay those of the trace, which no route had changed.
+      whole: prompts pass the cache layer by layer, all their tokens in one lookup, as
+        in an engine whose chunks hold them; else token by token.
     Raises:
       ConfigError: the trace has no decode step, or a bad horizon.
     """
@@ -152,11 +155,14 @@ def replay_time(
             manager.drain()
             manager.finish_sequences()
         if routed.phase != DECODE:
-            pass_cache(manager.cache, routed)
+            if not whole:
+                pass_cache(manager.cache, routed)
             prompt.append(routed)
             continue
-        for whole in whole_prompts(prompt, trace.num_experts):
-            whole.show(manager.predictor_run)
+        for each in whole_prompts(prompt, trace.num_experts):
+            if whole:
+                pass_prompt(manager.cache, each)
+            each.show(manager.predictor_run)
         prompt.clear()
         if routed.step != step:
             starts.append(queue.now_s)
