@@ -13,8 +13,7 @@ from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.routing_reader import Reading
 from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.layer_visit import LayerVisit
-
-MAX_GROUP = 8  # experts of a wave: more overlap worse, fewer cost more dispatches
+from moe_edge.offload.slot_cache import MAX_GROUP
 
 
 class LayerWaves:

@@ -16,6 +16,8 @@ from moe_edge.core.plug_in_result import kind_of, wrong_result
 from moe_edge.offload.evict_base import CacheSpec, Eviction, State, put
 from moe_edge.offload.homes import Homes
 
+# Experts of a prefill's wave: more overlap worse, fewer cost more dispatches.
+MAX_GROUP = 8
 NOBODY = -1  # the sequence of a record that no lookup has begun yet
 
 

@@ -26,6 +26,7 @@ from moe_edge.simulate.replay.timed import TimedResult
 NONE = "none"
 FEW = 4  # batches of runs that decide a cost, not a mean over prompts
 ALL_HERE = "100%"
+_OWN_LINK = {"link_bytes_per_s": None, "link_latency_s": 0.0}
 
 
 class Calibrated(NamedTuple):
@@ -70,85 +71,139 @@ def calibrate(
       recorded: of the same model in another format, whose choices stand for these.
     """
     begun_s = time.perf_counter()
-    fast = dataclasses.replace(base, link_bytes_per_s=None, link_latency_s=0.0)
-    few = protocol.prompts[: FEW * live.batch]
-    new, sampling = protocol.new_tokens, protocol.sampling
-    every = protocol.prompts if recorded is None else few
-    if recorded is None:
-        with live.engine(fast, with_trace=True) as engine:
-            run = live.run(engine, protocol.prompts, new, sampling)
-        recorded = Recorded(run.trace, {}, protocol.sampling.temperature)
-    hit_s: dict[str, float] = {}
-    host_s: dict[str, list] = {}
-    share = copy_s = 0.0
-    ttft: list[tuple[float, float, float]] = []  # seconds, load_s, blocks
-    ratios, left_out = [], []
+    running, left_out = _Calibration(live, protocol, recorded, base), []
+
+    def has_time(name: str) -> bool:
+        if time.perf_counter() - begun_s <= protocol.limit_s:
+            return True
+        left_out.append(name)
+        return False
+
     names = [NONE, *(name for name in predictors if name != NONE)]
     for name in progress(names, "predictors calibrated"):
-        if name != NONE and time.perf_counter() - begun_s > protocol.limit_s:
-            left_out.append(name)
-            continue
-        asked = predictors.get(name, base)
-        here = dataclasses.replace(asked, device_memory=ALL_HERE, **_OWN_LINK)
-        holds_all = _has_room(live, here)
-        some = dataclasses.replace(asked, **_OWN_LINK)
-        with live.engine(here if holds_all else some) as engine:
-            run = live.run(engine, few, new, sampling, rounds=2)
-        hit_s[name] = float(np.median(run.step_s))
-        if not holds_all:
-            hit_s[name] = _without_waits(run)
-        if name == NONE:
-            layers = len(live.config.moe_layers)
-            step_s = float(np.median(run.step_s))
-            share = min(1.0, run.log.layer_s() * layers / step_s)
-            ttft.append((float(np.median(run.ttft_s)), 0.0, 0.0))
-        host_s[name] = []
-        for options, prompts in _links(asked, every, few):
-            with live.engine(options) as engine:
-                run = live.run(engine, prompts, new, sampling)
-            if options.link_bytes_per_s is None:
-                if every is protocol.prompts:
-                    recorded = recorded.with_predictions(name, run.log.predicted)
-                copy_s = run.load_s if name == NONE else copy_s
-            costs = _costs(live, hit_s, host_s, share, copy_s)
-            link = costs.link(options)
-            played = play(recorded, options, live, costs, len(prompts))
-            blocks = moved(played) / len(played.step_s)
-            more_s = run.tpot_s - played_s(run, played).mean()
-            each_s = more_s / blocks if blocks else 0.0
-            load_s = link.seconds(live.block_bytes)
-            host_s[name].append((load_s, each_s))
-            ratios.append(_ratios(run, played, each_s))
-            if name == NONE:
-                ttft.append((float(np.median(run.ttft_s)), load_s, 1.0))
-    assist_s = {}
+        if name == NONE or has_time(name):
+            running.measure(name, predictors.get(name, base))
     for name in assists:
-        if time.perf_counter() - begun_s > protocol.limit_s:
-            left_out.append(name)
-            continue
-        options = dataclasses.replace(base, assist=name)
-        with live.engine(options) as engine:
-            run = live.run(engine, few, new, sampling)
+        if has_time(name):
+            running.measure_assist(name, dataclasses.replace(base, assist=name))
+    return Calibrated(running.finished(base), running.recorded, left_out)
+
+
+class _Calibration:
+    """What has been measured so far."""
+
+    def __init__(
+        self,
+        live: Live,
+        protocol: Protocol,
+        recorded: Recorded | None,
+        base: OffloadOptions,
+    ):
+        self._live, self._protocol = live, protocol
+        self._few = protocol.prompts[: FEW * live.batch]
+        self._records = recorded is None
+        if recorded is None:
+            fast = dataclasses.replace(base, **_OWN_LINK)
+            run = self._run(fast, protocol.prompts, with_trace=True)
+            recorded = Recorded(run.trace, {}, protocol.sampling.temperature)
+        self.recorded = recorded
+        self._costs = ModelCosts(
+            batch=live.batch,
+            layered_s=0.0,
+            layer_share=0.0,
+            per_predictor_s={},
+            miss_host_s={},
+            copy_s=0.0,
+            prefill_s={},
+            prefill_block_s=(),
+            block_bytes=live.block_bytes,
+            dense_bytes=live.dense_bytes,
+            noise=0.0,
+            temperature=protocol.sampling.temperature,
+            steps=len(recorded.decode_steps),
+        )
+        self._first_s = 0.0  # to the first token, experts here
+        self._waiting: list[tuple[float, float]] = []  # a transfer, to the first token
+        self._ratios: list[np.ndarray] = []
+
+    def _run(self, options: OffloadOptions, prompts, rounds=1, with_trace=False) -> Run:
+        protocol = self._protocol
+        given = prompts, protocol.new_tokens, protocol.sampling, rounds
+        with self._live.engine(options, with_trace) as engine:
+            return self._live.run(engine, *given)
+
+    def _note(self, **more) -> None:
+        self._costs = dataclasses.replace(self._costs, **more)
+
+    def measure(self, name: str, options: OffloadOptions) -> None:
+        """A predictor: a step with all experts here, then runs with misses."""
+        self._measure_hits(name, options)
+        own = dataclasses.replace(options, **_OWN_LINK)
+        every = self._protocol.prompts if self._records else self._few
+        run = self._run(own, every)
+        if self._records:
+            self.recorded = self.recorded.with_predictions(name, run.log.predicted)
+        if name == NONE:
+            self._note(copy_s=run.load_s)
+        self._measure_misses(name, own, run, len(every))
+        if options.link_bytes_per_s is not None:
+            run = self._run(options, self._few)
+            self._measure_misses(name, options, run, len(self._few))
+
+    def _measure_hits(self, name: str, options: OffloadOptions) -> None:
+        here = dataclasses.replace(options, device_memory=ALL_HERE, **_OWN_LINK)
+        holds_all = _has_room(self._live, here)
+        if not holds_all:
+            here = dataclasses.replace(options, **_OWN_LINK)
+        run = self._run(here, self._few, rounds=2)
+        hit_s = step_s = float(np.median(run.step_s))
+        if not holds_all:
+            hit_s = _without_waits(run)
+        self._note(per_predictor_s={**self._costs.per_predictor_s, name: hit_s})
+        if name == NONE:
+            layers = len(self._live.config.moe_layers)
+            share = min(1.0, run.log.layer_s() * layers / step_s)
+            self._note(layered_s=hit_s, layer_share=share)
+            self._first_s = float(np.median(run.ttft_s))
+
+    def _measure_misses(
+        self, name: str, options: OffloadOptions, run: Run, prompts: int
+    ) -> None:
+        """Spreads what a run took beyond its replay over the blocks that it moved."""
+        live, costs = self._live, self._costs
+        played = play(self.recorded, options, live, costs, prompts)
+        blocks = moved(played) / len(played.step_s)
+        more_s = run.tpot_s - played_s(run, played).mean()
+        each_s = float(more_s / blocks) if blocks else 0.0
         load_s = costs.link(options).seconds(live.block_bytes)
-        more_s = max(0.0, run.tpot_s - hit_s[NONE])
-        assist_s[name] = (load_s, more_s / run.misses if run.misses else 0.0)
-    costs = _costs(live, hit_s, host_s, share, copy_s)
-    tokens, batch = len(protocol.prompts[0]), str(live.batch)
-    blocks = recorded.prompt_blocks(layer_slots(base, live))
-    costs = dataclasses.replace(
-        costs,
-        assist_s=assist_s,
-        prefill_s={str(tokens): {batch: ttft[0][0]}},
-        prefill_block_s=[
-            (load_s, max(0.0, took_s - ttft[0][0]) / blocks)
-            for took_s, load_s, is_missing in ttft
-            if is_missing and blocks
-        ],
-        noise=float(np.std(np.concatenate(ratios), ddof=1)),
-        temperature=sampling.temperature,
-        steps=len(recorded.decode_steps),
-    )
-    return Calibrated(costs, recorded, left_out)
+        points = [*costs.miss_host_s.get(name, ()), (load_s, each_s)]
+        self._note(miss_host_s={**costs.miss_host_s, name: points})
+        self._ratios.append(_ratios(run, played, each_s))
+        if name == NONE:
+            self._waiting.append((load_s, float(np.median(run.ttft_s))))
+
+    def measure_assist(self, name: str, options: OffloadOptions) -> None:
+        """What an absent expert costs where the host computes some of them."""
+        run, costs = self._run(options, self._few), self._costs
+        load_s = costs.link(options).seconds(self._live.block_bytes)
+        more_s = max(0.0, run.tpot_s - costs.per_predictor_s[NONE])
+        each_s = more_s / run.misses if run.misses else 0.0
+        self._note(assist_s={**costs.assist_s, name: (load_s, each_s)})
+
+    def finished(self, base: OffloadOptions) -> ModelCosts:
+        """The costs, with those of prompts."""
+        tokens = str(len(self._protocol.prompts[0]))
+        blocks = self.recorded.prompt_blocks(layer_slots(base, self._live))
+        return dataclasses.replace(
+            self._costs,
+            prefill_s={tokens: {str(self._live.batch): self._first_s}},
+            prefill_block_s=[
+                (load_s, max(0.0, took_s - self._first_s) / blocks)
+                for load_s, took_s in self._waiting
+                if blocks
+            ],
+            noise=float(np.std(np.concatenate(self._ratios), ddof=1)),
+        )
 
 
 def _has_room(live: Live, options: OffloadOptions) -> bool:
@@ -163,34 +218,6 @@ def _without_waits(run: Run) -> float:
     """Seconds of a step whose experts are all here, of a run in which some are not:
     what a step takes less what it waited for transfers."""
     return max(0.0, float(np.median(run.step_s)) - run.wait_s)
-
-
-_OWN_LINK = {"link_bytes_per_s": None, "link_latency_s": 0.0}
-
-
-def _links(options: OffloadOptions, prompts, few):
-    """Options and prompts at the fastest and at the user's link."""
-    yield dataclasses.replace(options, **_OWN_LINK), prompts
-    if options.link_bytes_per_s is not None:
-        yield options, few
-
-
-def _costs(live: Live, hit_s, host_s, share: float, copy_s: float) -> ModelCosts:
-    return ModelCosts(
-        batch=live.batch,
-        layered_s=hit_s[NONE],
-        layer_share=share,
-        per_predictor_s=dict(hit_s),
-        miss_host_s={name: list(points) for name, points in host_s.items()},
-        copy_s=copy_s,
-        prefill_s={},
-        prefill_block_s=(),
-        block_bytes=live.block_bytes,
-        dense_bytes=live.dense_bytes,
-        noise=0.0,
-        temperature=0.0,
-        steps=0,
-    )
 
 
 def moved(played: TimedResult) -> int:

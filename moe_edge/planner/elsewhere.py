@@ -106,7 +106,8 @@ def plan_elsewhere(
             )
         )
     else:
-        found = _replayed(asked, space, model, gpu, qualities, trace)
+        together = trace.in_batches(asked.batch)
+        found = _replayed(asked, space, model, gpu, qualities, together)
         space_refused = [*space.refused]
     sources = {"machine": asked.machine, "trace": asked.trace}
     sources["card"] = ", ".join(asked.card) or None

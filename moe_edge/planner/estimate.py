@@ -1,7 +1,6 @@
 """What a configuration would take: calibrated replay, as ranges with their source."""
 
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from moe_edge.planner.calibrate import NONE, moved
 from moe_edge.planner.candidates import Candidate
 from moe_edge.planner.costs import ModelCosts, between
 from moe_edge.planner.replayed import Recorded, layer_slots, play, predictor_name
+from moe_edge.simulate.replay.timed import TimedResult
 
 Range = tuple[float, float, float]  # low, middle, high
 PLAIN = "lru"
@@ -53,27 +53,25 @@ class Subject:
     recorded: Recorded
     _plain_s: dict = dataclasses.field(default_factory=dict, repr=False)
 
-    def eviction_s(self, options, prompts: int | None, spent_s: float) -> float:
-        """What an eviction costs the host a step, beyond least recently used, with
-        which costs were measured: the difference of the replays' own processor time.
+    def policies_s(self, options, played: TimedResult, prompts: int | None) -> float:
+        """What eviction and route cost the host a step, beyond those that costs were
+        measured with: the difference of the replays' own processor time.
 
         Args:
-          spent_s: by the replay with these options.
+          played: with these options.
         """
-        if options.eviction == PLAIN:
-            self._plain_s[prompts] = min(spent_s, self._plain_s.get(prompts, spent_s))
+        steps = len(played.step_s)
+        key = prompts, predictor_name(options)
+        if options.eviction == PLAIN and options.lossless:
+            self._plain_s.setdefault(key, played.host_s / steps)
             return 0.0
-        if prompts not in self._plain_s:
-            plain = dataclasses.replace(options, eviction=PLAIN, eviction_options={})
-            begun_s = time.process_time()
-            play(self.recorded, plain, self.live, self.costs, prompts)
-            self._plain_s[prompts] = time.process_time() - begun_s
-        recorded = self.recorded
-        if prompts is not None:
-            recorded = recorded.first(-(-prompts // self.live.batch))
-        lookups = len(recorded.trace.bounds) - 1
-        more_s = max(0.0, spent_s - self._plain_s[prompts]) / lookups
-        return more_s * len(self.live.config.moe_layers)
+        if key not in self._plain_s:
+            own = {"eviction": PLAIN, "eviction_options": {}}
+            own |= {"route": "topk", "route_options": {}}
+            plain = dataclasses.replace(options, **own)
+            again = play(self.recorded, plain, self.live, self.costs, prompts)
+            self._plain_s[key] = again.host_s / steps
+        return max(0.0, played.host_s / steps - self._plain_s[key])
 
 
 def estimate(
@@ -96,17 +94,15 @@ def estimate(
             f"assist {options.assist} with predictor {name} was not measured; use "
             "predictor none, or more --calibrate_s"
         )
-    begun_s = time.process_time()
     played = play(subject.recorded, options, live, costs, prompts)
-    spent_s = time.process_time() - begun_s
     link = costs.link(options)
     load_s = link.seconds(live.block_bytes)
     blocks, steps = moved(played), len(played.step_s)
     recorded = subject.recorded
     if prompts is not None:
         recorded = recorded.first(-(-prompts // live.batch))
-    batches = int(recorded.batch_T[-1]) + 1
-    step_s = played.step_s.reshape(batches, -1).mean(axis=1)
+    step_s = recorded.by_batch(played.step_s)
+    batches = len(step_s)
     if options.assist is None:
         each_s = costs.block_host_s(name, load_s)
         step_s = step_s + each_s * blocks / steps
@@ -115,7 +111,7 @@ def estimate(
         each_s = costs.assist_s[options.assist][1]
         missing = (played.counters.misses) / steps
         step_s = np.full(batches, costs.per_predictor_s[NONE] + each_s * missing)
-    step_s = step_s + subject.eviction_s(options, prompts, spent_s)
+    step_s = step_s + subject.policies_s(options, played, prompts)
     # Other prompts of the same kind, as many as were recorded.
     spread = float(np.std(step_s, ddof=1)) if batches > 1 else 0.0
     error = np.hypot(spread * np.sqrt(2 / batches), costs.noise * step_s.mean())

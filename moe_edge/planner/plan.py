@@ -20,7 +20,7 @@ from moe_edge.planner.calibrate import NONE, Calibrated, Protocol, calibrate
 from moe_edge.planner.candidates import Refused, Space, space_of
 from moe_edge.planner.costs import ModelCosts
 from moe_edge.planner.elsewhere import is_elsewhere, plan_elsewhere
-from moe_edge.planner.estimate import Subject
+from moe_edge.planner.estimate import PLAIN, Subject
 from moe_edge.planner.live import Live
 from moe_edge.planner.machine_file import machine_json, stored_costs
 from moe_edge.planner.options import PlanOptions
@@ -142,23 +142,35 @@ def _calibrated(
     costs: ModelCosts | None = None
     if asked.machine is not None:
         costs = stored_costs(asked.machine, content, k, live.batch)
-    if costs is not None and given is not None:
+    recorded = None if given is None else given.in_batches(live.batch)
+    if costs is not None and recorded is not None:
         if costs.temperature != asked.temperature:
             notes.append(
                 f"the machine's calibration decoded at temperature "
                 f"{costs.temperature:g}, the plan is for {asked.temperature:g}"
             )
-        return Calibrated(costs, given, []), {}
-    predictors = {
-        each["predictor"]: dataclasses.replace(space.base, **each)
-        for each in space.values["predictor"]
-    }
+        return Calibrated(costs, recorded, []), {}
+    base = plain(space.base)
+    predictors = {}
+    if recorded is None:  # predictions are of the lookups that are recorded here
+        for each in space.values["predictor"]:
+            own = each["predictor"] == space.base.predictor
+            options = space.base.predictor_options if own else {}
+            changed = {**each, "predictor_options": options}
+            predictors[each["predictor"]] = dataclasses.replace(base, **changed)
     assists = [each["assist"] for each in space.values["assist"] if each["assist"]]
-    base = dataclasses.replace(space.base, predictor=NONE, predictor_options={})
     done = calibrate(live, base, predictors, assists, protocol)
-    if given is not None:  # predictions are of the lookups that were recorded here
-        done = done._replace(recorded=given)
+    if recorded is not None:
+        done = done._replace(recorded=recorded)
     return done, {content: {str(k): done.costs.to_json()}}
+
+
+def plain(options: OffloadOptions) -> OffloadOptions:
+    """What a calibration runs: the budget, slot plan and link, with the policies that
+    costs are measured beside; all engines then write the same tokens."""
+    own = {"eviction": PLAIN, "predictor": NONE, "route": "topk", "assist": None}
+    empty = {f"{name}_options": {} for name in own}
+    return dataclasses.replace(options, **own, **empty, assist_expert_s=None)
 
 
 def _assumptions(

@@ -19,7 +19,7 @@ from moe_edge.simulate.replay.recorded import (
     with_prompts,
 )
 from moe_edge.simulate.replay.timed import TimedResult, replay_time
-from moe_edge.workload.traces import DECODE, PREFILL, Trace
+from moe_edge.workload.traces import DECODE, PREFILL, Trace, ordered_trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,73 @@ class Recorded:
     def decode_steps(self) -> np.ndarray:
         trace = self.trace
         return np.unique(trace.step[trace.phase == DECODE])
+
+    def by_batch(self, step_s: np.ndarray) -> np.ndarray:
+        """float64 [batches]: the mean over the decode steps of each.
+
+        Args:
+          step_s: of every decode step, in order.
+        """
+        decode_T = self.trace.phase == DECODE
+        _, at = np.unique(self.trace.step[decode_T], return_index=True)
+        batch_N = self.batch_T[decode_T][at]
+        counts = np.bincount(batch_N)
+        sums = np.bincount(batch_N, weights=step_s)
+        return sums[counts > 0] / counts[counts > 0]
+
+    def in_batches(self, batch: int) -> "Recorded":
+        """Its sequences decoded together, so many at a time; predictions are left out.
+
+        Raises:
+          ConfigError: fewer sequences, or some that were decoded together already.
+        """
+        trace = self.trace
+        decode_T = trace.phase == DECODE
+        _, rows = np.unique(
+            np.stack([trace.step, trace.layer])[:, decode_T], axis=1, return_counts=True
+        )
+        if int(rows.max()) == batch:
+            return self
+        batch_T = self.batch_T
+        count = int(batch_T[-1]) + 1
+        if int(rows.max()) > 1 or count < batch:
+            raise ConfigError(
+                f"the trace has {count} batches of {int(rows.max())} rows, the plan is "
+                f"for a batch of {batch}; record as many, or at least {batch} "
+                "prompts one by one (moe-edge generate --batch_size)"
+            )
+        place_T = np.zeros(len(trace.step), np.int64)  # of a token in its sequence
+        for one in range(count):
+            mine_T = batch_T == one
+            place_T[mine_T] = np.unique(trace.step[mine_T], return_inverse=True)[1]
+        prompts = np.array(
+            [
+                place_T[(batch_T == one) & ~decode_T].max(initial=-1) + 1
+                for one in range(count)
+            ]
+        )
+        longest = int(prompts.max())
+        # Decoding begins together.
+        place_T = np.where(decode_T, place_T - prompts[batch_T] + longest, place_T)
+        keep_T = batch_T // batch < count // batch
+        key_T = batch_T // batch * (int(place_T.max()) + 1) + place_T
+        arrays = {
+            "request": batch_T % batch,
+            "phase": trace.phase,
+            "step": np.unique(key_T, return_inverse=True)[1],
+            "layer": trace.layer,
+            "ids_TK": trace.ids_TK,
+            "weights_TK": trace.weights_TK,
+            "scores_TE": trace.scores_TE,
+        }
+        kept = {
+            name: None if array is None else array[keep_T].astype(array.dtype)
+            for name, array in arrays.items()
+        }
+        for name in ("request", "step"):
+            kept[name] = kept[name].astype(np.int32)
+        together = ordered_trace(trace.num_experts, trace.top_k, **kept)
+        return Recorded(together, {}, self.temperature)
 
     def first(self, batches: int) -> "Recorded":
         """Its first batches."""
@@ -166,6 +233,7 @@ def play(
         options.horizon,
         options.prefetch_limit,
         reroute,
+        whole=True,
     )
 
 

@@ -90,7 +90,10 @@ class _Search:
         order, found = ranked(every, self.asked)[:FINALISTS], []
         order += [one for one in every[:1] if one not in order]
         for one in order:
-            if self.seconds > self.asked.search_s and len(found) >= LEAST_FINALISTS:
+            least = max(
+                LEAST_FINALISTS, self.asked.verify * (1 + self.asked.verify_top)
+            )
+            if self.seconds > self.asked.search_s and len(found) >= least:
                 break
             again = self.estimate(one.candidate, None)
             found.append(judge(one.candidate, again, self.asked))

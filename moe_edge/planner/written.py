@@ -71,5 +71,6 @@ def readme(plan: Mapping[str, Any], command: str) -> str:
             for each in plan["refused"]
         ]
     lines += ["", "## Assumptions", "", *(f"- {a}" for a in plan["assumptions"])]
-    lines += ["", f"Sources: {plan['sources']}.", ""]
+    named = "; ".join(f"{name}: {where}" for name, where in plan["sources"].items())
+    lines += ["", f"Sources: {named}.", ""]
     return "\n".join(lines)

@@ -245,7 +245,7 @@ class Model:
         """
         if isinstance(device_memory, str) and device_memory == "auto":
             self.options.read("1B", options)  # before JAX says what is free
-            device_memory = auto_memory(self._reader, self._homes, bool(self._stores))
+            device_memory = self._auto_memory()
             self._check_limits(max_batch, max_context)
             if not read_record(record) and len(self._homes) < 2:
                 options = self._planned(device_memory, options, max_batch, max_context)
@@ -266,6 +266,10 @@ class Model:
             max_context=max_context,
             recorder=recorder,
         )
+
+    def _auto_memory(self) -> str:
+        """The size that `auto` stands for now."""
+        return auto_memory(self._reader, self._homes, bool(self._stores))
 
     def _planned(
         self, budget: str, options: dict[str, Any], batch: int, context: int | None

@@ -72,6 +72,12 @@ def plan(
         raise ConfigError(
             f"path is {path!r:.60}, expected a folder, a file or 'default'"
         )
+    for name, value in given.items():
+        if not isinstance(value, (str, int, float, bool, dict, type(None))):
+            raise ConfigError(
+                f"options of plan: {name} is {value!r:.60}, expected a name; register "
+                "the class (moe_edge.register) and give its name"
+            )
     asked = PlanOptions(
         checkpoint=None if path is None else str(path),
         fixed=[f"{name}={value!r}" for name, value in given.items()],

@@ -58,8 +58,9 @@ def test_every_command_with_the_flag_is_tested():
         for name in ROOTS
         if "device_memory" in inspect.signature(get_root(name)).parameters
     }
-    # lm_eval: tests/parity/test_run_lm_eval.py
-    assert with_flag == {"generate", "evaluate", "serve", "load", "lm_eval"}
+    # lm_eval: tests/parity/test_run_lm_eval.py; plan: test_plan.py
+    others = {"lm_eval", "plan"}
+    assert with_flag == {"generate", "evaluate", "serve", "load", *others}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

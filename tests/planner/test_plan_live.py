@@ -9,9 +9,15 @@ import pytest
 
 import moe_edge as me
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.engine.offload_options import AVAILABLE, OffloadOptions
+from moe_edge.model.sampling import Sampling
+from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.planner import auto, calibrate
+from moe_edge.planner.live import Live
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.plan import make_plan
+from moe_edge.planner.prompts import sampled_prompts
+from moe_edge.planner.replayed import Recorded, play
 from moe_edge.planner.run_plan import NotFeasible, run_plan
 from moe_edge.planner.variants import with_predictors
 from tests.support.planned import COSTS
@@ -67,6 +73,27 @@ def test_plan_is_measured_verified_and_run_again(tiny, tmp_path):
     )
     with pytest.raises(ConfigError, match="was measured with other checkpoints"):
         make_plan(asked, *asked.base(None))
+
+
+@pytest.mark.slow
+def test_replay_finds_what_the_engine_found_with_every_eviction(tiny):
+    """Prompts pass the cache in the groups of the engine's waves: hit for hit."""
+    live = Live(str(tiny), None, 1, 96)
+    prompts, _ = sampled_prompts(live.reader, 3, 64, 0)
+    costs = dataclasses.replace(COSTS, block_bytes=live.block_bytes)
+    seen = set()
+    for name, kind in EVICTIONS.items():
+        if not kind.needs <= AVAILABLE:
+            continue
+        options = OffloadOptions(device_memory="40%", eviction=name)
+        with live.engine(options, with_trace=True) as engine:
+            run = live.run(engine, prompts, 8, Sampling(temperature=1.0))
+        played = play(Recorded(run.trace, {}), options, live, costs)
+        hits, misses = played.counters.hits, played.counters.misses
+        assert (name, hits / (hits + misses)) == (name, run.hit_ratio)
+        assert misses / len(played.step_s) == pytest.approx(run.misses)
+        seen.add(round(run.hit_ratio, 3))
+    assert len(seen) > 3
 
 
 @pytest.mark.slow

@@ -92,3 +92,24 @@ def test_predictor_that_was_not_recorded_is_refused():
     options = OffloadOptions(predictor="previous")
     with pytest.raises(ConfigError, match="what predictor previous says was not rec"):
         play(Recorded(two_prompts(), {}), options, None, None)
+
+
+def test_sequences_are_decoded_together_in_batches():
+    recorded = Recorded(two_prompts(), {})
+    assert recorded.in_batches(1) is recorded
+    together = recorded.in_batches(2).trace
+    # Two prompt tokens and two decode steps of two rows, in two layers.
+    assert np.unique(together.step).tolist() == [0, 1, 2, 3]
+    assert np.diff(together.bounds).tolist() == [2] * 8
+    assert together.request.tolist() == [0, 1] * 8
+    assert together.ids_TK[:2].tolist() == [[0, 1], [0, 1]]
+    assert Recorded(together, {}).in_batches(2).trace is together
+    with pytest.raises(ConfigError, match="has 2 batches of 1 rows, the plan is for"):
+        recorded.in_batches(3)
+    with pytest.raises(ConfigError, match="has 1 batches of 2 rows"):
+        Recorded(together, {}).in_batches(4)
+
+
+def test_by_batch_is_the_mean_over_a_batchs_steps():
+    recorded = Recorded(two_prompts(), {})
+    assert recorded.by_batch(np.array([1.0, 3.0, 5.0, 6.0])).tolist() == [2.0, 5.5]

@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 
 from moe_edge.offload.evict_base import Eviction
-from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.slot_cache import MAX_GROUP, SlotCache
 from moe_edge.simulate.replay.lookups import RoutedLayer, cache_spec, lookups
 from moe_edge.workload.traces import DECODE, Trace
 
@@ -81,6 +81,30 @@ def replay(
         int(hits_2L[1 - DECODE].sum()),
         int(misses_2L[1 - DECODE].sum()),
     )
+
+
+def pass_prompt(cache: SlotCache, routed: RoutedLayer) -> None:
+    """A prompt's lookup of a layer, in the order of the engine's prefill: the experts
+    that are here first, then the others in groups, each beside the one before."""
+    layer, ids_TK = routed.layer, routed.ids_TK
+    hits, misses = cache.look_up(layer, ids_TK, routed.scores_TE, routed.step)
+    room = cache.room_L[layer]
+    if len(hits) + len(misses) <= room:
+        for expert in misses:
+            cache.admit(layer, expert)
+        return
+    row = cache.rows[layer]
+    size = max(1, min(MAX_GROUP, room // 2))
+    busy = [row[expert] for expert in hits]
+    while misses:
+        cache.release()
+        group = []
+        for expert in misses[:size]:
+            slot = cache.admit(layer, expert, [*busy, *group])
+            if slot is None:
+                break
+            group.append(slot)
+        misses, busy = misses[len(group) :], group
 
 
 def pass_cache(cache: SlotCache, routed: RoutedLayer) -> tuple[int, int]:

@@ -118,4 +118,3 @@ def with_prompts(trace: Trace, predicted: Predicted) -> list[np.ndarray | None]:
         prompt.clear()
         found.append(next(after))
     return found
-

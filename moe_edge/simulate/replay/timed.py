@@ -8,6 +8,7 @@ for that.
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.statistics import Counters
 from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import Predictor
-from moe_edge.simulate.replay.hits import pass_cache
+from moe_edge.simulate.replay.hits import pass_cache, pass_prompt
 from moe_edge.simulate.replay.lookups import (
     RoutedLayer,
     cache_spec,
@@ -86,12 +87,15 @@ class TimedResult:
       resident_s: a step's compute, that is its duration if nothing had to move.
       counters: of lookups, and seconds that compute stood still.
       moved: by the cause with which a transfer began.
+      host_s: processor seconds of the decode lookups, of this replay itself: what
+        policies and their bookkeeping cost.
     """
 
     step_s: np.ndarray
     resident_s: float
     counters: Counters
     moved: TransferStats
+    host_s: float = 0.0
 
     @property
     def tpot_s(self) -> float:
@@ -113,6 +117,7 @@ def replay_time(
     horizon: int = 1,
     prefetch_limit: int = 8,
     reroute: Reroute | None = None,
+    whole: bool = False,
 ) -> TimedResult:
     """Predicts the time of every decode step of a trace.
 
@@ -124,6 +129,8 @@ def replay_time(
       prefetch_limit: most prefetches asked for after one lookup.
       reroute: of a lossy route: chooses of a decode lookup by what is resident. The
         scores of later layers stay those of the trace, which no route had changed.
+      whole: prompts pass the cache layer by layer, all their tokens in one lookup, as
+        in an engine whose chunks hold them; else token by token.
     Raises:
       ConfigError: the trace has no decode step, or a bad horizon.
     """
@@ -141,7 +148,7 @@ def replay_time(
         horizon=horizon,
         prefetch_limit=prefetch_limit,
     )
-    step, starts, ends, prompt = None, [], [], []
+    step, starts, ends, prompt, host_s = None, [], [], [], 0.0
     for routed in lookups(trace):
         layer = routed.layer
         if routed.new_sequence:
@@ -149,11 +156,14 @@ def replay_time(
             layer_step.drain()
             layer_step.finish_sequences()
         if routed.phase != DECODE:
-            pass_cache(cache, routed)
+            if not whole:
+                pass_cache(cache, routed)
             prompt.append(routed)
             continue
-        for whole in whole_prompts(prompt, trace.num_experts):
-            whole.show(layer_step.predictor_run)
+        for each in whole_prompts(prompt, trace.num_experts):
+            if whole:
+                pass_prompt(cache, each)
+            each.show(layer_step.predictor_run)
         prompt.clear()
         if routed.step != step:
             starts.append(queue.now_s)
@@ -162,11 +172,13 @@ def replay_time(
             step = routed.step
         queue.now_s += route_L[layer]
         seen = routed.ids_TK, routed.scores_TE
+        begun_s = time.process_time()
         if reroute is not None:
             queue.poll()
             resident = layer_step.residency.arrived(layer)
             seen = reroute(routed, resident), routed.scores_TE
         layer_step.pass_layer(layer, *seen, step, routed.sequences)
+        host_s += time.process_time() - begun_s
         queue.now_s += experts_L[layer]
         ends[-1] = queue.now_s
     compute_L = (route_L + experts_L)[np.unique(trace.layer)]
@@ -175,4 +187,5 @@ def replay_time(
         resident_s=float(costs.step_s + compute_L.sum()),
         counters=layer_step.counters[True],
         moved=queue.stats(),
+        host_s=host_s,
     )
