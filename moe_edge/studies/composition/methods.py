@@ -79,19 +79,19 @@ def methods() -> list[Method]:
                 f"SMoE, a = {a:g}", PAPER, route="substitute", options={"a": a},
                 eviction="smoe_score",
             )
-            for a in (0.1, 0.2)
+            for a in (0.1, 0.2, 0.3)
         ),
         *(
             Method(f"MoE-Prism, {k:g} of K", PAPER, Variant(subs=SUBS), k_share=k)
             for k in (0.75, 0.5)
         ),
         Method("OD-MoE, nf4 shadow that never errs", PAPER, foresight=3, shadow=NF4),
-        *(_prefer(b, NEWER) for b in (0.2, 0.5)),
+        *(_prefer(b, NEWER) for b in (0.2, 0.35, 0.5)),
         Method("pruned by 25 % (REAP)", NEWER, quarter),
         Method("pruned by 50 % (REAP)", NEWER, half),
         Method("q8_0", FORMAT, Variant("q8_0")),
         Method("q4_0", FORMAT, Variant("q4_0")),
-        _prefer(0.2, COMPOSED, quarter),
+        *(_prefer(b, COMPOSED, quarter) for b in (0.2, 0.5)),
         _substitute(0.1, COMPOSED, quarter),
         _prefer(0.2, COMPOSED, eviction="lfu"),
         _prefer(0.2, COMPOSED, Variant("q4_0")),
