@@ -4,10 +4,11 @@ import dataclasses
 import hashlib
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from moe_edge.bench.study import weights_of
+from moe_edge.bench.engines import describe_model
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.files import write_json
@@ -62,11 +63,11 @@ class Workshop:
         self.timed_rows = self.tokens_NS[:, :TIMED].tolist()
         self._loaded: dict[tuple, Any] = {}
 
-    def done(self, name: str, measure) -> Any:
-        """What `measure()` gives, in JSON's types; kept under a name."""
+    def done(self, name: str, measure: Callable[..., Any], *given) -> Any:
+        """What `measure(*given)` gives, in JSON's types; kept under a name."""
         path = self.folder / "cases" / f"{_file_name(name)}.json"
         if not path.is_file():
-            write_json(path, measure())
+            write_json(path, measure(*given))
         return read_json(path)
 
     def lookups(self, method: Method, share: float) -> Path:
@@ -122,7 +123,7 @@ def run(settings: ComposeSettings) -> Findings:
     said = []
     for method, share in itertools.product(ordered, settings.shares):
         name = f"{method.name} {share}"
-        found = shop.done(name, lambda: _fidelity(shop, method, share, reference))  # noqa: B023
+        found = shop.done(name, _fidelity, shop, method, share, reference)
         if found is not None:
             said.append((method, share, found))
             say(f"{name}: perplexity x{found['ratio']:.4f}")
@@ -131,33 +132,25 @@ def run(settings: ComposeSettings) -> Findings:
         given = shop, method, share, found["slots"], steps[method.name]
         points.append(Point(method=method, share=share, **found, **_times(*given)))
         say(points[-1].line())
-    quality = {
-        variant.name: shop.done(
-            f"quality of {variant.name}",
-            lambda variant=variant: _quality(shop, variant, reference),
-        )
-        for variant in (BASE, *PRUNED)
-    }
+    quality = {}
+    for variant in (BASE, *PRUNED):
+        name = f"quality of {variant.name}"
+        quality[variant.name] = shop.done(name, _quality, shop, variant, reference)
     live = []
     if chosen := live_points(points, settings):
         cases = {f"{n}": _live(shop, *one, steps) for n, one in enumerate(chosen)}
         named = [f"{p.method.name} {p.share} {factor}" for p, factor in chosen]
-        found = shop.done(
-            f"live {named}", lambda: measured_steps(cases, shop.timed_rows)
-        )
+        found = shop.done(f"live {named}", measured_steps, cases, shop.timed_rows)
         live = [(*one, *found[f"{n}"]) for n, one in enumerate(chosen)]
     return findings(settings, points, quality, live, _entry(shop), steps)
 
 
 def _entry(shop: Workshop) -> dict[str, Any]:
     """`model` and `workload` of the entry."""
-    name = shop.settings.checkpoint
-    weights = load_engine(name, with_tokenizer=False).engine.weights
-    model = {"name": name, "params": weights.num_bytes // 2}
-    return {
-        "model": model | {"weights": weights_of(name)},
-        "workload": shop.workload,
-    }
+    loaded = load_engine(shop.settings.checkpoint, with_tokenizer=False)
+    model = describe_model(loaded.name, loaded.engine.weights, loaded.dtype)
+    live = {"live_cases": shop.settings.live_cases}
+    return {"model": model, "workload": shop.workload | live}
 
 
 def _workload(settings: ComposeSettings, reader, path: Path) -> dict[str, Any]:
@@ -185,7 +178,7 @@ def _steps(shop: Workshop) -> dict[str, Steps]:
         cases[kinds[method.name]] = Timed(folder, method, E, k)
         cases[f"lru, {variant.name}, {k}"] = Timed(folder, lru, E, k)
         cases[f"misses, {variant.name}, {k}"] = Timed(folder, lru, max(2, E // 4), k)
-    found = shop.done("steps", lambda: measured_steps(cases, shop.timed_rows))
+    found = shop.done("steps", measured_steps, cases, shop.timed_rows)
     steps, layer_s = {}, found[kinds[lru.name]][0] / shop.layers
     for method in methods():
         at = f"{_whole(method.variant).name}, {shop.k_of(method)}"

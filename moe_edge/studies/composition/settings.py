@@ -63,7 +63,7 @@ class ComposeSettings(StudySettings):
     link_latency_s: float = 50e-6
     timed_steps: int = 768
     questions: int = 60
-    live_cases: int = 8
+    live_cases: int = 5
     data_dir: str = "../shared/data"
     work_dir: str = "results/local/better_together"
     seed: int = 0

@@ -24,7 +24,7 @@ from moe_edge.studies.composition.methods import Method
 from moe_edge.workload.trace_writer import write_trace
 from moe_edge.workload.traces import DECODE, PREFILL, Trace
 
-ROUNDS, PROMPT = 8, 32  # runs of a row of tokens, those of it that are a prompt
+ROUNDS, PROMPT = 5, 32  # runs of a row of tokens, those of it that are a prompt
 
 
 @dataclasses.dataclass(frozen=True)

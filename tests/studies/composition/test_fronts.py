@@ -107,6 +107,8 @@ def test_one_replay_tells_all_links(tmp_path):
 
 
 def test_methods_have_names_of_their_own_and_bars_need_both_families():
+    names = [method.name for method in methods()]
+    assert len({*names}) == len(names)
     families = {method.family for method in methods()}
     assert families == {"lossless", "paper", "newer", "format", "composed"}
 
