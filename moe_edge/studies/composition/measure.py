@@ -130,7 +130,9 @@ def run(settings: ComposeSettings) -> Findings:
     steps, points = _steps(shop), []
     for method, share, found in said:
         given = shop, method, share, found["slots"], steps[method.name]
-        points.append(Point(method=method, share=share, **found, **_times(*given)))
+        name = f"times of {method.name} {share} by {steps[method.name]}"
+        times = shop.done(name, _times, *given)
+        points.append(Point(method=method, share=share, **found, **times))
         say(points[-1].line())
     quality = {}
     for variant in (BASE, *PRUNED):
