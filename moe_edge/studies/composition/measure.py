@@ -29,9 +29,11 @@ from moe_edge.studies.composition.settings import ComposeSettings
 from moe_edge.studies.composition.times import (
     Steps,
     Timed,
+    foreseen,
     measured_steps,
-    replayed,
+    moves,
     save_cut,
+    time_of,
 )
 from moe_edge.studies.composition.variants import Variants
 from moe_edge.workload.trace_reader import read_trace
@@ -130,9 +132,7 @@ def run(settings: ComposeSettings) -> Findings:
     steps, points = _steps(shop), []
     for method, share, found in said:
         given = shop, method, share, found["slots"], steps[method.name]
-        name = f"times of {method.name} {share} by {steps[method.name]}"
-        times = shop.done(name, _times, *given)
-        points.append(Point(method=method, share=share, **found, **times))
+        points.append(Point(method=method, share=share, **found, **_times(*given)))
         say(points[-1].line())
     quality = {}
     for variant in (BASE, *PRUNED):
@@ -236,13 +236,32 @@ def _times(
     shop: Workshop, method: Method, share: float, slots: int, steps: Steps
 ) -> dict[str, Any]:
     """Its time over each link, and what it moves."""
-    trace = read_trace(shop.lookups(method, share))
-    block = shop.block_bytes(method.variant)
-    factors = shop.settings.link_factors
-    links = [link_of(shop, factor, steps.layer_s) for factor in factors]
-    found, moved = replayed(trace, method, slots, block, links, steps)
-    tpot_s = {f"{factor:g}": s for factor, s in zip(factors, found, strict=True)}
+    name, block = f"{method.name} {share}", shop.block_bytes(method.variant)
+    links = {
+        f"{f:g}": link_of(shop, f, steps.layer_s) for f in shop.settings.link_factors
+    }
+    path = shop.lookups(method, share)
+    if method.foresight:
+        name = f"oracle of {name} by {steps}"
+        given = path, method, slots, block, list(links.values()), steps
+        found = shop.done(name, _foreseen, *given)
+        tpot_s, moved = dict(zip(links, found["tpot_s"], strict=True)), found["moved"]
+    else:
+        given = path, method, slots, block
+        runs, moved = shop.done(f"moves of {name}", _moves, *given)
+        tpot_s = {f: time_of(runs, moved, block, links[f], steps) for f in links}
     return {"moved": moved, "moved_bytes": moved * block, "tpot_s": tpot_s}
+
+
+def _moves(path: Path, *given) -> tuple[float, float]:
+    return moves(read_trace(path), *given)
+
+
+def _foreseen(path: Path, method, slots, block, links, steps) -> dict[str, Any]:
+    trace = read_trace(path)
+    given = trace, method, slots, block
+    times, moved = zip(*(foreseen(*given, link, steps) for link in links), strict=True)
+    return {"tpot_s": times, "moved": max(moved)}
 
 
 def _quality(shop: Workshop, variant: Variant, reference) -> dict[str, Any]:

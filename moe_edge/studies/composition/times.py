@@ -131,37 +131,47 @@ def save_cut(path: Path, trace: Trace, steps: int) -> None:
     write_trace(path, kept_trace, with_scores=True)
 
 
-def replayed(
+def moves(
+    trace: Trace, method: Method, slots: int, block_bytes: int
+) -> tuple[float, float]:
+    """Transfers and blocks a token of a trace of `save_cut`, without prefetching.
+
+    The link rests when a layer asks, and the layer waits for all it asked for. So they
+    are the same over every link.
+    """
+    link = EmulatedLink(1e9, 0.0)
+    found = _replay(trace, method, slots, block_bytes, link, 1e-3)
+    tokens, moved = len(found.step_s), found.moved.demand.bytes / block_bytes
+    return (moved - found.moved.merged) / tokens, moved / tokens
+
+
+def time_of(
+    runs: float, moved: float, block_bytes: int, link: EmulatedLink, steps: Steps
+) -> float:
+    """Seconds a token that makes so many transfers of so many blocks in all."""
+    wait_s = runs * link.latency_s + moved * block_bytes / link.bytes_per_s
+    return steps.hit_s + wait_s + steps.miss_s * moved
+
+
+def foreseen(
     trace: Trace,
     method: Method,
     slots: int,
     block_bytes: int,
-    links: Sequence[EmulatedLink],
+    link: EmulatedLink,
     steps: Steps,
-) -> tuple[list[float], float]:
-    """Seconds a token of a trace of `save_cut` over each link; blocks moved a token.
+) -> tuple[float, float]:
+    """Seconds a token with an oracle's prefetches over a link, and blocks moved.
 
-    Half of a layer's compute comes before its routing is known. Where nothing is
-    prefetched the link rests when a layer asks, and a layer waits for all it asked for:
-    then one replay tells all links by how many transfers and bytes there were.
+    Half of a layer's compute comes before its routing is known. A shadow takes as long
+    as the layers of the bfloat16 model, before them.
     """
-    first, *others = links
-    found = _replay(trace, method, slots, block_bytes, first, steps.hit_s)
-    tokens = len(found.step_s)
-    demand, prefetch = found.moved.demand.bytes, found.moved.prefetch.bytes
-    moved = (demand + prefetch) / block_bytes / tokens
+    found = _replay(trace, method, slots, block_bytes, link, steps.hit_s)
+    sent = found.moved.demand.bytes + found.moved.prefetch.bytes
+    moved = sent / block_bytes / len(found.step_s)
     layers = len(np.unique(trace.layer))
-    more_s = steps.miss_s * moved + (steps.layer_s * layers if method.shadow else 0.0)
-    if method.foresight:
-        more = (
-            _replay(trace, method, slots, block_bytes, link, steps.hit_s)
-            for link in others
-        )
-        return [more_s + one.tpot_s for one in (found, *more)], moved
-    runs = moved - found.moved.merged / tokens
-    size = demand / tokens
-    waits_s = (runs * link.latency_s + size / link.bytes_per_s for link in links)
-    return [more_s + steps.hit_s + wait_s for wait_s in waits_s], moved
+    shadow_s = steps.layer_s * layers if method.shadow else 0.0
+    return found.tpot_s + shadow_s + steps.miss_s * moved, moved
 
 
 def _replay(trace, method: Method, slots, block_bytes, link, hit_s) -> TimedResult:
