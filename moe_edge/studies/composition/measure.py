@@ -38,7 +38,7 @@ from moe_edge.studies.composition.times import (
 from moe_edge.studies.composition.variants import Variants
 from moe_edge.workload.trace_reader import read_trace
 
-TIMED = 160  # tokens of a row that steps are timed on
+TIMED = 96  # tokens of a row that steps are timed on
 BASE = Variant()
 PRUNED = [
     Variant(removed=r, by=by) for r in (0.25, 0.5) for by in ("reap", "frequency")
@@ -142,7 +142,8 @@ def run(settings: ComposeSettings) -> Findings:
     if chosen := live_points(points, settings):
         cases = {f"{n}": _live(shop, *one, steps) for n, one in enumerate(chosen)}
         named = [f"{p.method.name} {p.share} {factor}" for p, factor in chosen]
-        found = shop.done(f"live {named}", measured_steps, cases, shop.timed_rows)
+        given = cases, shop.timed_rows, False
+        found = shop.done(f"live {named}", measured_steps, *given)
         live = [(*one, *found[f"{n}"]) for n, one in enumerate(chosen)]
     return findings(settings, points, quality, live, _entry(shop), steps)
 
@@ -151,13 +152,14 @@ def _entry(shop: Workshop) -> dict[str, Any]:
     """`model` and `workload` of the entry."""
     loaded = load_engine(shop.settings.checkpoint, with_tokenizer=False)
     model = describe_model(loaded.name, loaded.engine.weights, loaded.dtype)
-    live = {"live_cases": shop.settings.live_cases}
-    return {"model": model, "workload": shop.workload | live}
+    how = {n: getattr(shop.settings, n) for n in ("live_cases", "processor_time")}
+    return {"model": model, "workload": shop.workload | how}
 
 
 def _workload(settings: ComposeSettings, reader, path: Path) -> dict[str, Any]:
     """What was measured; names the folder of finished cases, too."""
     elsewhere = {"work_dir", "data_dir", "live_cases", "link_factors", "shares"}
+    elsewhere |= {"processor_time"}
     fields = dataclasses.asdict(settings).items()
     return {name: value for name, value in fields if name not in elsewhere} | {
         "text_sha256": sha256_of(path),
@@ -170,35 +172,34 @@ def _workload(settings: ComposeSettings, reader, path: Path) -> dict[str, Any]:
 def _steps(shop: Workshop) -> dict[str, Steps]:
     """Of every method: a step without misses, and what the host does for a miss.
 
-    Methods that differ in strength, or in how many experts are left, share them.
+    Strengths and pruning change neither. A policy costs a quantised model what it costs
+    the bfloat16 one, over lru and the model's own choice.
     """
-    lru, cases = methods()[0], {}
-    kinds = {method.name: _kind(shop, method) for method in methods()}
+    lru, cases, chosen = methods()[0], {}, {}
     for method in methods():
         variant, k = _whole(method.variant), shop.k_of(method)
         folder, E = shop.variants.folder(variant), shop.experts(variant)
-        cases[kinds[method.name]] = Timed(folder, method, E, k)
-        cases[f"lru, {variant.name}, {k}"] = Timed(folder, lru, E, k)
-        cases[f"misses, {variant.name}, {k}"] = Timed(folder, lru, max(2, E // 4), k)
-    found = shop.done("steps", measured_steps, cases, shop.timed_rows)
-    steps, layer_s = {}, found[kinds[lru.name]][0] / shop.layers
-    for method in methods():
-        at = f"{_whole(method.variant).name}, {shop.k_of(method)}"
-        (here_s, _), (step_s, misses) = found[f"lru, {at}"], found[f"misses, {at}"]
+        at, policy = f"{variant.name}, {k}", f"{method.route}, {method.eviction}"
+        chosen[method.name] = at, policy
+        cases[f"{at}: here"] = Timed(folder, lru, E, k)
+        cases[f"{at}: misses"] = Timed(folder, lru, max(2, E // 4), k)
+        if variant == BASE and k is None:
+            cases[policy] = Timed(folder, method, E, k)
+    base = chosen[lru.name]
+    given = cases, shop.timed_rows, shop.settings.processor_time
+    found = shop.done("steps", measured_steps, *given)
+    steps, layer_s = {}, found[base[1]][0] / shop.layers
+    for name, (at, policy) in chosen.items():
+        (here_s, _), (step_s, misses) = found[f"{at}: here"], found[f"{at}: misses"]
         miss_s = max(0.0, step_s - here_s) / max(misses, 1e-9)
-        steps[method.name] = Steps(found[kinds[method.name]][0], miss_s, layer_s)
+        more_s = max(0.0, found[policy][0] - found[base[1]][0])
+        steps[name] = Steps(here_s + more_s, miss_s, layer_s)
     return steps
 
 
 def _whole(variant: Variant) -> Variant:
     """The same without pruning, which changes no step whose experts are all there."""
     return Variant(variant.format, subs=variant.subs)
-
-
-def _kind(shop: Workshop, method: Method) -> str:
-    """What a step's time depends on."""
-    where = _whole(method.variant).name, shop.k_of(method)
-    return ", ".join(map(str, (method.route, method.eviction, *where)))
 
 
 def link_of(shop: Workshop, factor: float, layer_s: float) -> EmulatedLink:
