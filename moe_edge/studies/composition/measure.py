@@ -183,8 +183,8 @@ def _steps(shop: Workshop) -> dict[str, Steps]:
         chosen[method.name] = at, policy
         cases[f"{at}: here"] = Timed(folder, lru, E, k)
         cases[f"{at}: misses"] = Timed(folder, lru, max(2, E // 4), k)
-        if variant == BASE and k is None:
-            cases[policy] = Timed(folder, method, E, k)
+        base_folder, base_E = shop.variants.folder(BASE), shop.experts(BASE)
+        cases[policy] = Timed(base_folder, method, base_E, None)
     base = chosen[lru.name]
     given = cases, shop.timed_rows, shop.settings.processor_time
     found = shop.done("steps", measured_steps, *given)
