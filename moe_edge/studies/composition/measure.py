@@ -1,6 +1,7 @@
 """Measures every method at every budget; what is done is kept and not done again."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -17,6 +18,7 @@ from moe_edge.core.progress import say
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.layerwise import Cached, LayerwiseText, cut_tokens
+from moe_edge.evaluate.stepwise import ForcedRun
 from moe_edge.evaluate.texts import read_text, sha256_of
 from moe_edge.metrics.results import Findings
 from moe_edge.offload.evict_base import get_eviction
@@ -77,6 +79,11 @@ class Workshop:
         name = _file_name(f"{method.name} {share}")
         return self.folder / "lookups" / name / "trace.csv.gz"
 
+    @functools.cached_property
+    def reference(self) -> ForcedRun:
+        """The model as it is; not run where all is measured already."""
+        return self.plain_run(BASE, None).forced
+
     # What a variant is.
 
     def k_of(self, method: Method) -> int | None:
@@ -120,12 +127,11 @@ class Workshop:
 def run(settings: ComposeSettings) -> Findings:
     """All methods, the quality of pruned models, and some cases in real time."""
     shop = Workshop(settings)
-    reference = shop.plain_run(BASE, None).forced
     ordered = sorted(methods(), key=lambda m: (m.variant.name, m.k_share))
     said = []
     for method, share in itertools.product(ordered, settings.shares):
         name = f"{method.name} {share}"
-        found = shop.done(name, _fidelity, shop, method, share, reference)
+        found = shop.done(name, _fidelity, shop, method, share)
         if found is not None:
             said.append((method, share, found))
             say(f"{name}: perplexity x{found['ratio']:.4f}")
@@ -137,7 +143,7 @@ def run(settings: ComposeSettings) -> Findings:
     quality = {}
     for variant in (BASE, *PRUNED):
         name = f"quality of {variant.name}"
-        quality[variant.name] = shop.done(name, _quality, shop, variant, reference)
+        quality[variant.name] = shop.done(name, _quality, shop, variant)
     live = []
     if chosen := live_points(points, settings):
         cases = {f"{n}": _live(shop, *one, steps) for n, one in enumerate(chosen)}
@@ -208,9 +214,7 @@ def link_of(shop: Workshop, factor: float, layer_s: float) -> EmulatedLink:
     return EmulatedLink(rate, shop.settings.link_latency_s)
 
 
-def _fidelity(
-    shop: Workshop, method: Method, share: float, reference
-) -> dict[str, Any] | None:
+def _fidelity(shop: Workshop, method: Method, share: float) -> dict[str, Any] | None:
     """What a method at a budget says, and in a file beside it what it looked up."""
     slots = shop.slots(method, share)
     if slots is None:
@@ -222,7 +226,7 @@ def _fidelity(
         cached = Cached(get_eviction(method.eviction), slots)
         route = get_route(method.route, **method.options)
         found = shop.text(method.variant, k).run(route, cached)
-    fidelity = compare(found.forced, reference, shop.settings.seed)
+    fidelity = compare(found.forced, shop.reference, shop.settings.seed)
     save_cut(shop.lookups(method, share), found.trace, shop.settings.timed_steps)
     return {
         "slots": slots,
@@ -265,10 +269,10 @@ def _foreseen(path: Path, method, slots, block, links, steps) -> dict[str, Any]:
     return {"tpot_s": times, "moved": max(moved)}
 
 
-def _quality(shop: Workshop, variant: Variant, reference) -> dict[str, Any]:
+def _quality(shop: Workshop, variant: Variant) -> dict[str, Any]:
     """Perplexity ratio and exact match of a checkpoint, resident."""
     settings = shop.settings
-    found = compare(shop.plain_run(variant, None).forced, reference, settings.seed)
+    found = compare(shop.plain_run(variant, None).forced, shop.reference, settings.seed)
     asked = questions(settings.questions, settings.seed)
     engine = shop.text(variant, None).engine
     return {
