@@ -12,7 +12,7 @@ from tests.launch.conftest import ROOT
 
 LIGHT = [
     *("convert_checkpoint", "evaluate", "generate", "load", "lm_eval"),
-    *("model_card", "pretrain", "profile_machine", "profile_model", "replay"),
+    *("model_card", "pretrain", "profile_machine", "profile_model", "prune", "replay"),
     *("place_experts", "refactor_model", "simulate"),
 ]
 

@@ -25,8 +25,10 @@ LIMITS = (
     "which bounds every predictor from below. The shadow never errs, either.",
     "Prism places experts on other servers and CoServe whole models: neither has a "
     "place under one device's budget. CPU assist is left out: host and device are one.",
-    "Strengths were chosen before, not on this text; the best of each family is taken "
-    "on it, of the singles, too.",
+    "A few strengths of each route were tried, and the best within the bound is taken "
+    "on the same text: of those alone and of those together alike.",
+    "Pruning was calibrated on the same kind of text, where it lowers perplexity; that "
+    "is spent on a stronger route. Exact match of tasks stands beside it.",
 )
 
 

@@ -1,13 +1,15 @@
 """Measures every method at every budget; what is done is kept and not done again."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from moe_edge.bench.study import weights_of
+from moe_edge.bench.engines import describe_model
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.files import write_json
@@ -16,6 +18,7 @@ from moe_edge.core.progress import say
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.layerwise import Cached, LayerwiseText, cut_tokens
+from moe_edge.evaluate.stepwise import ForcedRun
 from moe_edge.evaluate.texts import read_text, sha256_of
 from moe_edge.metrics.results import Findings
 from moe_edge.offload.evict_base import get_eviction
@@ -28,14 +31,16 @@ from moe_edge.studies.composition.settings import ComposeSettings
 from moe_edge.studies.composition.times import (
     Steps,
     Timed,
+    foreseen,
     measured_steps,
-    replayed,
+    moves,
     save_cut,
+    time_of,
 )
 from moe_edge.studies.composition.variants import Variants
 from moe_edge.workload.trace_reader import read_trace
 
-TIMED = 160  # tokens of a row that steps are timed on
+TIMED = 96  # tokens of a row that steps are timed on
 BASE = Variant()
 PRUNED = [
     Variant(removed=r, by=by) for r in (0.25, 0.5) for by in ("reap", "frequency")
@@ -62,17 +67,22 @@ class Workshop:
         self.timed_rows = self.tokens_NS[:, :TIMED].tolist()
         self._loaded: dict[tuple, Any] = {}
 
-    def done(self, name: str, measure) -> Any:
-        """What `measure()` gives, in JSON's types; kept under a name."""
+    def done(self, name: str, measure: Callable[..., Any], *given) -> Any:
+        """What `measure(*given)` gives, in JSON's types; kept under a name."""
         path = self.folder / "cases" / f"{_file_name(name)}.json"
         if not path.is_file():
-            write_json(path, measure())
+            write_json(path, measure(*given))
         return read_json(path)
 
     def lookups(self, method: Method, share: float) -> Path:
         """The file of what a method looked up."""
         name = _file_name(f"{method.name} {share}")
         return self.folder / "lookups" / name / "trace.csv.gz"
+
+    @functools.cached_property
+    def reference(self) -> ForcedRun:
+        """The model as it is; not run where all is measured already."""
+        return self.plain_run(BASE, None).forced
 
     # What a variant is.
 
@@ -117,12 +127,11 @@ class Workshop:
 def run(settings: ComposeSettings) -> Findings:
     """All methods, the quality of pruned models, and some cases in real time."""
     shop = Workshop(settings)
-    reference = shop.plain_run(BASE, None).forced
     ordered = sorted(methods(), key=lambda m: (m.variant.name, m.k_share))
     said = []
     for method, share in itertools.product(ordered, settings.shares):
         name = f"{method.name} {share}"
-        found = shop.done(name, lambda: _fidelity(shop, method, share, reference))  # noqa: B023
+        found = shop.done(name, _fidelity, shop, method, share)
         if found is not None:
             said.append((method, share, found))
             say(f"{name}: perplexity x{found['ratio']:.4f}")
@@ -131,38 +140,32 @@ def run(settings: ComposeSettings) -> Findings:
         given = shop, method, share, found["slots"], steps[method.name]
         points.append(Point(method=method, share=share, **found, **_times(*given)))
         say(points[-1].line())
-    quality = {
-        variant.name: shop.done(
-            f"quality of {variant.name}",
-            lambda variant=variant: _quality(shop, variant, reference),
-        )
-        for variant in (BASE, *PRUNED)
-    }
+    quality = {}
+    for variant in (BASE, *PRUNED):
+        name = f"quality of {variant.name}"
+        quality[variant.name] = shop.done(name, _quality, shop, variant)
     live = []
     if chosen := live_points(points, settings):
         cases = {f"{n}": _live(shop, *one, steps) for n, one in enumerate(chosen)}
         named = [f"{p.method.name} {p.share} {factor}" for p, factor in chosen]
-        found = shop.done(
-            f"live {named}", lambda: measured_steps(cases, shop.timed_rows)
-        )
+        given = cases, shop.timed_rows, False
+        found = shop.done(f"live {named}", measured_steps, *given)
         live = [(*one, *found[f"{n}"]) for n, one in enumerate(chosen)]
     return findings(settings, points, quality, live, _entry(shop), steps)
 
 
 def _entry(shop: Workshop) -> dict[str, Any]:
     """`model` and `workload` of the entry."""
-    name = shop.settings.checkpoint
-    weights = load_engine(name, with_tokenizer=False).engine.weights
-    model = {"name": name, "params": weights.num_bytes // 2}
-    return {
-        "model": model | {"weights": weights_of(name)},
-        "workload": shop.workload,
-    }
+    loaded = load_engine(shop.settings.checkpoint, with_tokenizer=False)
+    model = describe_model(loaded.name, loaded.engine.weights, loaded.dtype)
+    how = {n: getattr(shop.settings, n) for n in ("live_cases", "processor_time")}
+    return {"model": model, "workload": shop.workload | how}
 
 
 def _workload(settings: ComposeSettings, reader, path: Path) -> dict[str, Any]:
     """What was measured; names the folder of finished cases, too."""
     elsewhere = {"work_dir", "data_dir", "live_cases", "link_factors", "shares"}
+    elsewhere |= {"processor_time"}
     fields = dataclasses.asdict(settings).items()
     return {name: value for name, value in fields if name not in elsewhere} | {
         "text_sha256": sha256_of(path),
@@ -175,23 +178,28 @@ def _workload(settings: ComposeSettings, reader, path: Path) -> dict[str, Any]:
 def _steps(shop: Workshop) -> dict[str, Steps]:
     """Of every method: a step without misses, and what the host does for a miss.
 
-    Methods that differ in strength, or in how many experts are left, share them.
+    Strengths and pruning change neither. A policy costs a quantised model what it costs
+    the bfloat16 one, over lru and the model's own choice.
     """
-    lru, cases = methods()[0], {}
-    kinds = {method.name: _kind(shop, method) for method in methods()}
+    lru, cases, chosen = methods()[0], {}, {}
     for method in methods():
         variant, k = _whole(method.variant), shop.k_of(method)
         folder, E = shop.variants.folder(variant), shop.experts(variant)
-        cases[kinds[method.name]] = Timed(folder, method, E, k)
-        cases[f"lru, {variant.name}, {k}"] = Timed(folder, lru, E, k)
-        cases[f"misses, {variant.name}, {k}"] = Timed(folder, lru, max(2, E // 4), k)
-    found = shop.done("steps", lambda: measured_steps(cases, shop.timed_rows))
-    steps, layer_s = {}, found[kinds[lru.name]][0] / shop.layers
-    for method in methods():
-        at = f"{_whole(method.variant).name}, {shop.k_of(method)}"
-        (here_s, _), (step_s, misses) = found[f"lru, {at}"], found[f"misses, {at}"]
+        at, policy = f"{variant.name}, {k}", f"{method.route}, {method.eviction}"
+        chosen[method.name] = at, policy
+        cases[f"{at}: here"] = Timed(folder, lru, E, k)
+        cases[f"{at}: misses"] = Timed(folder, lru, max(2, E // 4), k)
+        base_folder, base_E = shop.variants.folder(BASE), shop.experts(BASE)
+        cases[policy] = Timed(base_folder, method, base_E, None)
+    base = chosen[lru.name]
+    given = cases, shop.timed_rows, shop.settings.processor_time
+    found = shop.done("steps", measured_steps, *given)
+    steps, layer_s = {}, found[base[1]][0] / shop.layers
+    for name, (at, policy) in chosen.items():
+        (here_s, _), (step_s, misses) = found[f"{at}: here"], found[f"{at}: misses"]
         miss_s = max(0.0, step_s - here_s) / max(misses, 1e-9)
-        steps[method.name] = Steps(found[kinds[method.name]][0], miss_s, layer_s)
+        more_s = max(0.0, found[policy][0] - found[base[1]][0])
+        steps[name] = Steps(here_s + more_s, miss_s, layer_s)
     return steps
 
 
@@ -200,21 +208,13 @@ def _whole(variant: Variant) -> Variant:
     return Variant(variant.format, subs=variant.subs)
 
 
-def _kind(shop: Workshop, method: Method) -> str:
-    """What a step's time depends on."""
-    where = _whole(method.variant).name, shop.k_of(method)
-    return ", ".join(map(str, (method.route, method.eviction, *where)))
-
-
 def link_of(shop: Workshop, factor: float, layer_s: float) -> EmulatedLink:
     """On which a bfloat16 record takes `factor` layers, and the latency."""
     rate = shop.record_bytes / (factor * layer_s)
     return EmulatedLink(rate, shop.settings.link_latency_s)
 
 
-def _fidelity(
-    shop: Workshop, method: Method, share: float, reference
-) -> dict[str, Any] | None:
+def _fidelity(shop: Workshop, method: Method, share: float) -> dict[str, Any] | None:
     """What a method at a budget says, and in a file beside it what it looked up."""
     slots = shop.slots(method, share)
     if slots is None:
@@ -226,7 +226,7 @@ def _fidelity(
         cached = Cached(get_eviction(method.eviction), slots)
         route = get_route(method.route, **method.options)
         found = shop.text(method.variant, k).run(route, cached)
-    fidelity = compare(found.forced, reference, shop.settings.seed)
+    fidelity = compare(found.forced, shop.reference, shop.settings.seed)
     save_cut(shop.lookups(method, share), found.trace, shop.settings.timed_steps)
     return {
         "slots": slots,
@@ -241,19 +241,38 @@ def _times(
     shop: Workshop, method: Method, share: float, slots: int, steps: Steps
 ) -> dict[str, Any]:
     """Its time over each link, and what it moves."""
-    trace = read_trace(shop.lookups(method, share))
-    block = shop.block_bytes(method.variant)
-    factors = shop.settings.link_factors
-    links = [link_of(shop, factor, steps.layer_s) for factor in factors]
-    found, moved = replayed(trace, method, slots, block, links, steps)
-    tpot_s = {f"{factor:g}": s for factor, s in zip(factors, found, strict=True)}
+    name, block = f"{method.name} {share}", shop.block_bytes(method.variant)
+    links = {
+        f"{f:g}": link_of(shop, f, steps.layer_s) for f in shop.settings.link_factors
+    }
+    path = shop.lookups(method, share)
+    if method.foresight:
+        name = f"oracle of {name} by {steps}"
+        given = path, method, slots, block, list(links.values()), steps
+        found = shop.done(name, _foreseen, *given)
+        tpot_s, moved = dict(zip(links, found["tpot_s"], strict=True)), found["moved"]
+    else:
+        given = path, method, slots, block
+        runs, moved = shop.done(f"moves of {name}", _moves, *given)
+        tpot_s = {f: time_of(runs, moved, block, links[f], steps) for f in links}
     return {"moved": moved, "moved_bytes": moved * block, "tpot_s": tpot_s}
 
 
-def _quality(shop: Workshop, variant: Variant, reference) -> dict[str, Any]:
+def _moves(path: Path, *given) -> tuple[float, float]:
+    return moves(read_trace(path), *given)
+
+
+def _foreseen(path: Path, method, slots, block, links, steps) -> dict[str, Any]:
+    trace = read_trace(path)
+    given = trace, method, slots, block
+    times, moved = zip(*(foreseen(*given, link, steps) for link in links), strict=True)
+    return {"tpot_s": times, "moved": max(moved)}
+
+
+def _quality(shop: Workshop, variant: Variant) -> dict[str, Any]:
     """Perplexity ratio and exact match of a checkpoint, resident."""
     settings = shop.settings
-    found = compare(shop.plain_run(variant, None).forced, reference, settings.seed)
+    found = compare(shop.plain_run(variant, None).forced, shop.reference, settings.seed)
     asked = questions(settings.questions, settings.seed)
     engine = shop.text(variant, None).engine
     return {

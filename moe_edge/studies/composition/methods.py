@@ -71,41 +71,31 @@ class Method:
 def methods() -> list[Method]:
     """All of them, each name once."""
     quarter, half = Variant(removed=0.25), Variant(removed=0.5)
-    found = [
+    return [
         *(Method(name, LOSSLESS, eviction=name) for name in ("lru", "lfu")),
         Method("lru, prefetched by an oracle", LOSSLESS, foresight=1),
-        *(
-            Method(
-                f"SMoE, a = {a:g}", PAPER, route="substitute", options={"a": a},
-                eviction="smoe_score",
-            )
-            for a in (0.1, 0.2)
-        ),
+        *map(_smoe, (0.1, 0.2, 0.3)),
         *(
             Method(f"MoE-Prism, {k:g} of K", PAPER, Variant(subs=SUBS), k_share=k)
             for k in (0.75, 0.5)
         ),
         Method("OD-MoE, nf4 shadow that never errs", PAPER, foresight=3, shadow=NF4),
-        *(_prefer(b, NEWER) for b in (0.2, 0.5)),
+        *(_prefer(b, NEWER) for b in (0.2, 0.35, 0.5)),
         Method("pruned by 25 % (REAP)", NEWER, quarter),
         Method("pruned by 50 % (REAP)", NEWER, half),
         Method("q8_0", FORMAT, Variant("q8_0")),
         Method("q4_0", FORMAT, Variant("q4_0")),
-        _prefer(0.2, COMPOSED, quarter),
+        *(_prefer(b, COMPOSED, quarter) for b in (0.2, 0.5)),
         _substitute(0.1, COMPOSED, quarter),
         _prefer(0.2, COMPOSED, eviction="lfu"),
         _prefer(0.2, COMPOSED, Variant("q4_0")),
         Method("q4_0, pruned by 25 %", COMPOSED, Variant("q4_0", 0.25)),
-    ]  # fmt: skip
-    names = [method.name for method in found]
-    assert_distinct(names)
-    return found
+    ]
 
 
-def assert_distinct(names: list[str]) -> None:
-    """Rows of tables are told apart by name."""
-    if len({*names}) != len(names):
-        raise ValueError(f"names of methods stand twice: {sorted(names)}")
+def _smoe(a: float) -> Method:
+    given = {"route": "substitute", "options": {"a": a}, "eviction": "smoe_score"}
+    return Method(f"SMoE, a = {a:g}", PAPER, **given)
 
 
 def _prefer(

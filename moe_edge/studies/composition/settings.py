@@ -41,6 +41,8 @@ class ComposeSettings(StudySettings):
       timed_steps: decode steps that replay times, after as many that warm the cache.
       questions: of which exact match is measured, of each task family.
       live_cases: run in real time over the emulated link, beside their replay.
+      processor_time: measure steps by the processor's time, where others use the
+        machine; with MOE_EDGE_THREADS=1, and without live cases.
       data_dir: where relative paths are looked up.
       work_dir: where checkpoints and finished cases are kept; what is there is not made
         again, so that a run that was killed goes on.
@@ -63,7 +65,8 @@ class ComposeSettings(StudySettings):
     link_latency_s: float = 50e-6
     timed_steps: int = 768
     questions: int = 60
-    live_cases: int = 8
+    live_cases: int = 5
+    processor_time: bool = False
     data_dir: str = "../shared/data"
     work_dir: str = "results/local/better_together"
     seed: int = 0

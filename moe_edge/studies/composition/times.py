@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from moe_edge.studies.composition.methods import Method
 from moe_edge.workload.trace_writer import write_trace
 from moe_edge.workload.traces import DECODE, PREFILL, Trace
 
-ROUNDS, PROMPT = 8, 32  # runs of a row of tokens, those of it that are a prompt
+ROUNDS = 4  # runs of a row of tokens after the first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +75,17 @@ class Timed:
 
 
 def measured_steps(
-    cases: Mapping[str, Timed], rows: Sequence[Sequence[int]]
+    cases: Mapping[str, Timed], rows: Sequence[Sequence[int]], by_processor: bool
 ) -> dict[str, tuple[float, float]]:
     """Seconds of a decode step on real text, and the misses of it, of every case.
 
     Cases take turns row by row, so that what disturbs a moment disturbs all alike. The
     first row compiles and warms; of the others the lower quartile.
+
+    Args:
+      by_processor: by the processor's time of this process, waits left out.
     """
+    clock = time.process_time if by_processor else time.perf_counter
     programs: dict[tuple[str, int | None], LayerPrograms] = {}
     steps_s: dict[str, list[float]] = {name: [] for name in cases}
     misses: dict[str, list[float]] = {name: [] for name in cases}
@@ -94,8 +99,9 @@ def measured_steps(
         for row in progress(rows[: 1 + ROUNDS], "rounds of decode steps timed"):
             for name, engine in engines.items():
                 engine.reset_records()
-                run = score_forced(engine, [Forced(list(row), PROMPT)])
-                steps_s[name].append(run.decode_s / run.steps)
+                begun_s = clock()
+                run = score_forced(engine, [Forced(list(row), 1)])
+                steps_s[name].append((clock() - begun_s) / run.steps)
                 misses[name].append(engine.layer_step.counters[True].misses / run.steps)
     return {
         name: (float(np.quantile(steps_s[name][1:], 0.25)), np.mean(misses[name][1:]))
@@ -131,37 +137,47 @@ def save_cut(path: Path, trace: Trace, steps: int) -> None:
     write_trace(path, kept_trace, with_scores=True)
 
 
-def replayed(
+def moves(
+    trace: Trace, method: Method, slots: int, block_bytes: int
+) -> tuple[float, float]:
+    """Transfers and blocks a token of a trace of `save_cut`, without prefetching.
+
+    The link rests when a layer asks, and the layer waits for all it asked for. So they
+    are the same over every link.
+    """
+    link = EmulatedLink(1e9, 0.0)
+    found = _replay(trace, method, slots, block_bytes, link, 1e-3)
+    tokens, moved = len(found.step_s), found.moved.demand.bytes / block_bytes
+    return (moved - found.moved.merged) / tokens, moved / tokens
+
+
+def time_of(
+    runs: float, moved: float, block_bytes: int, link: EmulatedLink, steps: Steps
+) -> float:
+    """Seconds a token that makes so many transfers of so many blocks in all."""
+    wait_s = runs * link.latency_s + moved * block_bytes / link.bytes_per_s
+    return steps.hit_s + wait_s + steps.miss_s * moved
+
+
+def foreseen(
     trace: Trace,
     method: Method,
     slots: int,
     block_bytes: int,
-    links: Sequence[EmulatedLink],
+    link: EmulatedLink,
     steps: Steps,
-) -> tuple[list[float], float]:
-    """Seconds a token of a trace of `save_cut` over each link; blocks moved a token.
+) -> tuple[float, float]:
+    """Seconds a token with an oracle's prefetches over a link, and blocks moved.
 
-    Half of a layer's compute comes before its routing is known. Where nothing is
-    prefetched the link rests when a layer asks, and a layer waits for all it asked for:
-    then one replay tells all links by how many transfers and bytes there were.
+    Half of a layer's compute comes before its routing is known. A shadow takes as long
+    as the layers of the bfloat16 model, before them.
     """
-    first, *others = links
-    found = _replay(trace, method, slots, block_bytes, first, steps.hit_s)
-    tokens = len(found.step_s)
-    demand, prefetch = found.moved.demand.bytes, found.moved.prefetch.bytes
-    moved = (demand + prefetch) / block_bytes / tokens
+    found = _replay(trace, method, slots, block_bytes, link, steps.hit_s)
+    sent = found.moved.demand.bytes + found.moved.prefetch.bytes
+    moved = sent / block_bytes / len(found.step_s)
     layers = len(np.unique(trace.layer))
-    more_s = steps.miss_s * moved + (steps.layer_s * layers if method.shadow else 0.0)
-    if method.foresight:
-        more = (
-            _replay(trace, method, slots, block_bytes, link, steps.hit_s)
-            for link in others
-        )
-        return [more_s + one.tpot_s for one in (found, *more)], moved
-    runs = moved - found.moved.merged / tokens
-    size = demand / tokens
-    waits_s = (runs * link.latency_s + size / link.bytes_per_s for link in links)
-    return [more_s + steps.hit_s + wait_s for wait_s in waits_s], moved
+    shadow_s = steps.layer_s * layers if method.shadow else 0.0
+    return found.tpot_s + shadow_s + steps.miss_s * moved, moved
 
 
 def _replay(trace, method: Method, slots, block_bytes, link, hit_s) -> TimedResult:

@@ -21,7 +21,13 @@ from moe_edge.studies.composition.methods import (
     methods,
 )
 from moe_edge.studies.composition.settings import ComposeSettings
-from moe_edge.studies.composition.times import Steps, replayed, save_cut
+from moe_edge.studies.composition.times import (
+    Steps,
+    foreseen,
+    moves,
+    save_cut,
+    time_of,
+)
 from moe_edge.workload.trace_reader import read_trace
 from tests.support.traces import make_trace
 
@@ -98,15 +104,26 @@ def test_one_replay_tells_all_links(tmp_path):
     assert kept.phase.tolist() == [0] * 16 + [1] * 16 and kept.scores_TE is not None
     links = [EmulatedLink(1e6, 1e-4), EmulatedLink(3e7, 5e-5)]
     steps, lru = Steps(2e-3, 1e-6, 1e-3), methods()[0]
-    found, moved = replayed(kept, lru, 4, 7000, links, steps)
-    for link, seconds in zip(links, found, strict=True):
+    runs, moved = moves(kept, lru, 4, 7000)
+    assert runs < moved
+    for link in links:
         costs = CostModel(5e-4, 5e-4, 7000, link)
         layer_S = equal_slots(kept, 4)
         wanted = replay_time(kept, get_eviction("lru"), layer_S, costs).tpot_s
-        assert seconds == pytest.approx(wanted + 1e-6 * moved, rel=1e-9)
+        found = time_of(runs, moved, 7000, link, steps)
+        assert found == pytest.approx(wanted + 1e-6 * moved, rel=1e-9)
+    oracle = dataclasses.replace(lru, foresight=1)
+    ahead, sent = foreseen(kept, oracle, 4, 7000, links[1], steps)
+    assert ahead < time_of(runs, moved, 7000, links[1], steps) and sent >= moved / 2
+    shadowed = dataclasses.replace(oracle, shadow=0.1)
+    assert foreseen(kept, shadowed, 4, 7000, links[1], steps)[0] == pytest.approx(
+        ahead + 2e-3
+    )
 
 
 def test_methods_have_names_of_their_own_and_bars_need_both_families():
+    names = [method.name for method in methods()]
+    assert len({*names}) == len(names)
     families = {method.family for method in methods()}
     assert families == {"lossless", "paper", "newer", "format", "composed"}
 

@@ -13,8 +13,8 @@ from moe_edge.studies.composition.methods import Variant, methods
 from moe_edge.studies.composition.settings import STUDY, ComposeSettings
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
-NAMES = ("lru", "SMoE, a = 0.2", "q4_0", "q4_0, prefer, bonus 0.2")
-NAMES += ("pruned by 25 %, prefer, bonus 0.2",)
+NAMES = ("lru", "SMoE, a = 0.2", "q4_0", "prefer, bonus 0.2")
+NAMES += ("pruned by 25 %, prefer, bonus 0.2", "q4_0, prefer, bonus 0.2")
 
 
 def settings(tmp_path) -> ComposeSettings:
