@@ -25,17 +25,15 @@ from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.base import Engine
 from moe_edge.engine.expert_state import ExpertState, Moved
 from moe_edge.engine.fused_cache import Cache, Counting, Counts, DeviceCache
-from moe_edge.engine.fused_waves import run_through_slots
+from moe_edge.engine.fused_programs import FusedPrograms
 from moe_edge.engine.fused_zero_copy import ZeroCopy
-from moe_edge.engine.programs import Programs, count_compiled, jit_step
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
-from moe_edge.model.branches import add_experts, seam
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slots import is_lost
-from moe_edge.route.base import Route, TopK, gate_scores, sound_choice
+from moe_edge.route.base import Route, TopK
 
 
 class FusedEngine(Engine):
@@ -57,6 +55,8 @@ class FusedEngine(Engine):
         zero_copy where no kernel can.
       CapacityError: a MoE layer without a slot.
     """
+
+    programs: FusedPrograms
 
     def __init__(
         self,
@@ -82,6 +82,9 @@ class FusedEngine(Engine):
             name = f"expert records of layer {layer}"
             check_shape(name, hosts[layer], (moe.num_experts, layout.size))
         self._device = device or jax.local_devices()[0]
+        self._cache_of = cache_of = DeviceCache(spec, policy, config.moe_layers)
+        self._zero_copy = ZeroCopy(cache_of, config) if zero_copy else None
+        self._route = route or TopK()
         super().__init__(
             dataclasses.replace(
                 weights,
@@ -89,27 +92,14 @@ class FusedEngine(Engine):
                 layers=self.put(weights.layers),
                 experts=(None,) * config.num_layers,
             ),
-            Programs(config),
+            FusedPrograms(config, cache_of, self._route, self._zero_copy),
         )
-        self._cache_of = DeviceCache(spec, policy, config.moe_layers)
-        self._zero_copy = ZeroCopy(self._cache_of, config) if zero_copy else None
-        self._route = route or TopK()
         self._windows = self.put(self._windows)
         self._layer_ids = self.put([*np.arange(config.num_layers, dtype=np.int32)])
-        self._decode = jit_step(
-            self._decode_step, donate_argnames=("state", "positions_B", "caches")
-        )
         some = config.num_layers if jax.default_backend() == "gpu" else 16
         most = layers_per_program or some
         programs = -(-config.num_layers // most)
         self._layers_per_program = -(-config.num_layers // programs)
-        self._group = jit_step(
-            self._group_step, static_argnums=0, donate_argnames=("state", "caches")
-        )
-        self._layer = jit_step(
-            self._layer_step, static_argnums=0, donate_argnames=("state", "kv")
-        )
-        self._count = jit_step(lambda step: step + 1)
         # What a layer's program takes of the model: weights, records, window.
         self._layers = [*zip(self.weights.layers, hosts, self._windows, strict=True)]
         dtype = hosts[config.moe_layers[0]].dtype
@@ -201,87 +191,6 @@ class FusedEngine(Engine):
         """
         return jax.device_put(tree, self._device)
 
-    # Programs.
-
-    def _layer_step(self, kind, state, x, chunk, layer, weights, host_ER, window, kv):
-        """One layer; `layer` is an int or, so that one program serves all, an array."""
-        block = self.programs.bind(kind, weights)
-        if host_ER is None:
-            x, kv, _ = block(x, chunk, window, None, None, kv)
-            return state, x, kv, None
-        (x, normed), kv = block.attend(x, chunk, window, kv)
-        hidden_TD, routing = seam(block.route(normed, chunk))
-        shared = seam(block.run_shared(hidden_TD, routing))
-        hidden_TD = block.expert_input(hidden_TD, routing)
-        if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
-            state, routing = self._reroute(state, layer, routing)
-        shares_TE = gate_scores(routing.scores_TE, self.config.moe)
-        wanted, zero_copy = routing._replace(scores_TE=shares_TE), self._zero_copy
-        given = state, layer, hidden_TD, wanted, host_ER
-        if zero_copy is not None and zero_copy.suits(layer, wanted.ids_TK):
-            state, y_TD = zero_copy.run(*given)
-        else:
-            waves = self.programs.waves_of(hidden_TD.shape[0], host_ER.dtype)
-            state, y_TD = run_through_slots(self._cache_of, waves, *given)
-        x = add_experts(self.config, x, seam(y_TD), shared)
-        return state, x, kv, routing
-
-    def _reroute(self, state: Cache, layer, routing):
-        resident_E = self._cache_of.slots_of(state, layer) >= 0
-        ids_TK, weights_TK = self._route.route(
-            layer,
-            routing.scores_TE,
-            resident_E,
-            self.config.moe,
-            routing.ids_TK,
-            routing.weights_TK,
-        )
-        if state.refused is not None:  # another author's: nothing else is to be read
-            state, ids_TK, weights_TK = self._take_sound(
-                state, (ids_TK, weights_TK), routing
-            )
-        real_TK = routing.ids_TK < self.config.moe.num_experts
-        counts = jnp.sum(real_TK), jnp.sum(ids_TK != routing.ids_TK)
-        counts_2 = jnp.stack(counts).astype(jnp.int32)
-        state = state._replace(choices_2=state.choices_2 + counts_2)
-        return state, seam(routing._replace(ids_TK=ids_TK, weights_TK=weights_TK))
-
-    def _take_sound(self, state: Cache, found, routing):
-        """A route's choice; the model's own where that one cannot be computed."""
-        shape_TK, E = routing.ids_TK.shape, self.config.moe.num_experts
-        for name, array in zip(("ids_TK", "weights_TK"), found, strict=True):
-            check_shape(f"{name} of route {self._route.name}", array, shape_TK)
-        own = routing.ids_TK, routing.weights_TK
-        ids_TK, weights_TK, bad = sound_choice(found, own, E)
-        return state._replace(refused=state.refused + bad), ids_TK, weights_TK
-
-    def _decode_step(
-        self, top, layers, state, tokens_B, positions_B, active_B, k_B, caches
-    ):
-        x, chunk, positions_B = self.programs.top.next_embed_step(
-            top["embed"], tokens_B, positions_B, active_B, k_B
-        )
-        state = state._replace(step=state.step + 1)
-        parts = range(len(layers)), state, x, chunk, layers, caches
-        state, x, caches, routings = self._group_step(self.programs.kinds, *parts)
-        logits = self.programs.top.head_step(top, seam(x)[:, 0])
-        return logits, state, positions_B, caches, routings
-
-    def _group_step(self, kinds, numbers, state, x, chunk, layers, caches):
-        """Some layers of a decode step, by number; see `_layer_step`."""
-        new_caches, routings = [], []
-        for kind, number, layer, kv in zip(kinds, numbers, layers, caches, strict=True):
-            x, chunk = seam((x, chunk))  # here the resident engine changes programs
-            state, x, kv, routing = self._layer_step(
-                kind, state, x, chunk, number, *layer, kv
-            )
-            new_caches.append(kv)
-            routings.append(routing)
-        return state, x, new_caches, routings
-
-    def num_compiled(self) -> int:
-        return super().num_compiled() + count_compiled(self)
-
     # Steps.
 
     def check_rows(self, deterministic: bool = False) -> None:
@@ -290,7 +199,7 @@ class FusedEngine(Engine):
 
     def begin_prompts(self, session: Session, prompts) -> None:
         self._turn_to(session)
-        step = self._count(self._state.step)  # decoding counts its own steps
+        step = self.programs.count(self._state.step)  # decoding counts its own steps
         self._state = self._state._replace(step=step)
 
     def _turn_to(self, session: Session) -> None:
@@ -315,7 +224,7 @@ class FusedEngine(Engine):
         for layer, arguments in enumerate(self._layers):
             number, cache = self._layer_ids[layer], session.caches[layer]
             kind = self.programs.kinds[layer]
-            self._state, x, session.caches[layer], routing = self._layer(
+            self._state, x, session.caches[layer], routing = self.programs.layer(
                 kind, self._state, x, chunk, number, *arguments, cache
             )
             if on_routing is not None and routing is not None:
@@ -334,16 +243,9 @@ class FusedEngine(Engine):
         if len(self._layers) > self._layers_per_program:
             logits, routings = self._decode_by_groups(session, tokens_B, active_B)
         else:
-            step = self._decode(
-                self.weights.top,
-                self._layers,
-                self._state,
-                tokens_B,
-                session.positions_B,
-                active_B,
-                session.k_B,
-                session.caches,
-            )
+            given = self.weights.top, self._layers, self._state
+            rows = tokens_B, session.positions_B, active_B, session.k_B
+            step = self.programs.decode(*given, *rows, session.caches)
             logits, self._state, session.positions_B, session.caches, routings = step
         if on_routing is not None:
             for layer in self.config.moe_layers:
@@ -353,17 +255,13 @@ class FusedEngine(Engine):
 
     def _decode_by_groups(self, session: Session, tokens_B, active_B):
         top, size, routings = self.programs.top, self._layers_per_program, []
-        x, chunk, session.positions_B = top.next_embed(
-            self.weights.top["embed"],
-            tokens_B,
-            session.positions_B,
-            active_B,
-            session.k_B,
-        )
-        self._state = self._state._replace(step=self._count(self._state.step))
+        rows = tokens_B, session.positions_B, active_B, session.k_B
+        embedded = top.next_embed(self.weights.top["embed"], *rows)
+        x, chunk, session.positions_B = embedded
+        self._state = self._state._replace(step=self.programs.count(self._state.step))
         for first in range(0, len(self._layers), size):
             here = slice(first, first + size)
-            self._state, x, session.caches[here], found = self._group(
+            self._state, x, session.caches[here], found = self.programs.group(
                 self.programs.kinds[here],
                 self._layer_ids[here],
                 self._state,

@@ -156,7 +156,7 @@ class DeviceCache:
             old, key = state["key_S"][slot], layer * E + expert
             gone = jnp.where(old < 0, slot_N.shape[0] - 1, old)
             slot_N = _set(_set(slot_N, gone, -1), key, slot)
-            state = put(state, slot, key, jnp)
+            state = put(state, slot, key)
             # In this order (slice, then device) XLA keeps the slice a transfer; any
             # arithmetic in between would move to the host.
             record_1R = lax.dynamic_slice(

@@ -1,9 +1,10 @@
-"""How the layered engine hands programs what they take of a layer: arrays, or words.
+"""How the layered engine calls the programs of a layer: with arrays, or with words.
 
 Arrays suit a CPU, where a NumPy argument costs 2 us. Words (`layer_words`) suit a GPU.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,8 +14,12 @@ from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_words import PinnedWords, Reads
 from moe_edge.engine.packed_programs import PackedPrograms
 from moe_edge.engine.routing_reader import Reading
+from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
 from moe_edge.model.router import Routing
+from moe_edge.offload.home_slots import HomeSlots
+from moe_edge.offload.slots import Slots
+from moe_edge.predict.predictor_run import PredictorRun
 
 
 class Arrays:
@@ -120,3 +125,74 @@ class Words(Placed):
 
     def hidden_of(self, routed, reading):
         return reading.hidden_TD
+
+
+class LayerCalls:
+    """Calls the programs of one model's layers, whose experts stand in slots.
+
+    Args:
+      weights, windows: as the exchange has placed them.
+      steps: of `exchange.steps`.
+      predictions: says what gates to run on a layer's state.
+      note_dispatch: is told before a layer's attention is dispatched.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        windows: list[jax.Array],
+        exchange: Arrays,
+        steps: LayerPrograms | PackedPrograms,
+        slots: Slots | HomeSlots,
+        predictions: PredictorRun,
+        note_dispatch: Callable[[], None],
+    ):
+        config = weights.config
+        self._windows, self._layers = windows, weights.layers
+        self._exchange, self._steps, self._slots = exchange, steps, slots
+        self._kinds = tuple(map(config.like, range(config.num_layers)))
+        self._count, self._moe_layers = config.num_layers, {*config.moe_layers}
+        self._predicts = not predictions.is_idle
+        self._predictor, self._note_dispatch = predictions.predictor, note_dispatch
+
+    def _arguments(self, session: Session, layer: int, chunk) -> tuple:
+        asks = self._predicts and chunk.valid_BS.shape[1] == 1
+        gates = self._predictor.gates_after(layer) if asks else ()
+        given = self._layers[layer], gates, chunk, self._windows[layer]
+        return *given, session.caches[layer]
+
+    def attend(self, session: Session, layer: int, x, chunk):
+        """A dense layer, or a MoE layer up to its routing."""
+        arguments = self._arguments(session, layer, chunk)
+        self._note_dispatch()
+        given = self._kinds[layer], x, *arguments
+        state, session.caches[layer] = self._steps.attend(*given)
+        return state
+
+    def advance(self, session: Session, routed: Routed, slot_TK, reading, chunk, other):
+        """A layer's experts and the next layer's attention; `other`: what backends add.
+
+        Args: as of `Arrays.chosen`.
+        """
+        following = reading.layer + 1
+        given = reading.layer, routed, slot_TK, reading, self._slots.array, other
+        chosen = self._exchange.chosen(*given)
+        if following == self._count:
+            return self._steps.experts(*chosen)
+        arguments = self._arguments(session, following, chunk)
+        self._note_dispatch()
+        given = self._kinds[following], chosen, *arguments
+        state, session.caches[following] = self._steps.advance(*given)
+        return state
+
+    def peek(self, session: Session, routed: Routed, slot_TK, reading, chunk):
+        """What the next layer would choose after the experts in these slots; None: it
+        has no experts."""
+        following = reading.layer + 1
+        if following not in self._moe_layers:
+            return None
+        given = routed, slot_TK, reading, self._slots.array
+        chosen = self._exchange.chosen(reading.layer + self._count, *given)
+        arguments = self._arguments(session, following, chunk)
+        given = self._kinds[following], chosen, *arguments
+        return self._steps.peek(*given, top_a=self._predictor.top_a)

@@ -24,7 +24,7 @@ from moe_edge.engine.companion import Choices, Companion
 from moe_edge.engine.expert_state import ExpertState, Moved
 from moe_edge.engine.homes import AtHome
 from moe_edge.engine.inline import is_inline
-from moe_edge.engine.layer_exchange import Arrays, Words
+from moe_edge.engine.layer_exchange import Arrays, LayerCalls, Words
 from moe_edge.engine.layer_help import LayerHelp
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_report import LayerReport
@@ -112,7 +112,10 @@ class LayeredEngine(Engine):
         given = config.moe, layer_step, self.route, trace
         self._reader = RoutingReader(*given, **needs)
         # What is called for layers whose experts all stand in slots.
-        self._steps = self._exchange.steps(programs, self._reader.reads)
+        steps = self._exchange.steps(programs, self._reader.reads)
+        given = self.weights, self._windows, self._exchange, steps, self._slots
+        dispatched = self.predictor_run, self._reader.note_dispatch
+        self._calls = LayerCalls(*given, *dispatched)
         self._turn = _Turn()
         self._shadow = shadow
         self._foreseen: Choices | None = None  # what it chose for the running token
@@ -249,7 +252,7 @@ class LayeredEngine(Engine):
             self._foreseen = self._shadow.step(session, tokens_B, active_B)
 
     def _run_layers(self, session, x, chunk, on_routing):
-        state = self._attend(session, 0, x, chunk)
+        state = self._calls.attend(session, 0, x, chunk)
         if self._turn.reader is not None:
             # Nothing above depends on the last step's experts where the caller knows
             # its tokens beforehand, and slots that a program reads must not change.
@@ -262,7 +265,7 @@ class LayeredEngine(Engine):
                 given = session, layer, state, chunk, pairs, on_routing
                 state = self._moe_layer(*given)
             elif layer + 1 < self.config.num_layers:
-                state = self._attend(session, layer + 1, state, chunk)
+                state = self._calls.attend(session, layer + 1, state, chunk)
         self._turn.reader = state
         self._reader.end_tokens(chunk.valid_BS.shape[1])
         return state
@@ -276,19 +279,6 @@ class LayeredEngine(Engine):
             if ids_BK is not None:
                 wanted_LE[layer] = rank_scores(np.asarray(ids_BK), E)
                 self.layer_step.look_ahead(wanted_LE, self._turn.step)
-
-    def _layer_arguments(self, session, layer: int, chunk) -> tuple:
-        asks = chunk.valid_BS.shape[1] == 1 and not self.predictor_run.is_idle
-        gates = self._predictor.gates_after(layer) if asks else ()
-        params, window = self.weights.layers[layer], self._windows[layer]
-        return params, gates, chunk, window, session.caches[layer]
-
-    def _attend(self, session, layer: int, x, chunk):
-        arguments = self._layer_arguments(session, layer, chunk)
-        kind = self.programs.kinds[layer]
-        self._reader.note_dispatch()
-        state, session.caches[layer] = self._steps.attend(kind, x, *arguments)
-        return state
 
     def _moe_layer(self, session, layer, routed: Routed, chunk, pairs, on_routing):
         """Plans and dispatches a layer's experts and the next layer's attention."""
@@ -313,12 +303,13 @@ class LayeredEngine(Engine):
         if slot_TK is not None:
             if self._plans_first:
                 layer_step.think_ahead(visit)
-            state = self._dispatch(session, routed, slot_TK, reading, chunk, other_TD)
+            given = routed, slot_TK, reading, chunk, other_TD
+            self._turn.reader = state = self._calls.advance(session, *given)
         else:
             arrays = self._exchange.in_arrays(routed, reading)
             state = self._waves.run(*arrays, visit)
             if layer + 1 < self.config.num_layers:
-                state = self._attend(session, layer + 1, state, chunk)
+                state = self._calls.attend(session, layer + 1, state, chunk)
         visit = visit or layer_step.begin(reading)
         layer_step.finish(visit)
         self._reader.note(reading, visit)
@@ -331,37 +322,10 @@ class LayeredEngine(Engine):
             return self._residency.slots(reading.layer, reading.ids_TK), None
 
         def peek(slot_TK):
-            return self._peek(session, routed, reading, slot_TK, chunk)
+            return self._calls.peek(session, routed, slot_TK, reading, chunk)
 
         hidden_TD = self._exchange.hidden_of(routed, reading)
         return self._help.bring(reading, visit, hidden_TD, peek)
-
-    def _dispatch(self, session, routed, slot_TK, reading, chunk, other_TD=None):
-        """A layer's experts, which stand in slots, and the next layer's attention."""
-        following = reading.layer + 1
-        given = reading.layer, routed, slot_TK, reading, self._slots.array, other_TD
-        chosen = self._exchange.chosen(*given)
-        if following == self.config.num_layers:
-            state = self._steps.experts(*chosen)
-        else:
-            arguments = self._layer_arguments(session, following, chunk)
-            self._reader.note_dispatch()
-            state, session.caches[following] = self._steps.advance(
-                self.programs.kinds[following], chosen, *arguments
-            )
-        self._turn.reader = state
-        return state
-
-    def _peek(self, session, routed, reading: Reading, slot_TK, chunk):
-        """What the next layer would choose after the experts in these slots."""
-        following = reading.layer + 1
-        if following == self.config.num_layers or not self._is_moe[following]:
-            return None
-        given = routed, slot_TK, reading, self._slots.array
-        chosen = self._exchange.chosen(reading.layer + self.config.num_layers, *given)
-        arguments = self._layer_arguments(session, following, chunk)
-        given = self.programs.kinds[following], chosen, *arguments
-        return self._steps.peek(*given, top_a=self._predictor.top_a)
 
 
 def _exchange_of(cache: SlotCache, slots: Slots | HomeSlots, in_words: bool) -> Arrays:

@@ -10,30 +10,22 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.context import Context
 from moe_edge.core.events import Recorder
-from moe_edge.engine.backends import HostBackend
 from moe_edge.engine.companion import Companion
 from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.fused_zero_copy import check_zero_copy
 from moe_edge.engine.home_plan import plan_homes
-from moe_edge.engine.inline import stay_awake
 from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
+from moe_edge.engine.make_layered import make_layered
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.sizes import DEFAULT_CONTEXT
 from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
 from moe_edge.model.config import ModelConfig
-from moe_edge.offload.carried_queue import CarriedQueue
-from moe_edge.offload.direct_queue import DirectQueue
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec
-from moe_edge.offload.home_queues import HomeQueues
-from moe_edge.offload.home_slots import HomeSlots
 from moe_edge.offload.homes import Homes
-from moe_edge.offload.indexed_slots import IndexedSlots
-from moe_edge.offload.layer_step import LayerStep
-from moe_edge.offload.link import TransferLink
 from moe_edge.offload.pinned import check_limit, pinned_gib
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
@@ -44,9 +36,7 @@ from moe_edge.offload.slot_plan import (
     slots_for,
     static_hit_curves,
 )
-from moe_edge.offload.slots import DonatedSlots, Slots, make_slots
 from moe_edge.offload.store import HostStore, device_dtype, widened
-from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.predict.base import PREDICTORS, Predictor, check_look_ahead
 from moe_edge.route.base import get_route
 from moe_edge.workload.trace_reader import read_trace
@@ -219,57 +209,6 @@ def free_device_bytes(device: jax.Device | None = None) -> int | None:
     return None
 
 
-def make_queue(
-    store: HostStore,
-    slots: Slots,
-    link: TransferLink,
-    recorder,
-    options: OffloadOptions,
-    timed: bool = False,
-) -> TransferQueue:
-    """The queue for where blocks come from and go to.
-
-    A thread waits for a disk or copies to another device (and from pinned memory
-    anywhere); from memory to memory it would only take a core from the programs.
-
-    Args:
-      timed: whether somebody reads how long transfers took.
-    """
-    given = store, slots, link, recorder
-    if options.asynchronous and slots.safe_in_thread and store.memory == "host":
-        return CarriedQueue(*given)
-    is_direct = options.layer_io == "direct" and not slots.safe_in_thread
-    if options.asynchronous and is_direct:
-        return DirectQueue(*given, timed=timed)
-    return TransferQueue(*given, options.asynchronous)
-
-
-def make_home_queues(
-    store: HostStore,
-    homes: Homes,
-    devices: Sequence[jax.Device],
-    recorder,
-    options: OffloadOptions,
-    timed: bool = False,
-) -> HomeQueues:
-    """Slots, a queue and a link for every home, as one queue."""
-    shape = store.record_size, store.dtype
-    parts = [
-        make_slots(count, *shape, device=device)
-        for count, device in zip(homes.slots_N, devices, strict=True)
-    ]
-    slots, queues = HomeSlots(parts, devices), []
-    try:
-        for home in range(len(homes)):
-            given = options.link(), recorder, options, timed
-            queues.append(make_queue(store, slots.part(home), *given))
-    except BaseException:
-        for queue in queues:
-            queue.close()
-        raise
-    return HomeQueues(queues, slots, homes.home_S)
-
-
 def make_offloaded(
     reader,
     options: OffloadOptions,
@@ -362,48 +301,20 @@ def assemble(
         given = {"route": route, "zero_copy": options.zero_copy}
         engine = FusedEngine(weights, hosts, spec, policy, **given)
     else:
-        cache = SlotCache(spec, policy, homes)
-        stay_awake()
-        in_words = options.layer_io != "arrays"
-        link, backends = options.link(), []
-        if (assist := options.make_assist()) is not None:
-            given = assist, options.assist_expert_s
-            backend = HostBackend(config, store, link, *given)
-            backend.links = 1 if homes is None else len(homes)
-            backends.append(backend)
-        trace = TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None
-        timed = recorded or bool(backends)
-        if homes is None:
-            kind = IndexedSlots if in_words else DonatedSlots
-            shape = spec.num_slots, store.record_size, store.dtype
-            slots = make_slots(*shape, elsewhere=kind)
-            queue = make_queue(store, slots, link, recorder, options, timed)
-        else:
-            given = recorder, options, timed
-            queue = make_home_queues(store, homes, devices[: len(homes)], *given)
-        try:
-            layer_step = LayerStep(
-                cache,
-                queue,
-                predictor=predictor,
-                horizon=options.horizon,
-                prefetch_limit=options.prefetch_limit,
-                recorder=recorder,
-            )
-            engine = LayeredEngine(
-                weights,
-                layer_step,
-                route=route,
-                backends=backends,
-                trace=trace,
-                trace_scores=trace_scores,
-                programs=programs,
-                shadow=shadow,
-                in_words=in_words,
-            )
-        except BaseException:
-            queue.close()
-            raise
+        engine = make_layered(
+            options,
+            weights,
+            store,
+            SlotCache(spec, policy, homes),
+            predictor=predictor,
+            route=route,
+            recorder=recorder,
+            trace=TraceRecorder(spec.num_experts, spec.top_k) if with_trace else None,
+            trace_scores=trace_scores,
+            programs=programs,
+            shadow=shadow,
+            devices=devices,
+        )
     if parse_budget(options.device_memory).bytes is not None:
         engine.kv_limit_bytes = needs.cache
     return engine

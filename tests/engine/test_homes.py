@@ -235,7 +235,7 @@ def test_homes_elsewhere_than_on_a_cpu_get_blocks_from_threads(monkeypatch):
     def make_slots(*shape, device):
         return DonatedSlots(*shape, device)
 
-    monkeypatch.setattr("moe_edge.engine.offloaded.make_slots", make_slots)
+    monkeypatch.setattr("moe_edge.engine.make_layered.make_slots", make_slots)
     engine = layered(*BITS[:2], 3, devices=3, predictor="stale_gate")
     assert all(type(q) is TransferQueue for q in engine.queue.queues)
     assert_same_bits(engine, *BITS, STEPS)

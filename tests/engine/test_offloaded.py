@@ -385,7 +385,7 @@ def queues(monkeypatch):
         made.append(TransferQueue(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr(offloaded, "TransferQueue", make)
+    monkeypatch.setattr("moe_edge.engine.make_layered.TransferQueue", make)
     return made
 
 

@@ -30,7 +30,7 @@ def on_device(monkeypatch):
     def make_slots(*shape, elsewhere):
         return elsewhere(*shape)
 
-    monkeypatch.setattr("moe_edge.engine.offloaded.make_slots", make_slots)
+    monkeypatch.setattr("moe_edge.engine.make_layered.make_slots", make_slots)
 
 
 def packed(name="gqa", dtype=BF16, slots=9, **options):

@@ -1,0 +1,121 @@
+"""The programs of a fused engine: a layer, some layers, and a whole decode step.
+
+Seams keep XLA from fusing across the borders at which the resident engine changes
+programs, and the experts are summed in the same order (`expert_waves`).
+"""
+
+import jax.numpy as jnp
+
+from moe_edge.core.checks import check_shape
+from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.engine.fused_waves import run_through_slots
+from moe_edge.engine.fused_zero_copy import ZeroCopy
+from moe_edge.engine.programs import Programs, jit_step
+from moe_edge.model.branches import add_experts, seam
+from moe_edge.model.config import ModelConfig
+from moe_edge.route.base import Route, TopK, gate_scores, sound_choice
+
+
+class FusedPrograms(Programs):
+    """Programs of one model over one cache; its state goes through all of them.
+
+    Args:
+      route: chooses what is computed in decoding.
+      zero_copy: runs decode steps where it can; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: DeviceCache,
+        route: Route,
+        zero_copy: ZeroCopy | None,
+    ):
+        super().__init__(config)
+        self._cache, self._route, self._zero_copy = cache, route, zero_copy
+        self.decode = jit_step(
+            self._decode_step, donate_argnames=("state", "positions_B", "caches")
+        )
+        self.group = jit_step(
+            self._group_step, static_argnums=0, donate_argnames=("state", "caches")
+        )
+        self.layer = jit_step(
+            self._layer_step, static_argnums=0, donate_argnames=("state", "kv")
+        )
+        self.count = jit_step(lambda step: step + 1)
+
+    def _layer_step(self, kind, state, x, chunk, layer, weights, host_ER, window, kv):
+        """One layer; `layer` is an int or, so that one program serves all, an array."""
+        block = self.bind(kind, weights)
+        if host_ER is None:
+            x, kv, _ = block(x, chunk, window, None, None, kv)
+            return state, x, kv, None
+        (x, normed), kv = block.attend(x, chunk, window, kv)
+        hidden_TD, routing = seam(block.route(normed, chunk))
+        shared = seam(block.run_shared(hidden_TD, routing))
+        hidden_TD = block.expert_input(hidden_TD, routing)
+        if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
+            state, routing = self._reroute(state, layer, routing)
+        shares_TE = gate_scores(routing.scores_TE, self.config.moe)
+        wanted, zero_copy = routing._replace(scores_TE=shares_TE), self._zero_copy
+        given = state, layer, hidden_TD, wanted, host_ER
+        if zero_copy is not None and zero_copy.suits(layer, wanted.ids_TK):
+            state, y_TD = zero_copy.run(*given)
+        else:
+            waves = self.waves_of(hidden_TD.shape[0], host_ER.dtype)
+            state, y_TD = run_through_slots(self._cache, waves, *given)
+        x = add_experts(self.config, x, seam(y_TD), shared)
+        return state, x, kv, routing
+
+    def _reroute(self, state: Cache, layer, routing):
+        resident_E = self._cache.slots_of(state, layer) >= 0
+        ids_TK, weights_TK = self._route.route(
+            layer,
+            routing.scores_TE,
+            resident_E,
+            self.config.moe,
+            routing.ids_TK,
+            routing.weights_TK,
+        )
+        if state.refused is not None:  # another author's: nothing else is to be read
+            state, ids_TK, weights_TK = self._take_sound(
+                state, (ids_TK, weights_TK), routing
+            )
+        real_TK = routing.ids_TK < self.config.moe.num_experts
+        counts = jnp.sum(real_TK), jnp.sum(ids_TK != routing.ids_TK)
+        counts_2 = jnp.stack(counts).astype(jnp.int32)
+        state = state._replace(choices_2=state.choices_2 + counts_2)
+        return state, seam(routing._replace(ids_TK=ids_TK, weights_TK=weights_TK))
+
+    def _take_sound(self, state: Cache, found, routing):
+        """A route's choice; the model's own where that one cannot be computed."""
+        shape_TK, E = routing.ids_TK.shape, self.config.moe.num_experts
+        for name, array in zip(("ids_TK", "weights_TK"), found, strict=True):
+            check_shape(f"{name} of route {self._route.name}", array, shape_TK)
+        own = routing.ids_TK, routing.weights_TK
+        ids_TK, weights_TK, bad = sound_choice(found, own, E)
+        return state._replace(refused=state.refused + bad), ids_TK, weights_TK
+
+    def _decode_step(
+        self, top, layers, state, tokens_B, positions_B, active_B, k_B, caches
+    ):
+        x, chunk, positions_B = self.top.next_embed_step(
+            top["embed"], tokens_B, positions_B, active_B, k_B
+        )
+        state = state._replace(step=state.step + 1)
+        parts = range(len(layers)), state, x, chunk, layers, caches
+        state, x, caches, routings = self._group_step(self.kinds, *parts)
+        logits = self.top.head_step(top, seam(x)[:, 0])
+        return logits, state, positions_B, caches, routings
+
+    def _group_step(self, kinds, numbers, state, x, chunk, layers, caches):
+        """Some layers of a decode step, by number; see `_layer_step`."""
+        new_caches, routings = [], []
+        for kind, number, layer, kv in zip(kinds, numbers, layers, caches, strict=True):
+            x, chunk = seam((x, chunk))  # here the resident engine changes programs
+            state, x, kv, routing = self._layer_step(
+                kind, state, x, chunk, number, *layer, kv
+            )
+            new_caches.append(kv)
+            routings.append(routing)
+        return state, x, new_caches, routings
