@@ -15,10 +15,9 @@ import numpy as np
 
 from moe_edge.bench.live import read_lines, token_times_s
 from moe_edge.bench.registry import later
-from moe_edge.bench.study import Claim, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError, MoeEdgeError, check_known, check_positive
-from moe_edge.papers.prism.studies import fig7
-from moe_edge.papers.prism.studies.live_entry import NOT_COMPARABLE
+from moe_edge.metrics.frames import frame
 from moe_edge.papers.prism.studies.live_seeds import LiveServers, check_cluster
 from moe_edge.papers.prism.studies.live_shares import queued_s, request_spans
 from moe_edge.papers.prism.studies.live_tokens import local_by_request
@@ -182,19 +181,14 @@ def changed(settings: Figure7Live, folder: Path, facts: Mapping[str, Any]) -> Ch
 
 STUDY = Study(
     name="prism_fig7_live",
-    question="What does migration gain when the data of three live servers changes "
-    "(Prism, figure 7)?",
     settings=Figure7Live,
-    measure=later("papers.prism.studies.fig7_live_entry.measure"),
+    frames={
+        "parts": frame("variant part", seconds="s", local="1", over="1"),
+        "moves": frame("variant", migrations="1", moved="1", moving_s="s"),
+        "requests": frame("variant request", seconds="s", local="1"),
+        "tokens": frame("who when", p99_ms="ms"),
+    },
+    measure=later("papers.prism.studies.fig7_live_runs.measure"),
+    derive=later("papers.prism.studies.fig7_live_runs.derive"),
     check=check,
-    claim=Claim(
-        source=fig7.STUDY.claim.source,
-        paper=fig7.PAPER,
-        why="The paper has 200 requests a half and a decision every five minutes; "
-        "here are a few requests a period, so a decision rests on less. By the paper's "
-        "rule (keep 1) all statistics are kept: the new data outweighs the old only "
-        "when it has lasted as long, and until then a placement for the old data may "
-        "be worse than one for none. Other tasks are less narrow.",
-        not_comparable=NOT_COMPARABLE,
-    ),
 )
