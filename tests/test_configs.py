@@ -1,5 +1,7 @@
 """Every experiment of configs/ parses, binds its root and passes the dry checks."""
 
+import ast
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -101,6 +103,28 @@ def test_config_passes_its_dry_run(path, tmp_path):
 def has_ranks() -> bool:
     """Whether the package of ranks is here: no extra of ours installs it."""
     return any((Path(folder) / ranks.FOLDER).is_dir() for folder in sys.path)
+
+
+BINDING = re.compile(r"^  (\w+) = (.+?)(?=^  \w+ = |^\w|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def test_no_experiment_repeats_a_default():
+    """What a file binds differs from its root's default, or says `# default: WHY`."""
+    repeated = []
+    for path in EXPERIMENTS:
+        parameters = inspect.signature(get_root(root_of(path))).parameters
+        for name, text in BINDING.findall(path.read_text()):
+            if "# default:" in text or text.lstrip().startswith("%"):
+                continue
+            value = ast.literal_eval(re.sub(r"#.*$", "", text, flags=re.MULTILINE))
+            default = parameters[name].default
+            if isinstance(value, list | tuple) and isinstance(default, list | tuple):
+                value, default = tuple(value), tuple(default)
+            if value == default and isinstance(value, bool) == isinstance(
+                default, bool
+            ):
+                repeated.append(f"{path.name}: {name} = {value!r}")
+    assert not repeated, f"delete what the default is already: {repeated}"
 
 
 def test_configs_first_line_is_their_command():

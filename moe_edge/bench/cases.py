@@ -14,26 +14,6 @@ from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.link import EmulatedLink
 
-AHEAD_LIMIT = (
-    "SMoE's partial state is read only where experts travel: where all are here it is "
-    "no earlier than the next router. Other predictors speak at every layer."
-)
-LIMITS = (
-    "One tiny model, trained here on two CPU cores, with 64 experts of 74 kB a layer: "
-    "its routing is less skewed and its layers are far shorter than a real model's.",
-    "The link is emulated: a transfer lasts as long as the stated rate and latency "
-    "say, in real time. Device and host are the same two cores, which transfers' "
-    "bookkeeping, host-computed experts and the model itself share.",
-    "A few short continuations of real prompts: spreads are over rounds with prompts "
-    "of their own, not confidence intervals.",
-)
-# Of studies that show a resident engine beside offloaded ones (`Study.inline`).
-INLINE_LIMIT = (
-    "The resident engine runs its programs as the offloaded ones beside it do, in the "
-    "thread that calls them, and begins no step ahead: alone it is faster. The link is "
-    "named by a layer of one that does."
-)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CaseSettings(LinkSettings):
@@ -74,10 +54,6 @@ class Case:
     @property
     def key(self) -> tuple[str, str, int]:
         return self.policy, self.budget, self.batch
-
-    @property
-    def setting(self) -> str:
-        return f"{self.budget}, batch {self.batch}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,14 +15,13 @@ import numpy as np
 from moe_edge.bench.cases import Case, CaseSettings, Ready, prepare
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.prompts import make_pool
-from moe_edge.bench.rounds import measure_rounds, median_metric
+from moe_edge.bench.rounds import measure_rounds
 from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.evaluate.agreement import Agreement, compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
 from moe_edge.metrics.frames import Estimate, Rows, frame, interval, median
-from moe_edge.metrics.results import interval_metric, metric
 
 TIMING = frame(
     "policy budget batch",
@@ -93,28 +92,6 @@ class Timed:
             )
         return found
 
-    def rows(self) -> list[dict]:
-        """Metric rows: medians with their spread, and the fidelity."""
-        at, policy = self.case.setting, self.case.policy
-        rows = [
-            median_metric(policy, f"{name}, {at}", values, unit, scale)
-            for name, values, scale, unit in (
-                ("TPOT", self.tpot_s, 1e3, "ms"),
-                ("cache ratio", self.hit_ratio, 1, "1"),
-                ("moved a step", self.step_bytes, 1e-6, "MB"),
-            )
-        ]
-        if (found := self.fidelity) is not None:
-            tokens = found.tokens
-            agreed = found.agreement, found.agreement_interval95
-            kept = found.perplexity_ratio, found.ratio_interval95
-            for name, (value, interval) in (
-                (f"teacher-forced agreement, {at}", agreed),
-                (f"perplexity ratio, {at}", kept),
-            ):
-                rows.append(interval_metric(policy, name, value, interval, tokens))
-        return rows
-
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
@@ -151,15 +128,6 @@ class Timing:
         rows.checks |= self.checks()
         workload = self.ready.workload(settings)
         rows.about |= {"model": model, "workload": workload, "kind": "emulated"}
-
-    def rows(self) -> list[dict]:
-        """Metric rows of all cases and of the resident engine."""
-        rows = [row for one in self.timed.values() for row in one.rows()]
-        for batch, times_s in self.resident_s.items():
-            name = f"TPOT, 100%, batch {batch}"
-            rows.append(median_metric("resident", name, times_s, "ms", 1e3))
-        layer_ms = 1e3 * self.ready.layer_s
-        return [*rows, metric("resident", "one layer", layer_ms, "ms")]
 
 
 def run_cases(

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import check_there
+from moe_edge.metrics.frames import plain, tables
 from moe_edge.metrics.schema import read_result
 from moe_edge.papers.od_moe.cluster.groups import slots_of
 from moe_edge.papers.od_moe.cluster.timing import Timing
 from moe_edge.papers.od_moe.studies.live import CASES, worker_layers
 
-SPEED, RATIO = "decode tokens per", "decode over resident"
-LOAD, LONGEST, SHADOW, RECALL = "t load", "t maxload", "t shadow", "recall"
+SPEED, RATIO, RECALL = "decode_tokens_per_s", "over_resident", "recall"
+LOAD, LONGEST, SHADOW = "t_load_s", "t_maxload_s", "t_shadow_s"
 CLOSE = 0.15  # of the measured speed
 
 
@@ -53,8 +54,8 @@ class LiveEntry:
         path = Path(folder) / "result.json"
         check_there(path, "live:", "moe-edge study od_moe_fig8 writes such an entry")
         result, cases = read_result(folder), {}
-        for row in result["metrics"]:
-            cases.setdefault(row["policy"], {})[row["name"]] = row["value"]
+        for row in plain(tables(result.get("frames", {})).get("cases", [])):
+            cases[row.get("case", "")] = row
         for case, found in cases.items():
             missing = {SPEED, RATIO, LOAD, LONGEST, RECALL} - set(found)
             if missing or case.partition(",")[0] not in CASES:
@@ -62,6 +63,8 @@ class LiveEntry:
                     f"live: {folder} has a case {case!r} with {', '.join(found)}, "
                     "expected cases and metrics of od_moe_fig8; name such an entry"
                 )
+        if not cases:
+            raise ConfigError(f"live: {folder} has no cases; name one of od_moe_fig8")
         return cls(cases, result["workload"]["new_tokens"] - 1)
 
     def over_measured(self, model: LiveModel) -> dict[str, float]:

@@ -12,14 +12,14 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
 from moe_edge.bench.settings import RULES, Rules
-from moe_edge.bench.study import Claim, Study, median_and_spread, weights_of
+from moe_edge.bench.study import Study, weights_of
 from moe_edge.core.checks import check_from_zero, check_known
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import Findings, metric
+from moe_edge.metrics.frames import Rows, frame, median
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.od_moe.mode import DEPARTURES
 
 CASES = {  # of section 4.2: shadow, token period, KV period
@@ -30,16 +30,6 @@ CASES = {  # of section 4.2: shadow, token period, KV period
     "5 random": ("random", 1, 1),
     "6 no prefetch": ("none", 1, 1),
 }
-LIMITS = [
-    "All processes share two cores, so the shadow and idle workers take time from the "
-    "main node, which machines of their own would not.",
-    "Links are emulated in real time at the rate that balances loading and computing.",
-]
-WHY = (
-    "The paper runs Mixtral-8x7B on ten machines at 1 Gbps; its loads take longer than "
-    "the bound without a stall, ours exactly as long. Here all processes share two "
-    "cores, and a token needs more messages than arithmetic."
-)
 
 
 def check_departure(name: str, value: str) -> None:
@@ -152,16 +142,16 @@ def count_parameters(config) -> int:
     return dense + blocks * RecordLayout.of(config).num_values
 
 
-def run_fig8(settings: LiveSettings) -> Findings:
+def measure_fig8(settings: LiveSettings, rows: Rows) -> None:
     """All cases, round by round."""
-    runs, rows = LiveRuns(settings), {}
+    runs, found = LiveRuns(settings), {}
     for number in range(settings.rounds):
         for name, (shadow, *periods) in CASES.items():
             for departure in departures_of(settings, shadow):
                 key = f"{name}, {departure}" if departure else name
                 row = runs.run(number, shadow, periods, departure or "late")
-                rows.setdefault(key, []).append(row)
-    return findings(settings, runs, rows, case_panels, "What is aligned")
+                found.setdefault((key,), []).append(row)
+    tell(settings, runs, found, rows)
 
 
 def departures_of(settings: LiveSettings, shadow: str) -> Sequence[str | None]:
@@ -169,140 +159,73 @@ def departures_of(settings: LiveSettings, shadow: str) -> Sequence[str | None]:
     return settings.departures if shadow not in ("random", "none") else [None]
 
 
-def run_fig9(settings: PeriodSettings) -> Findings:
+def measure_fig9(settings: PeriodSettings, rows: Rows) -> None:
     """All pairs of periods."""
-    runs, rows = LiveRuns(settings), {}
+    runs, found = LiveRuns(settings), {}
     for number in range(settings.rounds):
         for pair in itertools.product(settings.periods, repeat=2):
             for departure in settings.departures:
                 row = runs.run(number, "int8", pair, departure)
-                rows.setdefault(period_case(*pair, departure), []).append(row)
-    return findings(settings, runs, rows, period_panels, "Periods of alignment")
+                found.setdefault((*pair, departure), []).append(row)
+    tell(settings, runs, found, rows)
 
 
-def period_case(token: int, kv: int, departure: str) -> str:
-    """Name of a case of figure 9; the periods as the paper writes them."""
-    return f"T{token}_KV{kv}, {departure}"
-
-
-SPEED = "decode speed over all experts resident"
-
-
-def case_panels(settings: LiveSettings, share: Mapping[str, float]) -> list[Panel]:
-    """A bar a case."""
-    title = f"{settings.workers} workers, {settings.groups} groups"
-    return [
-        Panel(title, SPEED, list(share), {"median of rounds": list(share.values())})
-    ]
-
-
-def period_panels(settings: PeriodSettings, share: Mapping[str, float]) -> list[Panel]:
-    """A panel a departure, a colour a period of the KV cache."""
-    return [
-        Panel(
-            f"{departure} departure, {settings.workers} workers",
-            SPEED,
-            [_every(token) for token in settings.periods],
-            {
-                f"KV cache {_every(kv)}": [
-                    share[period_case(token, kv, departure)]
-                    for token in settings.periods
-                ]
-                for kv in settings.periods
-            },
-            x_label="tokens aligned",
-        )
-        for departure in settings.departures
-    ]
-
-
-def _every(period: int) -> str:
-    return f"every {period}" if period else "never"
-
-
-def findings(
+def tell(
     settings: LiveSettings,
     runs: LiveRuns,
-    rows: Mapping[str, list[dict]],
-    panels_of: Callable[[LiveSettings, Mapping[str, float]], list[Panel]],
-    title: str,
-) -> Findings:
-    """The entry of a study of cases."""
-    metrics, share = [], {}
-    for name, found in rows.items():
-        ratios = [r["decode_tokens_per_s"] / r["resident_tokens_per_s"] for r in found]
-        share[name], spread = median_and_spread(ratios)
-        metrics.append(
-            metric(name, "decode over resident", share[name], "1", len(ratios), spread)
-        )
-        for key, unit in (
-            ("decode_tokens_per_s", "tokens/s"),
-            ("recall", "1"),
-            ("reloads", "experts"),
-            ("t_load_s", "s"),
-            ("t_maxload_s", "s"),
-            ("t_shadow_s", "s"),
-        ):
-            values = [row[key] for row in found if row.get(key) is not None]
+    found: Mapping[tuple, Sequence[dict]],
+    rows: Rows,
+) -> None:
+    """Adds the runs of every case, by the keys of frame `cases`."""
+    for keys, some in found.items():
+        ratios = [r["decode_tokens_per_s"] / r["resident_tokens_per_s"] for r in some]
+        measures = {"over_resident": median(ratios)}
+        for name in MEASURES:
+            values = [row[name] for row in some if row.get(name) is not None]
             if values:
-                value, spread = median_and_spread(values)
-                label = key.removesuffix("_s").replace("_", " ")
-                metrics.append(metric(name, label, value, unit, len(values), spread))
-    best, worst = max(share, key=share.get), min(share, key=share.get)
-    same = all(row["same_tokens"] for found in rows.values() for row in found)
-    return Findings(
-        answer=f"Best: {best}, {share[best]:.2f} of the speed with all experts "
-        f"resident; worst: {worst}, {share[worst]:.2f}.",
-        model=runs.model,
-        workload={
-            "sources": runs.sources,
-            "prompt_tokens": settings.prompt_tokens,
-            "new_tokens": settings.new_tokens,
-            "prompts": settings.prompts,
-            "rounds": settings.rounds,
-            "workers": settings.workers,
-            "groups": settings.groups,
-        },
-        kind="emulated",
-        metrics=metrics,
-        limits=LIMITS,
-        checks={"every case gave the model's own tokens": same},
-        ours={"best": best} | share,
-        plot=lambda path: draw_panels(
-            path, panels_of(settings, share), title=title, share_y=True
-        ),
-        summary={"share": share},
+                measures[name] = median(values)
+        rows("cases", *keys, **measures)
+    same = all(row["same_tokens"] for some in found.values() for row in some)
+    rows.checks["every case gave the model's own tokens"] = same
+    names = ("prompt_tokens", "new_tokens", "prompts", "rounds", "workers", "groups")
+    sizes = {name: getattr(settings, name) for name in names}
+    workload = {"sources": runs.sources} | sizes
+    rows.about |= {"model": runs.model, "workload": workload, "kind": "emulated"}
+
+
+def derive(tables: Tables) -> dict[str, Any]:
+    """The fastest and the slowest case."""
+    cases = tables["cases"]
+    shares = cases.over_resident
+    return {
+        "best": cases.loc[shares.idxmax()].to_dict(),
+        "worst": cases.loc[shares.idxmin()].to_dict(),
+    }
+
+
+MEASURES = {
+    "decode_tokens_per_s": "tokens/s",
+    "recall": "1",
+    "reloads": "experts",
+    **dict.fromkeys(("t_load_s", "t_maxload_s", "t_shadow_s"), "s"),
+}
+
+
+def _study(name: str, settings: type, measure: Callable, keys: str) -> Study:
+    return Study(
+        name=name,
+        settings=settings,
+        frames={"cases": frame(keys, over_resident="1", **MEASURES)},
+        measure=measure,
+        derive=derive,
+        check=check_inputs,
     )
 
 
 STUDIES = {
-    "od_moe_fig8": Study(
-        name="od_moe_fig8",
-        question="What do aligning tokens and KV cache, a shadow, and prefetching "
-        "bring to OD-MoE's decode speed (fig. 8)?",
-        settings=LiveSettings,
-        measure=run_fig8,
-        check=check_inputs,
-        claim=Claim(
-            source="OD-MoE, section 4.2, fig. 8 and table 2",
-            paper={
-                "1 both aligned": 0.7551,
-                "order": "falls from case 1 to case 6; 3 below 2",
-            },
-            why=WHY,
-        ),
-    ),
-    "od_moe_fig9": Study(
-        name="od_moe_fig9",
-        question="Which periods of aligning tokens and KV cache are fastest (OD-MoE, "
-        "fig. 9)?",
-        settings=PeriodSettings,
-        measure=run_fig9,
-        check=check_inputs,
-        claim=Claim(
-            source="OD-MoE, section 4.2, fig. 9",
-            paper={"best": "T1_KV1"},
-            why=WHY,
-        ),
-    ),
+    study.name: study
+    for study in (
+        _study("od_moe_fig8", LiveSettings, measure_fig8, "case"),
+        _study("od_moe_fig9", PeriodSettings, measure_fig9, "token kv departure"),
+    )
 }

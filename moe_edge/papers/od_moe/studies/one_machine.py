@@ -6,18 +6,16 @@ time from the model; in return the layered engine knows all experts of a token a
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
-
-from moe_edge.bench import cases as study_cases
 from moe_edge.bench.cases import Case, past_sequences
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
-from moe_edge.bench.rounds import median_metric, median_panel, round_ratios
+from moe_edge.bench.rounds import round_ratios
 from moe_edge.bench.timed_cases import Timing, run_cases
 from moe_edge.engine.session import cache_bytes
-from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.metrics.results import Findings, metric
+from moe_edge.metrics.frames import Rows, median
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.od_moe.studies.shadows import shadow_in
 from moe_edge.papers.od_moe.studies.studies import OneMachineSettings
 from moe_edge.papers.od_moe.studies.token_time import LIMITS, token_ratios
@@ -64,7 +62,7 @@ def cases_of(
     return cases
 
 
-def run(settings: OneMachineSettings) -> Findings:
+def measure(settings: OneMachineSettings, rows: Rows) -> None:
     """Times all cases at every link."""
     with Bench(settings.checkpoint) as bench:
         store, tokens = bench.store, settings.prompt_tokens + settings.new_tokens
@@ -86,106 +84,52 @@ def run(settings: OneMachineSettings) -> Findings:
         ratios = token_ratios(
             bench, prompt, settings.new_tokens, settings.precisions, settings.rounds
         )
-        return findings(bench.model, cases, timed, shares, ratios, settings)
+        tell(rows, cases, timed, shares, ratios)
+        first = next(iter(timed.values()))
+        links = {f"{f:g}x": at.ready.link.describe() for f, at in timed.items()}
+        workload = first.ready.workload(settings) | {"links": links}
+    rows.about |= {"model": bench.model, "workload": workload, "kind": "emulated"}
+    rows.about["baselines"] = [LRU, GATE]
 
 
-def findings(
-    model: dict,
+def tell(
+    rows: Rows,
     cases: Mapping[tuple[str, str], Case],
     timed: Mapping[float, Timing],
     shares: Mapping[str, float],
     token_times: Mapping[str, Sequence[float]],
-    settings: OneMachineSettings,
-) -> Findings:
-    """The entry; `token_times`: of `token_ratios`."""
-    rows, ratios, checks = [], {}, {}
+) -> None:
+    """Adds all cases by link, and the shadows; `token_times`: of `token_ratios`."""
     for precision, share in shares.items():
-        policy, name = f"{precision} shadow", "bytes over those of all experts"
-        rows.append(metric(policy, name, share, "1"))
-        name, times = (
-            "its token's time over the resident model's",
-            token_times[precision],
-        )
-        rows.append(median_metric(policy, name, times, "1"))
-        if (limit := LIMITS.get(precision)) is not None:
-            check = f"{precision}: a token takes <= {limit} times the resident model's"
-            checks[check] = float(np.median(times)) <= limit
+        times = median(token_times[precision])
+        rows("shadows", precision, bytes_share=share, token_over=times)
     for factor, timing in timed.items():
-        checks |= {
-            f"{name}, link {factor:g}x": ok for name, ok in timing.checks().items()
-        }
+        for name, holds in timing.checks().items():
+            rows.checks[f"{name}, link {factor:g}x"] = holds
         for (policy, budget), case in cases.items():
             one, base = timing[case.key], timing[cases[LRU, budget].key]
-            at = f"{budget} in all, link {factor:g}x"
-            rows.append(median_metric(policy, f"TPOT, {at}", one.tpot_s, "ms", 1e3))
-            hits = one.hit_ratio
-            rows.append(median_metric(policy, f"cache ratio, {at}", hits, "1"))
-            ratio = round_ratios(one.tpot_s, base.tpot_s)
+            more = {}
             if policy != LRU:
-                name = f"TPOT over LRU's, {at}"
-                rows.append(median_metric(policy, name, ratio, "1"))
-            ratios[policy, budget, factor] = rows[-1]["value"]
-    first = next(iter(timed.values()))
-    return Findings(
-        answer=sentence(ratios),
-        model=model,
-        workload=first.ready.workload(settings)
-        | {
-            "links": {
-                f"{factor:g}x": timing.ready.link.describe()
-                for factor, timing in timed.items()
-            }
-        },
-        metrics=rows,
-        limits=[
-            *study_cases.LIMITS[:2],
-            "The shadow runs on the cores that run the model, before each token.",
-            "JAX runs programs in a thread of its own here, as a shadow wants it: LRU "
-            "without one would be up to 20 % faster in the calling thread.",
-            "Other work ran on the machine: times differ from round to round, so read "
-            "ratios within rounds, and not ratios near 1.",
-            study_cases.LIMITS[2],
-        ],
-        kind="emulated",
-        checks=checks,
-        baselines=[LRU, GATE],
-        ours={
-            f"{policy}, {budget}, link {factor:g}x": value
-            for (policy, budget, factor), value in ratios.items()
-            if policy != LRU
-        },
-        plot=lambda path: plot(path, cases, timed, settings),
-        summary={"over_lru": {", ".join(map(str, k)): v for k, v in ratios.items()}},
-    )
+                more["over_lru"] = median(round_ratios(one.tpot_s, base.tpot_s))
+            figures = one.measures()
+            kept = {name: figures[name] for name in ("tpot_ms", "hit_ratio")}
+            rows("cases", policy, budget, factor, **kept, **more)
 
 
-def sentence(ratios: Mapping[tuple[str, str, float], float]) -> str:
-    """The answer, of TPOT over LRU's by (policy, budget, link factor)."""
-    shadows = {key: ratio for key, ratio in ratios.items() if "shadow" in key[0]}
-    free = {key: ratio for key, ratio in shadows.items() if "free" in key[0]}
-    counted = {key: ratio for key, ratio in shadows.items() if key not in free}
-    words = "No shadow leaves room for slots"
-    if counted:
-        policy, budget, factor = best = min(counted, key=counted.get)
-        words = (
-            f"With its bytes counted a shadow takes {counted[best]:.2f} times LRU's "
-            f"time per token at best ({policy.split()[1]}, {budget}, link {factor:g}x) "
-            f"and {max(counted.values()):.2f} at worst"
-        )
-    return f"{words}; with its bytes free {min(free.values()):.2f} at best."
-
-
-def plot(path, cases, timed: Mapping[float, Timing], settings) -> None:
-    """A panel a budget: bars of all cases at every link."""
-    panels = []
-    for budget in settings.budgets:
-        rounds_of = {
-            policy: [timing[case.key].tpot_s for timing in timed.values()]
-            for (policy, at), case in cases.items()
-            if at == budget
-        }
-        title = f"{budget} of the experts' bytes in all"
-        links = [f"link {factor:g}x" for factor in timed]
-        panel = median_panel(title, "ms a token", links, rounds_of, 1e3, log=True)
-        panels.append(panel)
-    draw_panels(path, panels, title="A shadow on one machine (emulated links)")
+def derive(tables: Tables) -> dict[str, Any]:
+    """Shadows over LRU at best and at worst, with their bytes counted and free."""
+    cases, shadows = tables["cases"], tables["shadows"].set_index("precision")
+    of_shadows = cases[cases.policy.str.contains("shadow") & cases.over_lru.notna()]
+    is_free = of_shadows.policy.str.contains("free")
+    counted, free = of_shadows[~is_free], of_shadows[is_free]
+    checks = {}
+    for precision in shadows.index.intersection([*LIMITS]):
+        limit = LIMITS[precision]
+        check = f"{precision}: a token takes <= {limit} times the resident model's"
+        checks[check] = bool(shadows.token_over[precision] <= limit)
+    found: dict[str, Any] = {"free_best": free.over_lru.min(), "checks": checks}
+    if len(counted):
+        found["best"] = counted.loc[counted.over_lru.idxmin()].to_dict()
+        found["worst"] = counted.over_lru.max()
+    cases["link_name"] = cases.link.map("link {:g}x".format)
+    return found | {"shown": cases}

@@ -7,7 +7,6 @@ follows the same tokens.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from moe_edge.bench.engines import Bench
 from moe_edge.bench.prompts import make_pool
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.base import Engine
-from moe_edge.metrics.results import interval_metric
+from moe_edge.metrics.frames import Estimate, interval
 from moe_edge.papers.od_moe.shadow.engine import ShadowEngine
 from moe_edge.papers.od_moe.shadow.follower import Course, Follower, read_choices
 from moe_edge.papers.od_moe.shadow.predictor import Shadow
@@ -27,12 +26,6 @@ from moe_edge.papers.od_moe.studies.shadows import shadow_in
 from moe_edge.papers.od_moe.studies.studies import BARS, RecallSettings
 
 RESAMPLES = 1000
-LIMITS = (
-    "One tiny model, trained here on two CPU cores: 6 layers of 64 experts. Errors add "
-    "up over fewer layers than in a real model.",
-    "Greedy continuations of the beginnings of real prompts by a tiny model, which "
-    "soon repeats itself.",
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -137,10 +130,11 @@ class Recall:
         low, high = np.quantile(found_R, (0.025, 0.975))
         return float(low), float(high)
 
-    def row(self, policy: str, name: str) -> dict[str, Any]:
-        """Metric row of `overall`."""
+    @property
+    def estimate(self) -> Estimate:
+        """`overall` with its interval; n counts decode steps."""
         steps = sum(len(run) for run in self.chosen)
-        return interval_metric(policy, name, self.overall, self.interval, steps)
+        return interval(self.overall, self.interval, steps)
 
 
 class Runs:

@@ -1,26 +1,19 @@
 """Studies of OD-MoE's shadow (arXiv 2512.03927): settings, questions, claims."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from moe_edge.bench.prompts import LinkSettings, PromptSettings, check_inputs
 from moe_edge.bench.registry import later
 from moe_edge.bench.settings import RULES, Rules
-from moe_edge.bench.study import Claim, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError, check_known, check_positive
+from moe_edge.metrics.frames import Frame, frame
 from moe_edge.papers.od_moe.shadow.predictor import PRECISIONS
 
 BARS = {"fp16": 0.999, "int8": 0.995, "nf4": 0.98}  # of ours, aligned at every step
 PAPER = {"fp16": 0.9994, "int8": 0.9734, "nf4": 0.9567}  # section 3.2, likewise
-WHY = (
-    "The paper's model is Mixtral-8x7B in float32, which chooses 2 of 8 experts in "
-    "each of 32 layers; ours 8 of 64 in 6 layers. Its INT8 and NF4 are a library's, "
-    "which it does not describe. Ours round weights only; routers, norms, embedding "
-    "and shared expert stay as stored, and an nf4 shadow's attention is int8. Our "
-    "fp16 rounds activations too: our checkpoint is bfloat16, whose weights fp16 "
-    "holds exactly."
-)
 
 
 def check_precision(name: str, value: str) -> None:
@@ -127,65 +120,47 @@ class OneMachineSettings(LinkSettings):
                 )
 
 
+def _study(name: str, settings: type, frames: Mapping[str, Frame]) -> Study:
+    """A study that is measured in a module of its name, which loads JAX."""
+    here = f"papers.od_moe.studies.{name}"
+    return Study(
+        name=f"od_moe_{name}",
+        settings=settings,
+        frames=frames,
+        measure=later(f"{here}.measure"),
+        derive=later(f"{here}.derive"),
+        check=check_inputs,
+    )
+
+
 STUDIES = {
-    "od_moe_fig3": Study(
-        name="od_moe_fig3",
-        question="How well does a shadow name the experts of the coming token, by "
-        "output token, precision and alignment (OD-MoE fig. 3)?",
-        settings=Fig3Settings,
-        measure=later("papers.od_moe.studies.fig3.run"),
-        check=check_inputs,
-        claim=Claim(
-            source="OD-MoE, section 3.2 and fig. 3",
-            paper={f"{name}, T1_KV1": value for name, value in PAPER.items()}
-            | {"int8, none": "about 0.45, from 1 down to about 0.3 at token 256"},
-            why=WHY,
+    study.name: study
+    for study in (
+        _study(
+            "fig3",
+            Fig3Settings,
+            {
+                "recall": frame(
+                    "precision aligned", recall="1", first_8="1", last_eighth="1"
+                ),
+                "indexes": frame("precision aligned index", recall="1"),
+            },
         ),
-    ),
-    "od_moe_fig6": Study(
-        name="od_moe_fig6",
-        question="What do longer periods of aligning tokens and KV cache cost in "
-        "recall (OD-MoE fig. 6)?",
-        settings=Fig6Settings,
-        measure=later("papers.od_moe.studies.fig6.run"),
-        check=check_inputs,
-        claim=Claim(
-            source="OD-MoE, fig. 6",
-            paper={"T1_KV1": 0.9734, "trend": "recall falls with either period"},
-            why="The paper shows the other pairs as a picture without numbers. " + WHY,
+        _study("fig6", Fig6Settings, {"recall": frame("token kv", recall="1")}),
+        _study(
+            "one_machine",
+            OneMachineSettings,
+            {
+                "shadows": frame("precision", bytes_share="1", token_over="1"),
+                "cases": frame(
+                    "policy budget link", tpot_ms="ms", hit_ratio="1", over_lru="1"
+                ),
+            },
         ),
-    ),
-    "od_moe_one_machine": Study(
-        name="od_moe_one_machine",
-        question="On one machine, does a shadow's foresight pay for its bytes and its "
-        "time, beside LRU with the same memory?",
-        settings=OneMachineSettings,
-        measure=later("papers.od_moe.studies.one_machine.run"),
-        check=check_inputs,
-        claim=Claim(
-            source="OD-MoE, section 4.4 and table 2",
-            paper={"decode speed over fully cached, ten nodes": 0.755},
-            why="The paper gives the shadow two GPUs of its own and each worker its "
-            "own link. Here one machine does all, so only the foresight is left, and "
-            "LRU may keep more experts instead.",
-            not_comparable="one machine instead of ten nodes",
+        _study(
+            "table1",
+            Table1Settings,
+            {"recall": frame("policy", recall="1", where_named="1", precision="1")},
         ),
-    ),
-    "od_moe_table1": Study(
-        name="od_moe_table1",
-        question="How many of the chosen experts does each predictor name, on one "
-        "model and text (OD-MoE table 1)?",
-        settings=Table1Settings,
-        measure=later("papers.od_moe.studies.table1.run"),
-        check=check_inputs,
-        claim=Claim(
-            source="OD-MoE, table 1",
-            paper={f"shadow {name}": value for name, value in PAPER.items()}
-            | {"AdapMoE's next gate": 0.86, "DAOP's next gate": 0.84}
-            | {"HOBBIT's gates, up to four layers ahead": 0.91},
-            why="The paper quotes the others from their own papers, each of another "
-            "model and text; here all see the same. A gate cannot name a token's first "
-            "layer, which eq. 3 counts. " + WHY,
-        ),
-    ),
+    )
 }

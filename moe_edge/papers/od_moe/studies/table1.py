@@ -1,22 +1,23 @@
 """OD-MoE, table 1: recall of every predictor that we have, on one model and text."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from moe_edge.bench.cases import LIMITS, Case, prepare
+from moe_edge.bench.cases import Case, prepare
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
-from moe_edge.bench.study import SPREAD
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import Findings, metric
+from moe_edge.metrics.frames import OF_ROUNDS, Estimate, Rows
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.od_moe.studies.recorded import bar_checks
 from moe_edge.papers.od_moe.studies.studies import Table1Settings
 
-ANY, NEXT, PRECISION = "recall (eq. 3)", "recall where it predicts", "precision"
+ANY, NEXT, PRECISION = "recall", "where_named", "precision"
+RANDOM = "k random experts"
 AHEAD = 4  # layers, of HOBBIT's gates
 
 
@@ -53,8 +54,8 @@ class Judged:
         self.chosen.append(log.chosen_LA.sum(axis=0))
         self.all_chosen.append(all_chosen)
 
-    def shares(self) -> dict[str, tuple[float, float]]:
-        """(share, half range of rounds) by measure.
+    def shares(self) -> dict[str, Estimate]:
+        """Shares of all rounds with half the range of them, by measure.
 
         Where several layers ahead are named, eq. 3 takes the latest prediction of a
         layer, and the recall where it predicts is that of all of them.
@@ -68,11 +69,12 @@ class Judged:
         for name, (parts, whole) in wholes.items():
             rounds = [p / w for p, w in zip(parts, whole, strict=True) if w]
             value = sum(parts) / max(sum(whole), 1)
-            shares[name] = float(value), float(np.ptp(rounds or [0])) / 2
+            width = float(np.ptp(rounds or [0])) / 2
+            shares[name] = Estimate(float(value), len(self.hits), width, OF_ROUNDS)
         return shares
 
 
-def run(settings: Table1Settings) -> Findings:
+def measure(settings: Table1Settings, rows: Rows) -> None:
     """Runs the layered engine with every predictor over the same prompts."""
     options = policies(settings.precisions)
     cases = [
@@ -92,63 +94,33 @@ def run(settings: Table1Settings) -> Findings:
                 judged[case.policy].add(log, done.steps * per_step)
                 is_same.append(done.tokens == expected.tokens)
         workload, model, moe = ready.workload(settings), bench.model, bench.config.moe
-    chance = moe.top_k / moe.num_experts
-    return findings(judged, model, workload, chance, all(is_same), settings)
+    tell(rows, judged, moe.top_k / moe.num_experts)
+    rows.checks["every case gave the resident engine's tokens"] = all(is_same)
+    rows.about |= {"model": model, "workload": workload, "kind": "emulated"}
+    rows.about["baselines"] = [RANDOM]
 
 
-def findings(judged, model, workload, chance, is_same, settings) -> Findings:
-    """The entry; `chance`: recall of k random experts."""
-    shares = {policy: one.shares() for policy, one in judged.items()}
-    rows = [
-        metric(policy, name, value, "1", settings.rounds, (SPREAD, width))
-        for policy, found in shares.items()
-        for name, (value, width) in found.items()
-    ]
-    rows.append(metric("k random experts", ANY, chance, "1"))
-    recalls = {policy: found[ANY][0] for policy, found in shares.items()}
-    shadows = {p: recalls[f"shadow {p}"] for p in settings.precisions}
-    others = {
-        policy: found[NEXT][0]
-        for policy, found in shares.items()
-        if not policy.startswith("shadow")
+def tell(rows: Rows, judged: Mapping[str, Judged], chance: float) -> None:
+    """Adds what every predictor named; `chance`: recall of k random experts."""
+    for policy, one in judged.items():
+        rows("recall", policy, **one.shares())
+    rows("recall", RANDOM, recall=chance)
+
+
+def derive(tables: Tables) -> dict[str, Any]:
+    """Shadows, and which of the other predictors is right most often."""
+    named = tables["recall"].set_index("policy").drop(RANDOM)
+    is_shadow = named.index.str.startswith("shadow ")
+    shadows = named.recall[is_shadow]
+    shadows.index = shadows.index.str.removeprefix("shadow ")
+    others = named.where_named[~is_shadow]
+    worst = shadows.idxmin()
+    beats = f"the worst shadow ({worst}) beats every other predictor"
+    bars = bar_checks(shadows.to_dict())
+    return {
+        "shadows": shadows.rename_axis("precision").reset_index(),
+        "best": others.idxmax(),
+        "best_recall": others.max(),
+        "shown": named.reset_index(),
+        "checks": bars | {beats: bool(shadows[worst] > others.max())},
     }
-    best = max(others, key=others.get)
-    worst = min(shadows, key=shadows.get)
-    named = ", ".join(f"{p} {value:.4f}" for p, value in shadows.items())
-    return Findings(
-        answer=f"Shadows {named}; of the others {best} is right most often, "
-        f"{others[best]:.3f} of the layers that it predicts.",
-        model=model,
-        workload=workload,
-        metrics=rows,
-        limits=[
-            LIMITS[0],
-            "SMoE's partial state depends on which experts are absent, and so on the "
-            "budget and the emulated link; the others do not.",
-            "Past sequences that frequency and moe_infinity learn from are few.",
-            LIMITS[2],
-        ],
-        kind="emulated",
-        checks={
-            "every case gave the resident engine's tokens": is_same,
-            **bar_checks(shadows),
-            f"the worst shadow ({worst}) beats every other predictor": shadows[worst]
-            > others[best],
-        },
-        ours=recalls | {f"{p}, where it predicts": v for p, v in others.items()},
-        plot=lambda path: plot(path, shares, chance),
-        baselines=["k random experts"],
-        summary={"recall": recalls},
-    )
-
-
-def plot(path, shares, chance: float) -> None:
-    """Bars of every predictor, a group a measure."""
-    names = (ANY, NEXT, PRECISION)
-    series, spreads = (
-        {p: [found[name][i] for name in names] for p, found in shares.items()}
-        for i in range(2)
-    )
-    level = "k random experts", chance
-    panel = Panel("", "share", names, series, spreads, level=level)
-    draw_panels(path, [panel], title="What predictors name, decode steps")

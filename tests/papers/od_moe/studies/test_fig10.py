@@ -1,20 +1,18 @@
 """Figure 10: the timing model at the paper's scale, and held against live runs."""
 
-import json
-
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.results import metric, write_entry
-from moe_edge.metrics.schema import validate_entry
+from moe_edge.metrics.frames import Estimate, Rows
+from moe_edge.metrics.results import write_rows
 from moe_edge.papers.od_moe.cluster.timing import Timing
 from moe_edge.papers.od_moe.studies.fig10 import (
     EARLY,
     LATE,
     STUDY,
     Fig10Settings,
-    findings,
     speeds_of,
+    tell,
 )
 from moe_edge.papers.od_moe.studies.held import (
     LiveEntry,
@@ -22,49 +20,44 @@ from moe_edge.papers.od_moe.studies.held import (
     checks_of,
     timing_of,
 )
+from moe_edge.papers.od_moe.studies.live import STUDIES as LIVE
+from moe_edge.papers.od_moe.studies.live import derive
 from moe_edge.papers.od_moe.studies.paper_scale import parts_of, scaled_recall
+from tests.support.entries import page_of, result_of
 
+MODEL_ENTRY = {"name": "default", "params": 1, "weights": "toy trained here"}
 MODEL = LiveModel(layers=2, top_k=2, workers=4, groups=2)
 ALIGNED = "1 both aligned, late"
-
-
-class FakeRuns:
-    model = {"name": "default", "params": 1, "weights": "toy trained here"}
-    workload = {"rounds": 1}
 
 
 def live_entry(folder, speed_over_model=1.0, **found):
     """An entry of one case whose layers take 1 s and 2 s, loads 4 s, shadow 1 s."""
     timing = Timing(2, 1.0, 2.0, 4.0, 1.0, missed_ratio=0.19, reload_s=4.0)
     values = {
-        "decode tokens per": speed_over_model / timing.token_s(9),
-        "decode over resident": speed_over_model * 6 / timing.token_s(9),
+        "decode_tokens_per_s": speed_over_model / timing.token_s(9),
+        "over_resident": speed_over_model * 6 / timing.token_s(9),
         "recall": 0.9,
-        "t load": 4.0,
-        "t maxload": 4.0,
-        "t shadow": 1.0,
+        "t_load_s": 4.0,
+        "t_maxload_s": 4.0,
+        "t_shadow_s": 1.0,
     } | found
-    rows = [
-        metric(ALIGNED, name, value, "1")
-        for name, value in values.items()
-        if value is not None
-    ]
-    folder.mkdir()
-    result = json.loads((_any_entry(folder.parent) / "result.json").read_text())
-    result |= {"metrics": rows, "workload": {"new_tokens": 10}}
-    (folder / "result.json").write_text(json.dumps(result))
+    rows = Rows(LIVE["od_moe_fig8"].frames)
+    rows("cases", ALIGNED, **values)
+    rows.about |= {"model": MODEL_ENTRY, "workload": {"new_tokens": 10}}
+    given = {"config_text": "", "started_s": 0.0}
+    write_rows(folder, "od_moe_fig8", rows, derive, **given)
     return str(folder)
 
 
-def _any_entry(folder):
-    recall = {n: 0.9 for n in Fig10Settings().kv_periods}
-    speeds = speeds_of(Fig10Settings(), recall)
-    found = findings(Fig10Settings(), FakeRuns, [], recall, speeds, {ALIGNED: 1.0})
-    claim = STUDY.claim.entry(found.ours)
-    text = {"question": STUDY.question, "config_text": "", "paper_claim": claim}
-    write_entry(folder / "any", found, **text, overwrite=True)
-    validate_entry(folder / "any")
-    return folder / "any"
+def test_page_says_what_is_modelled():
+    settings, rows = Fig10Settings(), Rows(STUDY.frames)
+    recall = {n: Estimate(0.9, 9, 0.1, "half") for n in settings.kv_periods}
+    tell(rows, settings, recall, {ALIGNED: 1.0})
+    result = result_of(STUDY, rows)
+    page, _ = page_of(STUDY, result)
+    assert "no overhead up to 50 ms makes another one so" not in page
+    assert f"the model is 1.00 ({ALIGNED}) to 1.00 ({ALIGNED}) times as fast" in page
+    assert len(result["checks"]) == 2
 
 
 def test_live_case_gives_the_times_of_its_parts(tmp_path):
@@ -81,8 +74,8 @@ def test_live_case_gives_the_times_of_its_parts(tmp_path):
 
 
 def test_case_without_predictions_waits_for_every_load():
-    found = {"decode tokens per": 0.1, "decode over resident": 0.6, "recall": 0.0}
-    found |= {"t load": 4.0, "t maxload": 4.0}
+    found = {"decode_tokens_per_s": 0.1, "over_resident": 0.6, "recall": 0.0}
+    found |= {"t_load_s": 4.0, "t_maxload_s": 4.0}
     timing = timing_of("6 no prefetch", found, MODEL)
     assert timing.shadow_s is None and timing.missed_ratio == 0
     assert timing.token_s(9) == pytest.approx(2 * (1 + 4 + 2))

@@ -3,10 +3,10 @@
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.results import write_entry
-from moe_edge.metrics.schema import validate_entry
+from moe_edge.metrics.frames import Rows
 from moe_edge.papers.od_moe.studies import live
 from moe_edge.papers.od_moe.studies.live import LiveSettings, PeriodSettings
+from tests.support.entries import page_of, result_of, rows_of
 
 STUDIES = live.STUDIES
 
@@ -49,19 +49,16 @@ class FakeRuns:
         ),
     ],
 )
-def test_entry_names_the_fastest_case(
-    monkeypatch, tmp_path, name, settings, cases, best
-):
+def test_entry_names_the_fastest_case(monkeypatch, name, settings, cases, best):
     monkeypatch.setattr(live, "LiveRuns", FakeRuns)
-    study = STUDIES[name]
-    found = study.measure(settings)
-    assert found.answer.startswith(f"Best: {best}, ")
-    assert found.ours["best"] == best
-    assert len(found.ours) == 1 + cases and all(found.checks.values())
-    claim = study.claim.entry(found.ours)
-    text = {"question": study.question, "config_text": "", "paper_claim": claim}
-    result = validate_entry(write_entry(tmp_path / "o", found, **text))
-    assert {row["n"] for row in result["metrics"]} == {settings.rounds}
+    study, rows = STUDIES[name], Rows(STUDIES[name].frames)
+    study.measure(settings, rows)
+    result = result_of(study, rows)
+    page, _ = page_of(study, result)
+    assert f"**Best: {best}, " in page
+    found = rows_of(result, "cases")
+    assert len(found) == cases and all(result["checks"].values())
+    assert {row["over_resident_n"] for row in found} == {settings.rounds}
     assert result["workload"]["groups"] == 2
 
 

@@ -5,13 +5,13 @@ import pytest
 
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.frames import Rows
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.papers.od_moe.shadow.predictor import Shadow
 from moe_edge.papers.od_moe.studies.one_machine import (
     GATE,
     LRU,
     cases_of,
-    sentence,
     shadow_name,
 )
 from moe_edge.papers.od_moe.studies.recorded import Recall, Runs, bar_checks
@@ -25,6 +25,7 @@ from moe_edge.papers.od_moe.studies.studies import (
 )
 from moe_edge.papers.od_moe.studies.table1 import ANY, NEXT, PRECISION, Judged
 from moe_edge.predict.accuracy import PredictionLog
+from tests.support.entries import page_of, result_of, rows_of
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 ONE = np.array([[[0, 1]], [[2, 3]]])  # two steps of one layer
@@ -37,8 +38,7 @@ def test_recall_of_runs_of_unequal_length():
     np.testing.assert_allclose(one.by_index, [3 / 4, 1 / 2])
     low, high = one.interval
     assert 0.5 <= low < one.overall < high <= 0.75
-    row = one.row("int8", "recall")
-    assert (row["n"], row["value"]) == (3, one.overall)
+    assert (one.estimate.n, one.estimate.value) == (3, one.overall)
     assert one.last == 1 / 2  # of two indexes the second
 
 
@@ -54,9 +54,8 @@ def test_judged_counts_what_was_not_predicted():
         log.expect(0, np.array([[2, 3, 4]]))
         log.chosen(1, np.array([[3, 7]]))
     judged.add(log, 3 * 2 * 2)
-    shares = judged.shares()
-    assert shares[ANY] == (3 / 12, 0) and shares[NEXT] == (1 / 2, 0)
-    assert shares[PRECISION] == (1 / 3, 0)
+    shares = {name: one.value for name, one in judged.shares().items()}
+    assert shares == {ANY: 3 / 12, NEXT: 1 / 2, PRECISION: 1 / 3}
 
 
 def test_shadow_gives_its_bytes_for_slots_and_the_control_does_not():
@@ -79,17 +78,25 @@ def test_shadow_gives_its_bytes_for_slots_and_the_control_does_not():
 
 def test_answer_names_the_best_and_the_worst():
     ratios = {
-        (LRU, "50%", 2.0): 1.0,
         (GATE, "50%", 2.0): 0.9,
         (shadow_name("nf4"), "50%", 2.0): 1.5,
         (shadow_name("nf4"), "50%", 8.0): 2.5,
         (shadow_name("nf4", True), "50%", 2.0): 0.95,
     }
-    words = sentence(ratios)
+
+    def page():
+        study = STUDIES["od_moe_one_machine"]
+        rows = Rows(study.frames)
+        rows("shadows", "nf4", bytes_share=0.35, token_over=1.9)
+        for key, ratio in ratios.items():
+            rows("cases", *key, tpot_ms=ratio, hit_ratio=0.5, over_lru=ratio)
+        return page_of(study, result_of(study, rows))[0]
+
+    words = page()
     assert "1.50 times LRU's time per token at best (nf4, 50%, link 2x)" in words
     assert "2.50 at worst; with its bytes free 0.95 at best" in words
     ratios = {key: value for key, value in ratios.items() if value not in (1.5, 2.5)}
-    assert sentence(ratios).startswith("No shadow leaves room for slots")
+    assert "**No shadow leaves room for slots; with its bytes free 0.95" in page()
 
 
 @pytest.mark.parametrize(
@@ -140,17 +147,17 @@ def test_model_is_its_own_shadow(sources):
 @pytest.mark.parametrize(
     "name, change, rows",
     [
-        ("od_moe_fig3", {"precisions": ("fp16", "nf4")}, 2 * 3 * 3),
-        ("od_moe_fig6", {"periods": (1, 2)}, 4),
+        ("od_moe_fig3", {"precisions": ("fp16", "nf4")}, {"recall": 2 * 3}),
+        ("od_moe_fig6", {"periods": (1, 2)}, {"recall": 4}),
         (
             "od_moe_table1",
             {"precisions": ("int8",), "device_memory": "60%", "history": 2},
-            7 * 3 + 1,
+            {"recall": 7 + 1},
         ),
         (
             "od_moe_one_machine",
             {"precisions": ("nf4",), "budgets": ("100%",), "link_factors": (2.0,)},
-            2 + 3 * 3 - 1,
+            {"shadows": 1, "cases": 3},
         ),
     ],
 )
@@ -159,9 +166,10 @@ def test_study_writes_an_entry(sources, tmp_path, name, change, rows):
     settings = study.settings(**sources, **SMALL, **change)
     summary = run_study(study, settings, out_dir=str(tmp_path / "o"))
     result = validate_entry(tmp_path / "o")
-    assert len(result["metrics"]) == rows
+    assert {name: len(rows_of(result, name)) for name in rows} == rows
     exact = {
         k: v for k, v in summary["checks"].items() if "exactly" in k or "gave" in k
     }
     assert all(exact.values()) and (exact or name == "od_moe_fig6")
-    assert all(0 <= value <= 1 for value in summary.get("recall", {}).values())
+    for row in rows_of(result, "recall") if "recall" in rows else ():
+        assert 0 <= row["recall"] <= 1
