@@ -121,5 +121,3 @@ def differs(result, text, frame, place, row, before):
         )
     except (ValueError, KeyError, IndexError):
         return True  # it fails: that is seen, too
-
-
