@@ -81,9 +81,10 @@ RESTRICTED = {
         "moe_edge/cluster/transport/keys.py",
     ),
     **dict.fromkeys(
-        ("starlette", "uvicorn", "prometheus_client", "jinja2", "llguidance"),
+        ("starlette", "uvicorn", "prometheus_client", "llguidance"),
         ("moe_edge/serve/",),
     ),
+    "jinja2": ("moe_edge/serve/", "moe_edge/metrics/page.py"),
     "pickle": (),
 }
 

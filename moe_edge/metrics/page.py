@@ -7,7 +7,6 @@ sentence that orders things stands under `{% if %}` or names what a number found
 
 import dataclasses
 import functools
-import importlib.util
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,21 +15,21 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from moe_edge.core.tables import plugins
+from moe_edge.core.tables import PACKAGE, plugins
 from moe_edge.metrics.frames import SPREAD, N, plain, tables
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.ranged import with_intervals
 from moe_edge.metrics.tables import text_of
 
 Line = Mapping[str, Any]
-SHARED = Path(__file__).resolve().parents[1] / "bench" / "pages"  # parts of many pages
+SHARED = PACKAGE / "bench" / "pages"  # parts of many pages
 TABLE_ROWS = 12
 
 
 def template_path(study: str) -> Path:
     """Where the study's template lies; its module is not imported."""
-    module = importlib.util.find_spec(plugins("study")[study].partition(":")[0])
-    return Path(module.origin).parent / f"{study}.md"
+    module, _, _ = plugins("study")[study].partition(":")
+    return PACKAGE.parent.joinpath(*module.split(".")[:-1]) / f"{study}.md"
 
 
 def question_of(study: str) -> str:
