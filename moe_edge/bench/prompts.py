@@ -14,6 +14,7 @@ from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.prompts import read_prompts
 from moe_edge.evaluate.texts import find_file, read_text, sha256_of
 
+QUESTION = ("choices", "answer_index")  # keys of a question, whose prompt is used
 PIECE = 1 << 14  # characters of a text that are tokenised at once
 
 
@@ -137,7 +138,7 @@ def _name(path: Path, settings: PromptSettings) -> str:
 
 def _rows(path: Path, tokenizer: Tokenizer, tokens: int) -> Iterator[list[int]]:
     if path.suffix == ".jsonl":
-        for prompt in read_prompts(path):
+        for prompt in read_prompts(path, QUESTION):
             ids = tokenizer.encode(prompt.text, end=False)
             if len(ids) >= tokens:
                 yield list(ids[:tokens])

@@ -257,6 +257,10 @@ class _Cells:
                     f"{starts[0]['number']}; they cannot be joined: measure again with "
                     "--overwrite"
                 )
+        self._keys = {
+            name: _keys(name, [start["frames"][name] for start in starts])
+            for name in self._first
+        }
         self._starts = [
             [
                 np.asarray(s["frames"][n][i]["values"][m], float)
@@ -294,18 +298,44 @@ class _Cells:
             if drawn is not None or within:
                 cell = Estimate(value, len(self._starts), width, INTERVAL)
             cells.setdefault((name, number), {})[measure] = cell
-        for name, found in self._first.items():
-            for number, row in enumerate(found):
-                keys = dict(
-                    zip(self._study.frames[name].keys, row["keys"], strict=True)
-                )
-                rows(name, **keys, **cells.get((name, number), {}))
+        for name, found in self._keys.items():
+            for number, keys in enumerate(found):
+                rows(name, *keys, **cells.get((name, number), {}))
         return rows
 
 
 def _shape(frames: Mapping[str, Sequence[Mapping]]) -> list:
-    """Keys of all rows, and which measures they have."""
+    """Which measures the rows have."""
     return [
-        [name, [[row["keys"], sorted(row["values"])] for row in found]]
+        [name, [sorted(row["values"]) for row in found]]
         for name, found in frames.items()
     ]
+
+
+def _side_by_side(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else " / ".join(map(str, values))
+
+
+def _keys(name: str, frames: Sequence[Sequence[Mapping]]) -> list[list]:
+    """Keys of a frame's rows. Texts that starts found each for themselves, such as who
+    was fastest, stand side by side.
+
+    Raises:
+      ConfigError: rows that only such keys tell apart, or other ones.
+    """
+    columns = [zip(*(row["keys"] for row in rows), strict=True) for rows in frames]
+    sure, found = [], []
+    for values in zip(*columns, strict=True):  # of a key, by start
+        if all(value == values[0] for value in values):
+            sure.append(values[0])
+            found.append(values[0])
+        else:
+            each = (dict.fromkeys(one) for one in zip(*values, strict=True))
+            found.append([_side_by_side(list(one)) for one in each])
+    rows = len(frames[0])
+    if len(found) > len(sure) and len(set(zip(*sure, strict=True))) < rows:
+        raise ConfigError(
+            f"starts gave other rows of frame {name}; they cannot be joined: measure "
+            "again with --overwrite"
+        )
+    return [list(row) for row in zip(*found, strict=True)] or [[] for _ in range(rows)]

@@ -46,18 +46,20 @@ def check_keys(where: str, row: Mapping[str, Any], known: Sequence[str]) -> None
         )
 
 
-def read_prompts(path: str | Path) -> list[Prompt]:
+def read_prompts(path: str | Path, more_keys: Sequence[str] = ()) -> list[Prompt]:
     """Prompts of a JSON-lines file `{"id", "prompt"}`.
 
     Other keys of prompt files are accepted without effect (PROMPT_KEYS).
 
+    Args:
+      more_keys: accepted, too.
     Raises:
       RequestError: a bad line (named), an unknown key, an empty or repeated prompt id,
         no prompt.
     """
     prompts, seen = [], set()
     for where, row in json_objects(path, RequestError):
-        check_keys(where, row, PROMPT_KEYS)
+        check_keys(where, row, (*PROMPT_KEYS, *more_keys))
         for key in ("id", "prompt"):
             if not isinstance(row.get(key), str):
                 raise RequestError(

@@ -4,6 +4,7 @@ import pytest
 
 from moe_edge.bench import prompts
 from moe_edge.bench.prompts import PromptSettings, make_pool, prompt_files
+from moe_edge.bench.started import started
 from moe_edge.bench.study import mean_change, median_and_spread
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
@@ -67,6 +68,30 @@ def test_pool_takes_files_in_turn_and_skips_short_prompts(tmp_path):
     assert [source["path"] for source in pool.sources] == ["p.jsonl", "t.txt"]
     assert all(len(source["sha256"]) == 64 for source in pool.sources)
     assert pool.batches([1, 2]) == [[[3, 3, 5]], [[6, 6, 6], [1, 2, 3]]]
+
+
+def test_questions_are_prompts_too_and_other_keys_are_refused(tmp_path):
+    """As in the data's `mcq/boolq.jsonl`, which studies read by default."""
+    line = '{"id": "q", "prompt": "one two three", "choices": ["a"], "%s": 0}'
+    settings = PromptSettings(data_dir=str(tmp_path), sources=("q.jsonl",))
+    (tmp_path / "q.jsonl").write_text(line % "answer_index")
+    assert list(make_pool(settings, Words(), 1, 3).rows) == [[3, 3, 5]]
+    (tmp_path / "q.jsonl").write_text(line % "ansver")
+    with pytest.raises(RequestError, match="unknown key 'ansver'"):
+        make_pool(settings, Words(), 1, 3)
+
+
+def test_every_start_has_prompts_of_its_own(tmp_path):
+    settings = write_sources(tmp_path)
+    whole = list(make_pool(settings, Words(), 6, 3).rows)
+    parts = []
+    for number in (0, 1, 2):
+        with started(number):
+            parts += make_pool(settings, Words(), 2, 3).rows
+    assert parts == whole
+    message = "hold 15 prompts of 3 tokens, 60 are needed"
+    with started(2), pytest.raises(RequestError, match=message):
+        make_pool(settings, Words(), 20, 3)
 
 
 def test_pool_has_no_special_tokens_inside_of_a_text(tmp_path, monkeypatch):

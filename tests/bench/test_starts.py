@@ -171,8 +171,25 @@ def test_an_interval_of_tokens_is_kept_where_starts_agree():
 
 
 def test_starts_of_other_rows_are_refused():
-    with pytest.raises(ConfigError, match="start 4 gave other rows than start 0"):
+    with pytest.raises(ConfigError, match="starts gave other rows of frame timing"):
         join(STUDY, [start_of(0, [1.0]), start_of(4, [1.0], key="z")])
+    fewer = start_of(4, [1.0])
+    del fewer["frames"]["timing"][0]["values"]["same"]
+    with pytest.raises(ConfigError, match="start 4 gave other rows than start 0"):
+        join(STUDY, [start_of(0, [1.0]), fewer])
+
+
+def test_texts_that_starts_found_stand_side_by_side():
+    frames = {"best": frame("batch fastest", ms="ms")}
+    study = dataclasses.replace(STUDY, frames=frames, derive=lambda tables: {})
+    starts_of = []
+    for number, names in enumerate(("ab", "cb", "ab")):
+        rows = Rows(frames)
+        for batch, name in enumerate(names):
+            rows("best", batch, name, ms=float(number))
+        starts_of.append({"number": number} | kept(rows))
+    stored = join(study, starts_of).rows.stored()["best"]["rows"]
+    assert [row[:2] for row in stored] == [[0, "a / c"], [1, "b"]]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ PLUGINS = (
     ("study", "od_moe_fig8", "studies.live:STUDIES"),
     ("study", "od_moe_fig9", "studies.live:STUDIES"),
     ("study", "od_moe_one_machine", "studies.studies:STUDIES"),
+    ("study", "od_moe_prefill", "studies.prefill:STUDY"),
     ("study", "od_moe_table1", "studies.studies:STUDIES"),
     ("study", "od_moe_table2", "studies.table2:STUDY"),
 )

@@ -98,7 +98,6 @@ def derive(tables: Tables) -> dict[str, Any]:
     model, card_gb = PAPER
     is_paper = (cards.model == model) & (cards.card_gb == card_gb)
     return {
-        "largest": cards.gain.max(),
         "gains": cards,
         "mean": a_layer["mean"].max(),
         "most": a_layer.most.max(),

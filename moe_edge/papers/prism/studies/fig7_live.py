@@ -191,4 +191,5 @@ STUDY = Study(
     measure=later("papers.prism.studies.fig7_live_runs.measure"),
     derive=later("papers.prism.studies.fig7_live_runs.derive"),
     check=check,
+    start={"seeds": 1},
 )

@@ -279,4 +279,5 @@ STUDY = Study(
     derive=derive,
     check=check,
     inline=True,
+    start={"rounds": 2},  # the first chooses configurations
 )
