@@ -33,26 +33,24 @@ def random_lookups(steps: int, tokens: int = 2):
             yield step, layer, ids_TK, scores_TE
 
 
-def drive(policy, state, step, layer, ids_TK, scores_TE, protected_S, xp):
+def drive(policy, state, step, layer, ids_TK, scores_TE, protected_S):
     """Touch, give up one slot, put the first chosen expert there."""
     state = policy.touch(state, layer, ids_TK, scores_TE, step)
     slot, state = policy.victim(state, protected_S)
     key = layer * E + ids_TK[0, 0]
-    return slot, put(state, slot, key, xp)
+    return slot, put(state, slot, key)
 
 
 @pytest.mark.parametrize("name", JITTED)
 def test_victims_in_jit_match_numpy_without_recompilation(name):
     policy = eviction_of(name, L, E)
-    compiled = jax.jit(functools.partial(drive, policy, xp=jnp))
+    compiled = jax.jit(functools.partial(drive, policy))
     host, device = policy.init(SPEC), policy.init(SPEC, jnp)
     rng = np.random.default_rng(5)
     victims = []
     for step, layer, ids_TK, scores_TE in random_lookups(25):
         protected_S = rng.random(S) < 0.3
-        slot, host = drive(
-            policy, host, step, layer, ids_TK, scores_TE, protected_S, np
-        )
+        slot, host = drive(policy, host, step, layer, ids_TK, scores_TE, protected_S)
         got, device = compiled(
             device, jnp.int32(step), jnp.int32(layer), ids_TK, scores_TE, protected_S
         )

@@ -148,6 +148,7 @@ def replay_time(
         horizon=horizon,
         prefetch_limit=prefetch_limit,
     )
+    residency = layer_step.residency
     step, starts, ends, prompt, host_s = None, [], [], [], 0.0
     for routed in lookups(trace):
         layer = routed.layer
@@ -175,8 +176,7 @@ def replay_time(
         begun_s = time.process_time()
         if reroute is not None:
             queue.poll()
-            resident = layer_step.residency.arrived(layer)
-            seen = reroute(routed, resident), routed.scores_TE
+            seen = reroute(routed, residency.arrived(layer)), routed.scores_TE
         layer_step.pass_layer(layer, *seen, step, routed.sequences)
         host_s += time.process_time() - begun_s
         queue.now_s += experts_L[layer]
