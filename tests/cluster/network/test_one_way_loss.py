@@ -7,7 +7,9 @@ import time
 
 import pytest
 
+from moe_edge.cluster import content
 from moe_edge.cluster.network.namespaces import missing_rights
+from tests.support.live_run import LiveRun
 
 reason = missing_rights()
 needs_rights = pytest.mark.skipif(reason is not None, reason=f"no networks: {reason}")
@@ -31,24 +33,37 @@ def tokens_in(folder) -> dict[str, list[int]]:
     return {row["id"]: row["tokens"] for row in map(json.loads, lines)}
 
 
-@pytest.fixture
-def run(start, tiny):
-    """Starts a cluster of three servers, with a folder and more flags."""
+def flags_of(tiny, name, **more) -> list[str]:
+    """Of a cluster of three servers, with a folder and more flags."""
     asked = {"workload": "arithmetic,words,arithmetic", "output_tokens": 4}
     asked |= {"checkpoint": tiny, "servers": 3, "slots": "12,12,12", "seed": 3}
-    asked |= {"requests_per_server": 6, "hung_s": 2}
+    asked |= {"requests_per_server": 6, "hung_s": 2, "out_dir": name}
+    return [f"--{key}={value}" for key, value in (asked | more).items()]
 
-    def run(name, **more):
-        given = asked | {"out_dir": name} | more
-        return start(*(f"--{key}={value}" for key, value in given.items()))
 
-    return run
+@pytest.fixture
+def run(start, tiny):
+    return lambda name, **more: start(*flags_of(tiny, name, **more))
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, tmp_path_factory) -> dict[str, list[int]]:
+    """The tokens where no packet is lost."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(content.CACHE, str(folder / "cache"))
+        flags = flags_of(tiny, "whole", interval_s=0.01, hung_s=60)
+        run = LiveRun(folder, *flags)
+    try:
+        assert run.wait() == 0, run.stderr
+    finally:
+        run.end()
+    return tokens_in(folder / "whole")
 
 
 @needs_rights
 @pytest.mark.slow
-def test_one_way_loss_sets_both_pairs_apart_and_evicts_nobody(run, tmp_path):
-    assert run("whole", interval_s=0.01).wait() == 0
+def test_one_way_loss_sets_both_pairs_apart_and_evicts_nobody(run, whole, tmp_path):
     lossy = run("lossy", interval_s=2.0, link_mbps=20)
     lossy.wait_for("compiled in")
     lose_packets("moe-edge.server0", "moe-edge.server1")
@@ -57,13 +72,12 @@ def test_one_way_loss_sets_both_pairs_apart_and_evicts_nobody(run, tmp_path):
     assert sorted(summary["bad_pairs"]) == [[0, 1], [1, 0]]
     assert not summary["failures"]
     assert summary["degraded"] == summary["lost_requests"] == 0
-    assert tokens_in(tmp_path / "lossy") == tokens_in(tmp_path / "whole")
+    assert tokens_in(tmp_path / "lossy") == whole
 
 
 @needs_rights
 @pytest.mark.slow
-def test_a_server_whose_network_was_out_comes_back(run, tmp_path):
-    assert run("whole", interval_s=0.01).wait() == 0
+def test_a_server_whose_network_was_out_comes_back(run, whole, tmp_path):
     broken = run("broken", interval_s=4.0, link_mbps=20)
     broken.wait_for("compiled in")
     for up_or_down in ("down", "up"):
@@ -74,4 +88,4 @@ def test_a_server_whose_network_was_out_comes_back(run, tmp_path):
     assert (failure["server"], failure["kind"]) == (1, "hung")
     assert failure["returned_s"] > failure["detected_s"]
     assert broken.summary["lost_requests"] == 0
-    assert tokens_in(tmp_path / "broken") == tokens_in(tmp_path / "whole")
+    assert tokens_in(tmp_path / "broken") == whole
