@@ -80,8 +80,8 @@ def convert_checkpoint(
       shard_size: most bytes of a safetensors shard (to="hf").
       workers: threads that read, change, hash and write; 0: as many as cores. Each
         holds some 100 MB, or of quantised experts a few times one expert as float32.
-      max_layers: stop after so many layers; the same command goes on with the next
-        ones (None: do all).
+      max_layers: stop after so many layers, among which the embedding and the head
+        count, too; the same command goes on with the next ones (None: do all).
       progress: show a progress bar on stderr.
       verify: read `src`, of ours, and compare its weights with the hash in its
         manifest; write nothing.

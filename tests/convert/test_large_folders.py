@@ -111,13 +111,12 @@ def test_a_folder_of_671_billion_parameters_opens_and_plans(tmp_path):
     assert not record_1R.any()
     # Tensors: 13,000 and 90,000, seven times as many.
     assert times_longer(HfReader, *folders) < 20
-    # Two layers and no room for the others; experts as stored take a byte a weight.
-    said = convert(folders[1], tmp_path / "ours", expert_dtype="fp8", max_layers=2)
-    assert said["items_left"] == 61
+    # A layer, whatever room all of them need; experts as stored take a byte a weight.
+    said = convert(folders[1], tmp_path / "ours", expert_dtype="fp8", max_layers=1)
+    assert said["items_left"] == 62
     made = Path(said["work_dir"]) / "made"
-    for layer in (0, 1):
-        arrays = read_item(made, layer, item_shapes(reader.config, layer))
-        shapes = [array.shape for array in arrays.values()]
-        assert shapes.count((18432, 7168)) == 2 and shapes.count((7168, 18432)) == 1
+    arrays = read_item(made, 0, item_shapes(reader.config, 0))
+    shapes = [array.shape for array in arrays.values()]
+    assert shapes.count((18432, 7168)) == 2 and shapes.count((7168, 18432)) == 1
     layout = RecordLayout.of(with_kind(reader.config, "fp8x8"))
     assert layout.size == 3 * 7168 * 2048 // 128 * 132
