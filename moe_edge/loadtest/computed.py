@@ -44,7 +44,7 @@ def computed_results(
     own_k, context = round(costs.decode.ks[-1]), options.max_context or LONGEST_CONTEXT
     budget, row_bytes = math.inf, _nothing
     if checkpoint is not None:
-        config = open_checkpoint(checkpoint).config
+        config = open_checkpoint(checkpoint).config.with_cache(options.kv_cache)
         options.check_model(config)
         own_k, context = config.moe.top_k, options.context(config.max_positions)
         budget, row_bytes = _caches(options, config, context)

@@ -4,11 +4,10 @@ import math
 import time
 from collections.abc import Sequence
 
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.progress import counter
 from moe_edge.engine.devices import check_mesh
-from moe_edge.engine.load import check_checkpoint, prepare_process
+from moe_edge.engine.load import check_checkpoint, open_run, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.loadtest.decisions_file import LoopMade
 from moe_edge.loadtest.offered import (
@@ -42,7 +41,7 @@ def engine_results(
     """
     options.step_costs()  # missing ones show before weights are read
     check_checkpoint(checkpoint)
-    reader = open_checkpoint(checkpoint)
+    reader = open_run(checkpoint, kv_cache=options.kv_cache)
     prepare_process(reader, offload)
     own_k, longest = reader.config.moe.top_k, reader.config.max_positions
     options.check_model(reader.config)

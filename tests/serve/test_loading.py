@@ -7,6 +7,7 @@ from moe_edge.core import progress
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.slot_programs import SlotShapes
+from moe_edge.serve import loading
 from moe_edge.serve.driver import RowRequest
 from moe_edge.serve.loading import cache_room, load_driver
 from moe_edge.serve.options import ServingOptions, cache_bytes_of
@@ -29,6 +30,28 @@ def test_caches_have_their_room_in_an_absolute_budget():
     assert sizes == (2 * one, one, peak + one)
     room = cache_room(options, shapes.config)
     assert room["capacity"] == 64 and 0 <= room["batch"] * one - 2 * (peak + one) < one
+
+
+def test_caches_of_a_type_take_its_bytes(monkeypatch):
+    class Seen(Exception):
+        pass
+
+    def load(*_, **given):
+        raise Seen(given)
+
+    monkeypatch.setattr(loading, "load_engine", load)
+    offload, rows = OffloadOptions(device_memory="4MiB"), {}
+    for kind in ("float32", "bfloat16"):
+        serving = ServingOptions(**SMALL, kv_cache=kind)
+        with pytest.raises(Seen) as seen:
+            load_driver(str(checkpoint()), None, offload, serving)
+        (given,) = seen.value.args
+        assert given["kv_cache"] == kind
+        config = open_checkpoint(checkpoint()).config.with_cache(kind)
+        room = {name: given[name] for name in ("batch", "capacity")}
+        assert room == cache_room(serving, config)
+        rows[kind] = SlotShapes(config, **serving.sizes(64)).row_bytes(64)
+    assert rows["float32"] == 2 * rows["bfloat16"]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
