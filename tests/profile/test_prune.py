@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from moe_edge.convert.convert import convert_checkpoint, verify_checkpoint
-from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.open import check_unpruned, open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.resident import ResidentEngine
@@ -15,7 +15,6 @@ from moe_edge.engine.weights import load_weights
 from moe_edge.evaluate.layerwise import LayerwiseText
 from moe_edge.model.pruned import kept_experts, pruned_config
 from moe_edge.model.sub_experts import split_config
-from moe_edge.papers.moe_prism.refactor.run import run_refactor
 from moe_edge.profile.reader import open_profile
 from moe_edge.profile.run_profile import run_profile
 from moe_edge.profile.run_prune import run_prune
@@ -139,7 +138,7 @@ def test_prune_rejects_what_cannot_be(tiny, profile, pruned, tmp_path):
     with pytest.raises(ConfigError, match="d is pruned, and pruning takes the check"):
         run_prune(checkpoint=str(pruned), **given)
     with pytest.raises(ConfigError, match="is pruned, and refactoring takes the check"):
-        run_refactor(checkpoint=str(pruned), sub_experts=2, **given)
+        check_unpruned(open_checkpoint(pruned), "refactoring")
     split = split_config(ALL["gqa"], 2)
     with pytest.raises(ConfigError, match="refactored, into 2 sub-experts an expert"):
         pruned_config(split, {1: [0, 1, 2]})

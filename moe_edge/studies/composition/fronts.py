@@ -17,8 +17,8 @@ MOST_RATIO = 1.01  # of the perplexity
 MARGIN, FEWER = 0.05, 0.5  # the bars: a single method's lead, and bytes
 MIDDLE = 0.25  # the budget of the second
 LIMITS = (
-    "Times are computed by replay from measured steps and misses over an emulated "
-    "link; rows named emulated ran in real time. The machine was shared.",
+    "Times are computed, by replay from measured steps and misses over an emulated "
+    "link; rows named emulated, if there are some, ran in real time.",
     "One tiny model that tolerates nearly anything: 64 experts of 74 kB a layer. What "
     "wins here need not win at 30 B parameters.",
     "Caches begin empty and pass from row to row; nothing but an oracle prefetches, "
