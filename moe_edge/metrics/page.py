@@ -247,5 +247,7 @@ def render(study: str, result: Mapping[str, Any]) -> tuple[str, Figures]:
     frames = {name: plain(found) for name, found in tables(result["frames"]).items()}
     facts = {key: result[key] for key in ("workload", "machine", "model")}
     template = environment(path.parent).get_template(path.name)
-    text = template.render(**frames, **result["numbers"], **facts, figure=figures.add)
+    text = template.render(
+        **frames, **plain(result["numbers"]), **facts, figure=figures.add
+    )
     return re.sub(r"\n{3,}", "\n\n", text), figures
