@@ -84,19 +84,40 @@ UNSEEN: dict[str, set[str]] = {
         "networks.image_bytes",
         "networks.record_bytes",
     },
-    "coserve_fig11": {"needed.all_experts"},
-    "coserve_fig13": {"runs.over_least"},
+    "coserve_fig11": {
+        "needed.all_experts",
+    },
+    "coserve_fig13": {
+        "runs.over_least",
+    },
     "coserve_fig13_live": {
         "runs.management_ratio",
         "runs.scheduling_ratio",
         "runs.time_s",
     },
-    "coserve_fig15": {"runs.over_least"},
-    "coserve_fig5": {"networks.load_host_ms", "networks.record_bytes"},
-    "coserve_sensitivity": {"runs.over_least"},
-    "coserve_table1": {"machines.of_experts"},
-    "od_moe_table2": {"bytes.shadow", "speeds.output", "speeds.over_resident"},
-    "smoe_fig10": {"layer.layer_ms", "timing.hit_ratio", "timing.moved_mb"},
+    "coserve_fig15": {
+        "runs.over_least",
+    },
+    "coserve_fig5": {
+        "networks.load_host_ms",
+        "networks.record_bytes",
+    },
+    "coserve_sensitivity": {
+        "runs.over_least",
+    },
+    "coserve_table1": {
+        "machines.of_experts",
+    },
+    "od_moe_table2": {
+        "bytes.shadow",
+        "speeds.output",
+        "speeds.over_resident",
+    },
+    "smoe_fig10": {
+        "layer.layer_ms",
+        "timing.hit_ratio",
+        "timing.moved_mb",
+    },
     "smoe_fig12": {
         "layer.layer_ms",
         "timing.agreement",
@@ -112,8 +133,13 @@ UNSEEN: dict[str, set[str]] = {
         "timing.perplexity_ratio",
         "timing.wait_ms",
     },
-    "prism_fig5": {"layers.remote"},
-    "prism_fig6": {"ratios.before", "ratios.migrations"},
+    "prism_fig5": {
+        "layers.remote",
+    },
+    "prism_fig6": {
+        "ratios.before",
+        "ratios.migrations",
+    },
     "prism_fig7": {
         "runs.local",
         "runs.new_data_s",
@@ -121,8 +147,15 @@ UNSEEN: dict[str, set[str]] = {
         "runs.seeds",
         "servers.seconds",
     },
-    "prism_sensitivity": {"methods.mean_s", "over.seeds"},
-    "prism_table2": {"methods.local", "methods.mean_s", "servers.seconds"},
+    "prism_sensitivity": {
+        "methods.mean_s",
+        "over.seeds",
+    },
+    "prism_table2": {
+        "methods.local",
+        "methods.mean_s",
+        "servers.seconds",
+    },
 }
 OPTIONAL: dict[str, set[str]] = {}
 
