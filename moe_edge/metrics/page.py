@@ -175,7 +175,13 @@ class Figures:
         made, options = self.drawn.setdefault(file, ([], {"title": title}))
         for measure, y_label in y.items():
             for group in groups:
-                some = [r for r in rows if label_of(r, words(panels)) == group]
+                some = [
+                    row
+                    for row in rows
+                    if label_of(row, words(panels)) == group and measure in row
+                ]
+                if not some:
+                    continue
                 made.append(
                     _panel(some, x, measure, series, group, y_label)
                     | {"x_label": x_label, "log": log in (True, measure)}
@@ -199,8 +205,7 @@ def _level(level, measure: str, group: str, panels: str):
     return (label, found[0][value]) if found else None
 
 
-def _panel(rows, x, measure, series, group, y_label) -> dict[str, Any]:
-    some = [row for row in rows if row.get(measure) is not None]
+def _panel(some, x, measure, series, group, y_label) -> dict[str, Any]:
     xs = list(dict.fromkeys(row[x] for row in some))
     if not isinstance(xs[0], str):
         xs.sort()

@@ -3,14 +3,15 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from moe_edge.bench.study import Findings
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.papers.prism.studies.entry import simulated, study_of
+from moe_edge.bench.study import Study
+from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
+from moe_edge.metrics.results import Tables
+from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import Runs, cases_of
-from moe_edge.papers.prism.studies.served import median_row
 from moe_edge.place.plan import ABSENT, Placement
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.report import report
@@ -73,73 +74,44 @@ def layer_seconds(case: Scenario, share: float, seed: int) -> tuple[float, float
     return float(found.latency_R.sum()) / layers, 1 - found.local_ratio
 
 
-def measure(settings: Figure5) -> Findings:
+def measure(settings: Figure5, rows: Rows) -> None:
     """Time of a layer over the share of experts that are remote."""
-    metrics, ms_of, used = [], {}, []
+    used = []
     for model, tokens in itertools.product(MODELS, settings.tokens):
         fixed = {"input_tokens": tokens, "output_tokens": 1}
         cases = [(s, alone(c)) for s, c in cases_of(settings, model=model, **fixed)]
         used.append(cases[0][1])
-        ms_of[model, tokens] = []
         for share in settings.remote_shares:
             found = np.array([layer_seconds(c, share, seed) for seed, c in cases])
-            ms, remote = 1e3 * found[:, 0], found[:, 1]
-            at = f"{model}, {tokens} tokens, {share:.0%} of experts remote"
-            metrics.append(median_row("all", f"time of a layer, {at}", ms, "ms"))
-            metrics.append(median_row("all", f"remote computations, {at}", remote, "1"))
-            ms_of[model, tokens].append(float(np.median(ms)))
-        print(f"figure 5: {model}, {tokens} tokens", flush=True)
-    low, high = settings.remote_shares[0], settings.remote_shares[-1]
-    slowdowns = [ms[-1] / ms[0] for ms in ms_of.values()]
-    ours = {f"{m}, {n} tokens": ms for (m, n), ms in ms_of.items()}
-    panels = [
-        Panel(
-            model,
-            "time of a layer (ms)",
-            [100 * share for share in settings.remote_shares],
-            {f"{tokens} tokens": ms_of[model, tokens] for tokens in settings.tokens},
-            x_label="experts remote (%)",
-            log=True,
-        )
-        for model in MODELS
-    ]
-    return simulated(
-        settings,
-        used,
-        answer=f"A layer with {high:.0%} instead of {low:.0%} of its experts remote "
-        f"takes {min(slowdowns):.1f} to {max(slowdowns):.1f} times as long, nothing "
-        "else running.",
-        details=[
-            f"{at}: {ms[0]:.2f} to {ms[-1]:.2f} ms a layer." for at, ms in ours.items()
-        ],
-        workload={"models": list(MODELS), "domain": used[0].requests[0].domain},
-        metrics=metrics,
-        checks={
-            "a layer takes longer the more experts are remote": all(
-                (np.diff(ms) > 0).all() for ms in ms_of.values()
+            layer_ms, remote = (
+                median(values, OF_SEEDS) for values in (1e3 * found[:, 0], found[:, 1])
             )
-        },
-        limits=["Memory is no limit here: the others hold every expert."],
-        ours={
-            "ms by share": {at: [round(x, 4) for x in ms] for at, ms in ours.items()},
-            "shares": list(settings.remote_shares),
-        },
-        plot=lambda path: draw_panels(
-            path, panels, title="Time of a layer over remote experts (simulated)"
-        ),
-        summary={"layer_ms": ours},
+            rows("layers", model, tokens, share, layer_ms=layer_ms, remote=remote)
+        print(f"figure 5: {model}, {tokens} tokens", flush=True)
+    more = {"models": list(MODELS), "domain": used[0].requests[0].domain}
+    tell(rows, settings, used, more)
+
+
+def derive(tables: Tables) -> dict[str, Any]:
+    """How much longer a layer takes from the least share to the largest."""
+    layers = tables["layers"]
+    ends = layers.groupby(["model", "tokens"], sort=False).layer_ms.agg(
+        ["first", "last"]
     )
+    ends["slowdown"] = ends["last"] / ends["first"]
+    rising = layers.groupby(["model", "tokens"]).layer_ms.diff().dropna() > 0
+    return {
+        "ends": ends.reset_index(),
+        "low": layers.share.min(),
+        "high": layers.share.max(),
+        "checks": {"a layer takes longer the more experts are remote": rising.all()},
+    }
 
 
-STUDY = study_of(
+STUDY = Study(
     name="prism_fig5",
-    question="What do remote experts cost a layer (Prism, figure 5)?",
     settings=Figure5,
+    frames={"layers": frame("model tokens share", layer_ms="ms", remote="1")},
     measure=measure,
-    source="Prism, figure 5: time of a layer over the share of remote experts",
-    paper={"trend": "rises sharply"},
-    why="The figure has no numbers in its text. The paper's remote expert is loaded "
-    "into GPU memory on arrival; here it is resident there, so a call is its messages, "
-    "a queue and arithmetic. All of a layer's calls to a server share a message: the "
-    "first remote expert costs most, further ones little more than their bytes.",
+    derive=derive,
 )

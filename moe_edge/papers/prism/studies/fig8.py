@@ -3,15 +3,16 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from moe_edge.bench.rounds import median_panel
-from moe_edge.bench.study import Findings
+from moe_edge.bench.derived import spans
+from moe_edge.bench.study import Study
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.papers.prism.studies.entry import simulated, study_of
+from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
+from moe_edge.metrics.results import Tables
+from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
     Runs,
     cases_of,
@@ -26,21 +27,13 @@ from moe_edge.papers.prism.studies.served import (
     OURS,
     PRISM,
     MethodRuns,
-    median_row,
-    percent,
-    percents,
     slower,
     stored,
 )
 
 MBPS = 500.0  # of figure 8a, as in the test bed
 OURS_UP_TO = 64  # GPUs: beyond, our placer would take most of the study's time
-PAPER = {
-    "4 to 256 GPUs, arrival 8 s": "-19 %",
-    "4 to 256 GPUs, arrival 15 s": "-9 %",
-    "100 to 1000 Mbps, 4 GPUs": "over -55 %",
-    "100 to 1000 Mbps, 256 GPUs": "-35 %",
-}
+FASTER = "a faster network is faster at every size"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,23 +57,9 @@ class Figure8(Runs):
     mbps: Sequence[float] = (100.0, 200.0, 500.0, 1000.0)
 
 
-class Point(NamedTuple):
-    """GPUs in all, seconds between requests of a server, rate of the lines."""
-
-    gpus: int
-    interval_s: float
-    mbps: float = MBPS
-
-    def __str__(self) -> str:
-        return f"{self.gpus} GPUs, arrival {self.interval_s:g} s, {self.mbps:g} Mbps"
-
-
-Points = Mapping[Point, MethodRuns]
-
-
-def measure(settings: Figure8) -> Findings:
+def measure(settings: Figure8, rows: Rows) -> None:
     """All sizes at all rates of arrival; all line rates at the longest interval."""
-    points: dict[Point, MethodRuns] = {}
+    points: dict[tuple[int, float, float], MethodRuns] = {}
     first, longest_s = None, max(settings.intervals_s)
     share = PRISM_MEMORY_SHARE.get(settings.model, 1.0)
     for gpus, interval_s in itertools.product(settings.gpus, settings.intervals_s):
@@ -93,132 +72,72 @@ def measure(settings: Figure8) -> Findings:
             methods = [m for m in methods if m != OURS or gpus <= OURS_UP_TO]
             machines = {"mbps": mbps, "expert_memory_share": share, **options}
             moved = [(s, on_cluster(case, "prism", **machines)) for s, case in cases]
-            point = Point(gpus, interval_s, mbps)
-            served = serve_all(moved, methods, str(point), period_s=0.0)
+            point = gpus, interval_s, mbps
+            label = f"{gpus} GPUs, {interval_s:g} s, {mbps:g} Mbps"
+            served = serve_all(moved, methods, label, period_s=0.0)
             # Means of each of hundreds of servers would say nothing.
             points[point] = served.only(MEAN, LOCAL)
-    return findings(settings, points, first)
+    tell_points(rows, settings, points)
+    labels = {
+        f"{g} GPUs, {i:g} s, {m:g} Mbps": one for (g, i, m), one in points.items()
+    }
+    rows.files |= stored(labels)
+    tell(rows, settings, [first], {"migration": "none"})
 
 
-def change(points: Points, old: Point, new: Point) -> np.ndarray:
-    """float64 [seeds]: Prism's mean latency at `new` over that at `old`."""
-    return points[new].values(PRISM) / points[old].values(PRISM)
-
-
-def findings(settings: Figure8, points: Points, case) -> Findings:
-    """The entry from all points."""
+def tell_points(
+    rows: Rows, settings: Figure8, points: Mapping[tuple[int, float, float], MethodRuns]
+) -> None:
+    """Adds all points by GPUs, interval and rate, and changes from end to end."""
+    for point, served in points.items():
+        served.tell(rows, *point)
+        for method in served.rows:
+            over = served.ratio(method, PRISM)
+            if method != PRISM and slower(over) > len(over) / 2:
+                rows("slower", *point, method, ratio=median(over, OF_SEEDS))
     fewest, most = min(settings.gpus), max(settings.gpus)
     low, high = min(settings.mbps), max(settings.mbps)
     longest_s = max(settings.intervals_s)
-    sizes = {
-        f"{fewest} to {most} GPUs, arrival {interval_s:g} s": change(
-            points, Point(fewest, interval_s), Point(most, interval_s)
-        )
-        for interval_s in settings.intervals_s
-    }
-    rates = {
-        f"{low:g} to {high:g} Mbps, {gpus} GPUs": change(
-            points, Point(gpus, longest_s, low), Point(gpus, longest_s, high)
-        )
-        for gpus in settings.gpus
-    }
-    ours = {name: percent(found) for name, found in (sizes | rates).items()}
-    losers = [
-        f"{point.gpus} GPUs, {point.interval_s:g} s: {method} {percent(over)}"
-        for point, served in points.items()
-        for method in served.rows
-        if method != PRISM
-        and slower(over := served.ratio(method, PRISM)) > len(over) / 2
-    ]
-    return simulated(
-        settings,
-        [case],
-        answer=f"On {settings.workload}, {fewest} to {most} GPUs change the mean "
-        f"latency of Prism's placement by {percents(sizes.values())}, and {low:g} to "
-        f"{high:g} Mbps by {percents(rates.values())}.",
-        details=[
-            *(f"{at}: {ours[at]} (paper {PAPER.get(at, 'none')})." for at in ours),
-            f"Slower than Prism's placement: {', '.join(losers) or 'nowhere'}.",
-        ],
-        workload={"migration": "none"},
-        metrics=[
-            *(row for at, served in points.items() for row in served.metrics(str(at))),
-            *(
-                median_row(PRISM, f"latency ratio, {name}", found, "1")
-                for name, found in (sizes | rates).items()
-            ),
-        ],
-        checks={
-            "a faster network is faster at every size": all(
-                (found < 1).all() for found in rates.values()
-            )
-        },
-        limits=[
-            f"{settings.requests_per_server} requests a server.",
-            f"Our placer was run up to {OURS_UP_TO} GPUs here.",
-        ],
-        ours=ours,
-        plot=lambda path: plot_sizes(path, settings, points),
-        summary={"change": ours},
-        files=stored(
-            {str(at).replace("arrival ", ""): served for at, served in points.items()}
-        ),
-        pictures={"bandwidth.png": lambda path: plot_rates(path, settings, points)},
-    )
 
+    def change(kind: str, at: str, old: tuple, new: tuple) -> np.ndarray:
+        ratio = points[new].values(PRISM) / points[old].values(PRISM)
+        rows("changes", kind, at, ratio=median(ratio, OF_SEEDS))
+        return ratio
 
-def plot_sizes(path, settings: Figure8, points: Points) -> None:
-    """A panel a rate of arrival: latency over the number of GPUs."""
-    panels = []
     for interval_s in settings.intervals_s:
-        by_gpus = [points[Point(gpus, interval_s)] for gpus in settings.gpus]
-        nothing = [np.nan] * settings.seeds
-        series = {
-            method: [
-                served.values(method) if method in served.rows else nothing
-                for served in by_gpus
-            ]
-            for method in next(iter(points.values())).rows
-        }
-        title = f"a request every {interval_s:g} s at each server"
-        panels.append(panel_over_gpus(title, settings, series))
-    draw_panels(path, panels, title="Latency over size (simulated)")
+        ends = ((gpus, interval_s, MBPS) for gpus in (fewest, most))
+        change(f"{fewest} to {most} GPUs", f"arrival {interval_s:g} s", *ends)
+    found = []
+    for gpus in settings.gpus:
+        ends = ((gpus, longest_s, mbps) for mbps in (low, high))
+        found.append(change(f"{low:g} to {high:g} Mbps", f"{gpus} GPUs", *ends))
+    rows.checks[FASTER] = all(bool((ratio < 1).all()) for ratio in found)
 
 
-def plot_rates(path, settings: Figure8, points: Points) -> None:
-    """Prism's latency over the number of GPUs, a bar a line rate."""
-    longest_s = max(settings.intervals_s)
-    series = {
-        f"{mbps:g} Mbps": [
-            points[Point(gpus, longest_s, mbps)].values(PRISM) for gpus in settings.gpus
-        ]
-        for mbps in settings.mbps
+def derive(tables: Tables) -> dict[str, Any]:
+    """Changes by kind, and points for the pictures."""
+    changes, methods = tables["changes"], tables["methods"]
+    changes["change"] = changes.ratio - 1
+    methods["size"] = methods.gpus.astype(str)
+    longest = methods.interval_s == methods.interval_s.max()
+    return {
+        "spans": spans(changes, "change", "kind"),
+        "change": changes,
+        "sizes": methods[methods.mbps == MBPS],
+        "rates": methods[longest & (methods.method == PRISM)],
+        "losers": tables.get("slower", []),
     }
-    title = f"Prism's placement, a request every {longest_s:g} s at each server"
-    panel = panel_over_gpus(title, settings, series)
-    draw_panels(path, [panel], title="Latency over the network's rate (simulated)")
 
 
-def panel_over_gpus(title: str, settings: Figure8, series) -> Panel:
-    """Latencies; `series`: label -> number of GPUs -> seeds."""
-    x = [str(gpus) for gpus in settings.gpus]
-    return median_panel(title, "seconds a request", x, series, x_label="GPUs")
-
-
-STUDY = study_of(
+STUDY = Study(
     name="prism_fig8",
-    question="How does latency change with GPUs and with the network (Prism, "
-    "figure 8)?",
     settings=Figure8,
+    frames={
+        "methods": frame("gpus interval_s mbps method", mean_s="s", local="1"),
+        "changes": frame("kind at", ratio="1"),
+        "slower": frame("gpus interval_s mbps method", ratio="1"),
+    },
     measure=measure,
+    derive=derive,
     check=lambda settings: check_has_prism(settings.methods),
-    source="Prism, figure 8 and section IV-C",
-    paper=PAPER,
-    why="The paper does not say whether a Poisson rate is of a server or of the whole "
-    "cluster, how GPUs are grouped, or which requests are asked: here of each server, "
-    "servers of 1 + 1 + 2 GPUs repeated, table II's MultiData. With a rate for each "
-    "server load and memory of a server stay the same at any size: more servers only "
-    "free each other from keeping the only copies of experts. Without the paper's "
-    "software overheads the network is nearly all of a latency, so the rate of the "
-    "lines counts for more here, at every size.",
 )

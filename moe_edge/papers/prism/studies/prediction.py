@@ -108,8 +108,8 @@ def measure(settings: Prediction) -> Findings:
         asked = {"workload": workload, "model": model}
         cases = cases_of(settings, interval_s=INTERVAL_S[workload], **asked)
         used.append(cases[0][1])
-        plain = f"{workload}, {model}"
-        for label, moved in ({plain: cases} | on_unequal(plain, cases)).items():
+        for variant, moved in ({"": cases} | on_unequal(cases)).items():
+            label = ", ".join(filter(None, (workload, model, variant)))
             points[label] = [predict_and_serve(case, seed) for seed, case in moved]
             right, count = told_apart(points[label], settings.apart)
             print(f"{label}: {right} of {count} pairs in order", flush=True)

@@ -1,13 +1,14 @@
 """How skew, memory and the number of copies change who places best."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from moe_edge.bench.rounds import median_panel
-from moe_edge.bench.study import Findings
-from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.papers.prism.studies.entry import simulated, study_of
+from moe_edge.bench.derived import spans
+from moe_edge.bench.study import Study
+from moe_edge.metrics.frames import Rows
+from moe_edge.metrics.results import Tables
+from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import Runs, cases_of, on_cluster, serve_all
 from moe_edge.papers.prism.studies.served import (
     EPLB,
@@ -15,18 +16,13 @@ from moe_edge.papers.prism.studies.served import (
     OURS,
     PRISM,
     MethodRuns,
-    percents,
+    frames_at,
+    losses,
     stored,
-    worse_than,
 )
 from moe_edge.simulate.cluster.scenario import Scenario
 
 BASE_SHARE = {"prism": 0.3, "mixed": 0.6}  # 1.7 copies of DeepSeek-V2-Lite on both
-LABELS = {
-    "skew": "skew of the domains",
-    "memory": "copies of the model in the memory of all",
-    "copies": "copies of the model, more servers",
-}
 METHODS = (EPLB, PRISM, OPTIMUM, OURS)
 PAIRS = (
     *((OURS, EPLB), (OURS, PRISM), (OURS, OPTIMUM)),
@@ -54,34 +50,25 @@ class Sensitivity(Runs):
     gpus: Sequence[int] = (4, 16)
 
 
-class Point(NamedTuple):
-    """What was varied, where, and the label of the value."""
-
-    study: str
-    cluster: str
-    value: str
-
-
-Points = Mapping[Point, MethodRuns]
-
-
 def copies(case: Scenario) -> float:
     """How many copies of the model's experts the cluster has room for."""
     slots = case.cost_model.cluster.slots(case.shape.block.num_bytes)
     return float(sum(one.sum() for one in slots)) / case.shape.num_blocks
 
 
-def measure(settings: Sensitivity) -> Findings:
+def measure(settings: Sensitivity, rows: Rows) -> None:
     """Every skew, memory and number of servers; static placements."""
-    points: dict[Point, MethodRuns] = {}
+    files: dict[str, MethodRuns] = {}
     base = None
 
     def add(study: str, cluster: str, value: str | None, cases, share=None) -> None:
         if share is not None:
             options = {"expert_memory_share": share}
             cases = [(s, on_cluster(case, cluster, **options)) for s, case in cases]
-        point = Point(study, cluster, value or f"{copies(cases[0][1]):.2f}")
-        points[point] = serve_all(cases, METHODS, " ".join(point), period_s=0.0)
+        point = study, cluster, value or f"{copies(cases[0][1]):.2f}"
+        served = serve_all(cases, METHODS, " ".join(point), period_s=0.0)
+        served.tell(rows, *point, pairs=PAIRS)
+        files[" ".join(point)] = served
 
     for skew in settings.skews:
         cases = cases_of(settings, skew=skew)
@@ -96,101 +83,41 @@ def measure(settings: Sensitivity) -> Findings:
     for gpus in settings.gpus:
         cases = cases_of(settings, cluster_options={"num_gpus": gpus})
         add("copies", "prism", f"{copies(cases[0][1]):.1f}", cases)
-    return findings(settings, points, base[0][1])
+    rows.files |= stored(files)
+    more = {"base_memory_share": BASE_SHARE, "migration": "none"}
+    tell(rows, settings, [base[0][1]], more, [EPLB, PRISM])
 
 
-def rows_of(points: Points) -> dict[tuple[str, str], dict[str, MethodRuns]]:
-    """(study, cluster) -> value -> what was served, in the order of the points."""
-    found: dict[tuple[str, str], dict[str, MethodRuns]] = {}
-    for (study, cluster, value), served in points.items():
-        found.setdefault((study, cluster), {})[value] = served
-    return found
-
-
-def findings(settings: Sensitivity, points: Points, case: Scenario) -> Findings:
-    """The entry from all points."""
-    metrics, ours, details = [], {}, []
-    for (study, cluster, value), served in points.items():
-        at = f"{study} {value}, {cluster} cluster"
-        metrics += served.metrics(at, PAIRS)
-        ours[at] = served.changes(PAIRS)
-    for (study, cluster), by_value in rows_of(points).items():
-        values, served = [*by_value], [*by_value.values()]
-        spans = [
-            f"{m} to {n} {served[0].change(m, n)} to {served[-1].change(m, n)}"
-            for m, n in ((OURS, EPLB), (OURS, OPTIMUM), (PRISM, EPLB))
-        ]
-        details.append(
-            f"Mean latency, {study} {values[0]} to {values[-1]} ({cluster} cluster): "
-            f"{', '.join(spans)}."
-        )
-    over = {
-        other: percents(served.ratio(OURS, other) for served in points.values())
-        for other in (EPLB, OPTIMUM)
-    }
-    return simulated(
-        settings,
-        [case],
-        answer="Over all skews, memories and numbers of copies our placer's mean "
-        f"latency is {over[EPLB]} against heterogeneous EPLB's and {over[OPTIMUM]} "
-        "against that of the optimum of eq. 2.",
-        details=details,
-        workload={"base_memory_share": BASE_SHARE, "migration": "none"},
-        metrics=metrics,
-        baselines=[EPLB, PRISM],
-        checks={
-            "more memory is never slower than least, for the optimum": all(
-                more_is_faster(by_value)
-                for (study, _), by_value in rows_of(points).items()
-                if study == "memory"
-            )
-        },
-        limits=[
-            worse_than(
-                {f"{p.study} {p.value} ({p.cluster})": points[p] for p in points}
-            )
-        ],
-        ours=ours,
-        plot=lambda path: plot(path, points),
-        summary={"change": ours},
-        files=stored({" ".join(point): served for point, served in points.items()}),
+def derive(tables: Tables) -> dict[str, Any]:
+    """Changes of mean latency, from the first to the last value of what is varied."""
+    over, methods = tables["over"], tables["methods"]
+    over["change"] = over.ratio - 1
+    mine = over[over.method == OURS]
+    ends = over.groupby(["study", "cluster", "method", "over"], sort=False).agg(
+        first_value=("value", "first"),
+        last_value=("value", "last"),
+        first=("change", "first"),
+        last=("change", "last"),
     )
+    optimum = methods[(methods.study == "memory") & (methods.method == OPTIMUM)]
+    faster = []
+    for _, some in optimum.groupby("cluster", sort=False):
+        by_memory = some.set_index(some.value.astype(float)).mean_s.sort_index()
+        faster.append(by_memory.iloc[-1] <= by_memory.iloc[0])
+    more = "more memory is never slower than least, for the optimum"
+    return {
+        "spans": spans(mine, "change", "over"),
+        "ends": ends.reset_index(),
+        "to_eplb": over[over.over == EPLB],
+        "lost": losses(over),
+        "checks": {more: all(map(bool, faster))},
+    }
 
 
-def more_is_faster(by_memory: Mapping[str, MethodRuns]) -> bool:
-    """The optimum at the most memory is no slower than at the least."""
-    least, most = (by_memory[end(by_memory, key=float)] for end in (min, max))
-    return most.median(OPTIMUM) <= least.median(OPTIMUM)
-
-
-def plot(path, points: Points) -> None:
-    """Latency over heterogeneous EPLB's at every point."""
-    panels = [
-        median_panel(
-            f"{LABELS[study]} ({cluster})",
-            "latency over EPLB's",
-            list(by_value),
-            {
-                method: [served.ratio(method, EPLB) for served in by_value.values()]
-                for method in METHODS
-                if method != EPLB
-            },
-            level=("heterogeneous EPLB", 1.0),
-        )
-        for (study, cluster), by_value in rows_of(points).items()
-    ]
-    draw_panels(path, panels, title="Sensitivity of placements (simulated)")
-
-
-STUDY = study_of(
+STUDY = Study(
     name="prism_sensitivity",
-    question="How do skew, memory and the number of copies change who places best?",
     settings=Sensitivity,
+    frames=frames_at("study cluster value", servers=False),
     measure=measure,
-    source="none: not in the paper",
-    paper={},
-    why="The paper varies none of these. Skew multiplies what sets a domain apart from "
-    "the others (1: as fitted, narrow tasks as assumed); memory is for experts, in "
-    "copies of the model that all servers hold together; more servers of the same "
-    "memory are more copies at the same memory of each.",
+    derive=derive,
 )

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from moe_edge.metrics.frames import OF_SEEDS, Frame, Rows, frame, median
 from moe_edge.metrics.results import metric
 
 EPLB, PRISM, OPTIMUM, OURS = "eplb_heterogeneous", "prism", "optimal", "latency"
@@ -22,6 +24,22 @@ Pairs = Sequence[tuple[str, str]]  # (method, over)
 Row = dict[str, Any]
 
 
+def frames_at(keys: str, *, servers: bool = True) -> dict[str, Frame]:
+    """Frames that `MethodRuns.tell` fills, with these keys first."""
+    found = {
+        "methods": frame(f"{keys} method", mean_s="s", local="1"),
+        "over": frame(f"{keys} method over", ratio="1", worse="1", seeds="1"),
+    }
+    of_servers = {"servers": frame(f"{keys} server method", seconds="s")}
+    return found | (of_servers if servers else {})
+
+
+def losses(over: pd.DataFrame) -> pd.DataFrame:
+    """Where our placer or the optimum of eq. 2 is slower than it should be."""
+    pairs = pd.Series(zip(over.method, over.over, strict=True), index=over.index)
+    return over[pairs.isin(EXPECTED) & (over.worse > 0)]
+
+
 def median_row(
     method: str, name: str, found: Sequence[float], unit: str = "s"
 ) -> dict[str, Any]:
@@ -33,13 +51,6 @@ def median_row(
 def percent(found: Sequence[float]) -> str:
     """How far a ratio is from 1, such as `-12.3 %`; the median over seeds."""
     return f"{100 * (float(np.median(found)) - 1):+.1f} %"
-
-
-def percents(ratios: Iterable[Sequence[float]]) -> str:
-    """The least and the largest of several changes, such as `-12.3 to -3.4 %`."""
-    medians = [100 * (float(np.median(found)) - 1) for found in ratios]
-    low, high = min(medians), max(medians)
-    return f"{low:+.1f} %" if low == high else f"{low:+.1f} to {high:+.1f} %"
 
 
 def slower(ratios: np.ndarray) -> int:
@@ -81,24 +92,26 @@ class MethodRuns:
         """`percent` of their ratio."""
         return percent(self.ratio(method, over))
 
-    def changes(self, pairs: Pairs) -> dict[str, str]:
-        """`method to over` -> change."""
-        return {" to ".join(pair): self.change(*pair) for pair in pairs}
-
-    def metrics(self, at: str, pairs: Pairs = ()) -> list[dict[str, Any]]:
-        """Mean latency and local ratio of all methods, latency ratios of some."""
-        rows = []
+    def tell(self, rows: Rows, *at: Any, pairs: Pairs = ()) -> None:
+        """Adds all methods, seconds on each server and over all requests, and ratios of
+        some pairs with how many seeds were slower; `at`: further keys, the first."""
         for method in self.rows:
-            for name, key, unit in (
-                ("mean latency", MEAN, "s"),
-                ("local ratio", LOCAL, "1"),
-            ):
-                found = self.values(method, key)
-                rows.append(median_row(method, f"{name}, {at}", found, unit))
-        for method, over in pairs:
-            name, found = f"latency over {over}, {at}", self.ratio(method, over)
-            rows.append(median_row(method, name, found, "1"))
-        return rows
+            mean, local = (self.values(method, key) for key in (MEAN, LOCAL))
+            values = {
+                "mean_s": median(mean, OF_SEEDS),
+                "local": median(local, OF_SEEDS),
+            }
+            rows("methods", *at, method, **values)
+        for method, cells in self.cells().items() if "servers" in rows.frames else ():
+            for server, seconds in enumerate(cells[:-1], 1):
+                rows("servers", *at, str(server), method, seconds=seconds)
+            rows("servers", *at, "all", method, seconds=cells[-1])
+        for method, over in dict.fromkeys([*pairs, *EXPECTED]) if pairs else ():
+            if {method, over} <= set(self.rows):
+                found = self.ratio(method, over)
+                ratio, worse = median(found, OF_SEEDS), slower(found)
+                given = {"worse": worse, "seeds": len(found)}
+                rows("over", *at, method, over, ratio=ratio, **given)
 
     def cells(self) -> dict[str, list[float]]:
         """By method, seconds on each server and over all requests; medians."""
@@ -115,28 +128,6 @@ class MethodRuns:
             for by_seed in self.rows.values()
             for row in by_seed
         )
-
-    def losses(self, method: str, over: str) -> str | None:
-        """In how many seeds a method that ought to win was slower; None if in none."""
-        if not {method, over} <= set(self.rows):
-            return None
-        found = self.ratio(method, over)
-        if not (worse := slower(found)):
-            return None
-        return (
-            f"{method} slower than {over} in {worse} of {len(found)} seeds "
-            f"(median {percent(found)})"
-        )
-
-
-def worse_than(points: Mapping[str, MethodRuns]) -> str:
-    """Where our placer or the optimum of eq. 2 loses, case by case."""
-    found = []
-    for label, served in points.items():
-        lost = [text for pair in EXPECTED if (text := served.losses(*pair))]
-        if lost:
-            found.append(f"{label}: {'; '.join(lost)}")
-    return "Slower than it should be: " + (" | ".join(found) or "nowhere") + "."
 
 
 def stored(points: Mapping[str, MethodRuns]) -> dict[str, str]:

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from moe_edge.bench.registry import later
-from moe_edge.bench.study import Claim, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.frames import frame
 from moe_edge.papers.prism.studies import live_seeds
-from moe_edge.papers.prism.studies.live_entry import NOT_COMPARABLE
 from moe_edge.papers.prism.studies.live_seeds import LiveMethods
-from moe_edge.papers.prism.studies.table1 import ALONE, TABLE_1
+from moe_edge.papers.prism.studies.table1 import ALONE
 from moe_edge.place.placer import ALONE as ALONE_METHODS
 
 TOGETHER = "uniform"
@@ -41,19 +41,21 @@ def check(settings: Table1Live) -> None:
 
 STUDY = Study(
     name="prism_table1_live",
-    question="Does sharing experts beat serving alone on three live servers (Prism, "
-    "table I)?",
     settings=Table1Live,
+    frames={
+        "servers": frame("server method", seconds="s"),
+        "methods": frame(
+            "method",
+            over_alone="1",
+            local="1",
+            hit_ratio="1",
+            redirected="requests",
+            remote_calls="1",
+            overhead_ms="ms",
+            host_mb="MB",
+        ),
+    },
     measure=later("papers.prism.studies.table1_live_entry.measure"),
+    derive=later("papers.prism.studies.table1_live_entry.derive"),
     check=check,
-    claim=Claim(
-        source="Prism, table I; seconds on servers 1, 2, 3 and over all",
-        paper=TABLE_1,
-        why="The paper names no rate of its host link (A100s, so PCIe 4: about 400 "
-        "times its 500 Mbit/s) and loads blocks of 350 MB. Ours are 74 kB, which any "
-        "such link brings at once. So the link is emulated: one load lasts twice a "
-        "layer's computation, the standard of our other studies; a faster link favours "
-        "serving alone.",
-        not_comparable=NOT_COMPARABLE,
-    ),
 )

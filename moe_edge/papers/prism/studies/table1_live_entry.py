@@ -4,22 +4,19 @@ from collections.abc import Mapping, Sequence
 
 from moe_edge.bench.engines import Bench
 from moe_edge.convert.open import DEFAULT_MODEL
-from moe_edge.metrics.plots_panels import draw_panels
-from moe_edge.metrics.results import Findings
-from moe_edge.papers.prism.studies.live_entry import live_findings, same_tokens
+from moe_edge.metrics.frames import Rows
+from moe_edge.papers.prism.studies.live_entry import same_tokens, tell
 from moe_edge.papers.prism.studies.live_seeds import each_seed
-from moe_edge.papers.prism.studies.served import LOCAL, MethodRuns, median_row, stored
+from moe_edge.papers.prism.studies.served import LOCAL, MethodRuns
 from moe_edge.papers.prism.studies.table1 import (
     ALONE,
     TABLE_1,
-    beside,
-    changes_of,
-    metrics_of,
-    panels_of,
+    derive,
+    tell_methods,
 )
 from moe_edge.papers.prism.studies.table1_live import TOGETHER, Table1Live
-from moe_edge.place.placer import ALONE as ALONE_METHODS
 
+__all__ = ["derive", "measure"]
 MS = 1e3
 PROMPT, NEW_TOKENS, PROMPTS = 16, 32, 5  # of the measurement of a layer
 
@@ -35,78 +32,31 @@ def host_link(factor: float) -> tuple[float, float]:
         return bench.standard_link(layer_s, factor, 0.0).bytes_per_s, layer_s
 
 
-def measure(settings: Table1Live) -> Findings:
-    """Runs every seed; the answer."""
+def measure(settings: Table1Live, rows: Rows) -> None:
+    """Runs every seed."""
     bytes_per_s, layer_s = host_link(settings.link_factor)
-    rows, facts = {method: [] for method in settings.methods}, []
+    by_method, facts = {method: [] for method in settings.methods}, []
     with settings.folder() as folder:
         for run in each_seed(settings, folder, host_bytes_per_s=bytes_per_s):
             facts.append(run.facts)
-            for method in settings.methods:
-                rows[method].append(run.facts["rows"][method])
+            for method, found in by_method.items():
+                row = run.facts["rows"][method]
+                overhead_s, num_bytes = (
+                    row.get(key) for key in ("call_overhead_s", "host_bytes")
+                )
+                scaled = {
+                    "overhead_ms": None if overhead_s is None else MS * overhead_s,
+                    "host_mb": None if num_bytes is None else 1e-6 * num_bytes,
+                }
+                found.append(row | scaled)
+    served = MethodRuns(by_method)
+    counts = ("hit_ratio", "redirected", "remote_calls", "overhead_ms", "host_mb")
+    tell_methods(rows, served, local=LOCAL, **{name: name for name in counts})
     link = {"host_bytes_per_s": bytes_per_s, "layer_compute_s": layer_s}
-    return findings(settings, MethodRuns(rows), facts, link)
-
-
-def findings(
-    settings: Table1Live,
-    served: MethodRuns,
-    facts: Sequence[Mapping],
-    link: Mapping[str, float],
-) -> Findings:
-    """The entry of some runs."""
-    ours, changes = served.cells(), changes_of(served)
-    local = [
-        median_row(method, "local ratio", served.values(method, LOCAL), "1")
-        for method in settings.methods
-    ]
-    return live_findings(
-        settings,
-        facts,
-        answer=f"Mean latency against {ALONE}, live: {beside(changes)}.",
-        details=[
-            f"The link to host memory: {link['host_bytes_per_s'] / 1e6:.0f} MB/s. A "
-            f"block of {facts[0]['block_bytes'] / 1e3:.0f} kB takes "
-            f"{settings.link_factor:g} times what a layer of a decoded token does with "
-            f"nothing else running ({MS * link['layer_compute_s']:.2f} ms).",
-            *(_line(method, served) for method in settings.methods),
-        ],
-        metrics=[*metrics_of(served), *local],
-        workload=link,
-        limits=[
-            "The ratio of host link and network decides who wins; the paper names "
-            "neither its host link's rate nor its software's time.",
-            "Few requests; spreads are over seeds of requests, arrivals and random "
-            "placements.",
-        ],
-        baselines=[ALONE],
-        checks=same_tokens(facts) | as_in_the_paper(ours),
-        ours=ours,
-        plot=lambda path: draw_panels(
-            path, panels_of("live", ours), title="Serving alone and together"
-        ),
-        files=stored({"table I": served}),
-        summary={"change": changes},
-    )
-
-
-def _line(method: str, served: MethodRuns) -> str:
-    """What a method's servers did."""
-    if method not in ALONE_METHODS:
-        share, calls = served.median(method, LOCAL), "remote_calls"
-        extra_ms = MS * served.median(method, "call_overhead_s")
-        return (
-            f"{method}: {100 * share:.0f} % of pairs at home, "
-            f"{served.median(method, calls):.0f} remote calls; messages take "
-            f"{extra_ms:.2f} ms of a layer that has some."
-        )
-    moved_mb = served.median(method, "host_bytes") / 1e6
-    hits = served.median(method, "hit_ratio")
-    return (
-        f"{method}: {100 * hits:.0f} % of blocks found in their slots, "
-        f"{moved_mb:.0f} MB from host memory, "
-        f"{served.median(method, 'redirected'):.0f} requests passed on."
-    )
+    more = link | {"block_bytes": facts[0]["block_bytes"]}
+    tell(rows, settings, facts, more)
+    rows.checks |= same_tokens(facts) | as_in_the_paper(served.cells())
+    rows.about["baselines"] = [ALONE]
 
 
 def as_in_the_paper(ours: Mapping[str, Sequence[float]]) -> dict[str, bool]:

@@ -9,12 +9,13 @@ import pytest
 from moe_edge.bench.registry import find
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.frames import Rows, plain, tables
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.papers.prism.studies.entry import shape_entry
 from moe_edge.papers.prism.studies.fig5 import alone, layer_seconds, split_placement
 from moe_edge.papers.prism.studies.fig6 import over_time
 from moe_edge.papers.prism.studies.fig7 import means
-from moe_edge.papers.prism.studies.fig8 import Point, change
+from moe_edge.papers.prism.studies.fig8 import tell_points
 from moe_edge.papers.prism.studies.runs import Migration, on_cluster
 from moe_edge.papers.prism.studies.sensitivity import copies
 from moe_edge.papers.prism.studies.served import (
@@ -23,21 +24,24 @@ from moe_edge.papers.prism.studies.served import (
     OURS,
     PRISM,
     MethodRuns,
+    losses,
     median_row,
-    percents,
     slower,
-    worse_than,
 )
 from moe_edge.papers.prism.studies.table1 import TABLE_1
-from moe_edge.papers.prism.studies.table2 import TABLE_2, overloaded, targets
+from moe_edge.papers.prism.studies.table2 import TABLE_2, targets
 from moe_edge.simulate.cluster.build import build_scenario
+from tests.support.entries import page_of, result_of
 
 
 def served(**seconds) -> MethodRuns:
     """Rows of two servers, whose latencies are the mean and its double."""
     return MethodRuns(
         {
-            method: [{"mean_latency_s": x, "latency_s_N": [x, 2 * x]} for x in by_seed]
+            method: [
+                {"mean_latency_s": x, "latency_s_N": [x, 2 * x], "local_ratio": 0.5}
+                for x in by_seed
+            ]
             for method, by_seed in seconds.items()
         }
     )
@@ -46,24 +50,26 @@ def served(**seconds) -> MethodRuns:
 def test_ratios_are_of_pairs_of_the_same_seed():
     found = served(prism=[1.0, 2.0, 9.0], latency=[0.5, 3.0, 3.0])
     assert found.ratio(OURS, PRISM).tolist() == [0.5, 1.5, 1 / 3]
-    assert found.changes([(OURS, PRISM)]) == {"latency to prism": "-50.0 %"}
-    assert found.losses(OURS, PRISM) == (
-        "latency slower than prism in 1 of 3 seeds (median -50.0 %)"
-    )
-    assert found.losses(PRISM, OURS).startswith("prism slower than latency in 2 of 3")
-    assert found.losses(OURS, EPLB) is None
+    assert found.change(OURS, PRISM) == "-50.0 %"
+
+
+def told(points, pairs=((OURS, EPLB),)):
+    """`over` of some points of table II, with changes."""
+    rows = Rows(find("prism_table2").frames)
+    for at, runs in points.items():
+        runs.tell(rows, *at, pairs=pairs)
+    return tables(rows.stored())["over"]
 
 
 def test_equal_latencies_are_no_loss():
     assert slower(np.array([1.0, 1.0004, 1.0006, 0.9])) == 1
-    found = served(prism=[1.0], latency=[1.0004])
-    assert found.losses(OURS, PRISM) is None
-    assert worse_than({"a": found}) == "Slower than it should be: nowhere."
-    found = {"a": served(prism=[1.0], latency=[1.5])}
-    assert worse_than(found) == (
-        "Slower than it should be: a: latency slower than prism in 1 of 1 seeds "
-        "(median +50.0 %)."
-    )
+    at = ("a", "b", "")
+    fine = {"prism": [1.0], "latency": [1.0004]}
+    assert len(losses(told({at: served(**fine)}))) == 0
+    worse = {"prism": [1.0, 2.0, 9.0], "latency": [0.5, 3.0, 3.0]}
+    (row,) = plain(losses(told({at: served(**worse)})))
+    assert (row["method"], row["over"]) == (OURS, PRISM)
+    assert (row["worse"], row["seeds"], row["ratio"]) == (1, 3, 0.5)
 
 
 def test_cells_are_medians_of_each_server_and_of_the_mean():
@@ -87,16 +93,12 @@ def test_median_row_has_half_the_range():
 )
 def test_targets_are_told_whether_reached_or_not(ours, optimum, expected):
     found = served(**{EPLB: [1.0], OURS: [ours], OPTIMUM: [optimum]})
-    label = "bigbench, deepseek_v2_lite"
-    got = targets({label: found, f"{label}, unequal": found})
+    at = ("bigbench", "deepseek_v2_lite")
+    pairs = ((OURS, EPLB), (OURS, OPTIMUM))
+    points = {(*at, variant): found for variant in ("", "unequal")}
+    got = targets(told(points, pairs))
     assert list(got.values()) == expected
-    assert f"on {label}, unequal" in list(got)[1]
-
-
-def test_overloaded_servers_are_named():
-    found = served(**{EPLB: [11.0, 9.0, 12.0], OURS: [9.0, 9.0, 11.0]})
-    assert overloaded({"bigbench, x": found}) == f"bigbench, x: {EPLB}"
-    assert overloaded({"multidata, x": found}) == "nowhere"
+    assert f"on {', '.join(at)}, unequal" in list(got)[1]
 
 
 def test_the_paper_s_tables_have_every_cell_and_its_headline():
@@ -125,12 +127,25 @@ def test_late_means_are_of_the_new_data_alone():
     assert means([result], late=True).tolist() == [3.0]
 
 
-def test_change_is_of_the_placement_of_prism():
-    found = {
-        Point(4, 8.0): served(prism=[2.0, 4.0]),
-        Point(8, 8.0): served(prism=[1, 1]),
+def test_fig8_changes_are_of_the_placement_of_prism():
+    points = {
+        (4, 8.0, 500.0): served(prism=[2.0, 4.0]),
+        (8, 8.0, 500.0): served(prism=[1.0, 1.0]),
+        (4, 8.0, 100.0): served(prism=[8.0, 8.0]),
+        (8, 8.0, 100.0): served(prism=[8.0, 0.5]),
     }
-    assert change(found, Point(4, 8.0), Point(8, 8.0)).tolist() == [0.5, 0.25]
+    study = find("prism_fig8")
+    settings = study.settings(gpus=(4, 8), intervals_s=(8.0,), mbps=(100.0, 500.0))
+    rows = Rows(study.frames)
+    rows.about["workload"] = {"workload": "multidata", "requests_per_server": 2}
+    tell_points(rows, settings, points)
+    result = result_of(study, rows)
+    change = {row["at"]: row["change"] for row in result["numbers"]["change"]}
+    assert change["arrival 8 s"] == -0.625
+    assert change["4 GPUs"] == pytest.approx(-0.625)
+    assert list(result["checks"].values()) == [False]
+    page, _ = page_of(study, result)
+    assert "by -62.5% to -62.5%, and 100 to 500 Mbps by" in page
 
 
 @pytest.fixture(scope="module")
@@ -197,11 +212,6 @@ def test_default_rule_of_migration_is_the_paper_s():
     assert Migration().moving == expected
 
 
-def test_percents_name_the_least_and_the_largest_change():
-    assert percents([[0.9, 0.8, 0.7], [1.1]]) == "-20.0 to +10.0 %"
-    assert percents([[0.9]]) == "-10.0 %"
-
-
 SMALL = {"requests_per_server": 5, "seeds": 2}
 FEW = {"requests_per_server": 2, "seeds": 1}  # where there are many settings
 TINY = {
@@ -224,8 +234,9 @@ def test_whole_study_writes_a_valid_entry(tmp_path, name, monkeypatch):
     settings = study.settings(**SMALL | TINY[name])
     summary = run_study(study, settings, out_dir=str(tmp_path / name))
     result = validate_entry(tmp_path / name)
-    check_answer(result["answer"])
+    check_answer(summary["answer"])
     assert json.loads(json.dumps(summary))["name"] == name
     assert (result["kind"], result["cost_model_source"]) == ("simulated", "preset")
     assert result["workload"]["comparable"] is False
-    assert result["paper_claim"]["comparable"] is False
+    if result["schema_version"] == 2:
+        assert result["paper_claim"]["comparable"] is False

@@ -144,13 +144,17 @@ def test_table1_tells_signs_and_the_rate_of_the_host_link(live, link, tmp_path):
         "moe_infinity_lb",
     ]
     assert asked[0]["host_bytes_per_s"] == 75e6 and asked[0]["link_mbps"] == 500.0
-    assert summary["change"]["uniform"] == "-30.0 %"
-    assert "75 MB/s. A block of 750 kB takes 2 times" in result["details"][0]
+    change = {row["method"]: row["change"] for row in summary["numbers"]["changes"]}
+    assert change["uniform"] == pytest.approx(-0.3)
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "memory: 75 MB/s. A block\nof 750 kB takes 2 times" in page
     assert result["workload"]["layer_compute_s"] == 0.005
     failed = {name for name, passed in summary["checks"].items() if not passed}
     assert failed == set()  # the paper's signs, server by server
-    ours = result["paper_claim"]["ours"]
-    assert ours["uniform"] == [1.5, 1.4, 1.3, 1.4]
+    seconds = [r["seconds"] for r in rows_of(result, "servers", method="uniform")]
+    assert seconds == pytest.approx([1.5, 1.4, 1.3, 1.4])
+    assert row_of(result, "methods", method="uniform")["overhead_ms"] == 1.0
+    assert row_of(result, "methods", method="moe_infinity")["host_mb"] == 10.0
 
 
 def test_table1_tells_another_order(live, link, tmp_path, monkeypatch):
