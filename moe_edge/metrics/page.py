@@ -250,6 +250,6 @@ def render(study: str, result: Mapping[str, Any]) -> tuple[str, Figures]:
     facts = {key: result[key] for key in ("workload", "machine", "model")}
     template = environment(path.parent).get_template(path.name)
     intervals = result.get("starts", {}).get("intervals", {})
-    numbers = with_intervals(result["numbers"], intervals)
+    numbers = with_intervals(plain(result["numbers"]), intervals)
     text = template.render(**frames, **numbers, **facts, figure=figures.add)
     return re.sub(r"\n{3,}", "\n\n", text), figures

@@ -332,7 +332,10 @@ def derive(tables: Tables) -> dict[str, Any]:
         if name.endswith("speculative"):
             bar = f"{name}: decode >= .85 of the same processes, all resident"
             checks[bar] = bool(same[name] >= 0.85)
+    speeds = tables["speeds"].astype({"tokens_in": str, "tokens_out": str})
+    speeds["at"] = speeds.tokens_in + " in, " + speeds.tokens_out + " out"
     return {
+        "shown": speeds,
         "means": found.reset_index(),
         "mine": found.loc[own].decode.idxmax(),
         "best": found.loc[peers].decode.idxmax(),

@@ -109,7 +109,7 @@ def derive(tables: Tables) -> dict[str, Any]:
         "spans": spans(mine, "change", "over"),
         "ends": ends.reset_index(),
         "to_eplb": over[over.over == EPLB],
-        "lost": losses(over),
+        "lost": losses(over, "study", "value", "cluster"),
         "checks": {more: all(map(bool, faster))},
     }
 

@@ -34,10 +34,13 @@ def frames_at(keys: str, *, servers: bool = True) -> dict[str, Frame]:
     return found | (of_servers if servers else {})
 
 
-def losses(over: pd.DataFrame) -> pd.DataFrame:
-    """Where our placer or the optimum of eq. 2 is slower than it should be."""
+def losses(over: pd.DataFrame, *keys: str) -> pd.DataFrame:
+    """Where our placer or the optimum of eq. 2 is slower than it should be, in words
+    in column `where`."""
     pairs = pd.Series(zip(over.method, over.over, strict=True), index=over.index)
-    return over[pairs.isin(EXPECTED) & (over.worse > 0)]
+    found = over[pairs.isin(EXPECTED) & (over.worse > 0)]
+    named = found[[*keys]].apply(lambda row: ", ".join(filter(None, row)), axis=1)
+    return found.assign(where=named if len(found) else "")
 
 
 def median_row(

@@ -146,7 +146,7 @@ def derive(tables: Tables) -> dict[str, Any]:
         "to_eplb": to_eplb[to_eplb.method != OPTIMUM],
         "to_optimum": over[over.over == OPTIMUM],
         "paper_setting": to_eplb[to_eplb.variant == ""],
-        "lost": losses(over),
+        "lost": losses(over, "workload", "model", "variant"),
         "overloaded": methods[methods.mean_s > gap_s],
         "checks": targets(over),
     }

@@ -65,11 +65,12 @@ def test_equal_latencies_are_no_loss():
     assert slower(np.array([1.0, 1.0004, 1.0006, 0.9])) == 1
     at = ("a", "b", "")
     fine = {"prism": [1.0], "latency": [1.0004]}
-    assert len(losses(told({at: served(**fine)}))) == 0
+    assert len(losses(told({at: served(**fine)}), "workload")) == 0
     worse = {"prism": [1.0, 2.0, 9.0], "latency": [0.5, 3.0, 3.0]}
-    (row,) = plain(losses(told({at: served(**worse)})))
+    (row,) = plain(losses(told({at: served(**worse)}), "workload", "variant"))
     assert (row["method"], row["over"]) == (OURS, PRISM)
     assert (row["worse"], row["seeds"], row["ratio"]) == (1, 3, 0.5)
+    assert row["where"] == "a"
 
 
 def test_cells_are_medians_of_each_server_and_of_the_mean():
