@@ -77,7 +77,9 @@ def with_intervals(value: Any, intervals: Mapping[str, Any], path: Path = ()) ->
         }
         return found if isinstance(value, Mapping) else list(found.values())
     bounds = intervals.get("/".join(map(str, path)))
-    return value if bounds is None else Ranged(value, *bounds)
+    if bounds is None or (isinstance(value, int) and bounds[0] == bounds[1]):
+        return value  # a whole number that all starts have, such as a batch size
+    return Ranged(value, *bounds)
 
 
 def _items(value: Any) -> Any:

@@ -26,6 +26,8 @@ TEMPLATE = """# Is b faster than a?
 
 {{ figure(timing, x="policy", y={"ms": "time (ms)"}, series="", title="t") }}
 
+Of {{ policies }} policies.
+
 {{ table(changes, "policy", {"change": "change"}, digits="+.0%") }}
 """
 NOISE = {"a": (10.0, 11.0, 9.0, 10.5, 9.5), "b": (10.2, 10.6, 9.4, 10.1, 9.9)}
@@ -60,7 +62,8 @@ def derive(tables) -> dict[str, Any]:
     ms = tables["timing"].set_index("policy").ms
     change = ms / ms["a"] - 1
     rows = [{"policy": p, "change": change[p]} for p in ("b", "c")]
-    return {"change": change["b"], "slow": change["c"], "changes": rows}
+    found = {"change": change["b"], "slow": change["c"], "changes": rows}
+    return found | {"policies": len(ms)}
 
 
 STUDY = Study(
@@ -101,6 +104,7 @@ def test_starts_are_joined_and_a_change_inside_its_interval_is_no_difference(tin
     assert low < 0 < high
     assert result["starts"]["intervals"]["slow"] == pytest.approx([1, 1])
     text = (tiny / "README.md").read_text()
+    assert "Of 3 policies." in text
     assert "| b | no difference |" in text and "| c | +100% |" in text
     assert "Starts: 5 fresh processes" in text and "at most 2% of the CPU" in text
     each = result["starts"]["each"]

@@ -58,4 +58,5 @@ STUDY = Study(
     measure=later("papers.prism.studies.table1_live_entry.measure"),
     derive=later("papers.prism.studies.table1_live_entry.derive"),
     check=check,
+    start={"seeds": 1},
 )
