@@ -58,7 +58,7 @@ def test_logits_equal_resident(name, dtype, lengths, slots, options):
     before = engine.programs.attend._cache_size()  # of other tests: programs are shared
     assert_same_bits(engine, name, dtype, lengths)
     assert engine.layer_step.counters[True].misses > slots
-    assert engine._steps.attend._cache_size() > 0
+    assert engine._calls._steps.attend._cache_size() > 0
     assert engine.programs.attend._cache_size() == before
 
 
@@ -163,14 +163,14 @@ def decoded(engine, monkeypatch, steps=STEPS):
     engine.prefill(session, random_prompts(engine.config, NINE))
     token_B, active_B = engine.put((np.ones(1, np.int32), np.ones(1, bool)))
     engine.decode(session, token_B, active_B)
-    calls, numpy, advance = [], Counting(), engine._steps.advance
+    calls, numpy, advance = [], Counting(), engine._calls._steps.advance
 
     def run(*given):
         calls.append(jax.tree.leaves(given[1:]))
         return advance(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._steps, "advance", run)
+        patch.setattr(engine._calls._steps, "advance", run)
         patch.setattr(routing_reader, "np", numpy)
         for step in range(steps):
             token_B = engine.put(np.array([step], np.int32))
