@@ -102,7 +102,7 @@ def test_rows_join_leave_and_move_with_their_states(engine):
 
 @pytest.mark.slow
 def test_k_changes_between_steps_and_a_resting_row_keeps_its_state(engine):
-    """A step that ran ahead would be run again at the new K: states would move twice."""
+    """A step that ran ahead would run again at the new K, and states move twice."""
     slots = RowSlots(engine, deterministic=True, **SIZES)
     first, other = row("a", 20, 24, top_logprobs=0), row("b", 30, 2)
     slots.admit([first, other])
