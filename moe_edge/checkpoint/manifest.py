@@ -16,11 +16,11 @@ that it still has, in its order, and where it came from: by, parent_sha256, prof
 
 `checksums` (checksums.py) are new in format version 2; version 1 is still read.
 
-`dtype` is of the experts' records. q8_0, q4_0 and mxfp4, with their rows in eights
-q8_0x8 and so on, are quantised (model/record.py, quantised.py); `hf_config` still says
-in which dtype the model was, and the dense weights are, unless `dense_dtype` names the
-kinds of blocks that matrices among them are in, such as "q4_0x8" or "q4_0+q8_0x8"
-(dense.py). Then `format_version` is 3.
+`dtype` is of the experts' records. q8_0, q4_0, mxfp4, int4 and fp8, with their rows in
+eights q8_0x8 and so on, are quantised (model/record.py, quantised.py); `hf_config`
+still says in which dtype the model was, and the dense weights are, unless `dense_dtype`
+names the kinds of blocks that matrices among them are in, such as "q4_0x8" or
+"q4_0+q8_0x8" (dense.py). Then `format_version` is 3.
 """
 
 import dataclasses

@@ -8,7 +8,7 @@ from pathlib import Path
 from moe_edge.checkpoint.reader import CheckpointReader
 
 _END_BYTES = 1 << 20  # that are read of either end of a weight file
-_OF_MANIFEST = "content_sha256", "dtype", "E", "U", "refactor", "checksums"
+_OF_MANIFEST = "content_sha256", "dtype", "E", "U", "refactor", "pruned", "checksums"
 
 
 def quick_digest(reader) -> str:

@@ -63,7 +63,10 @@ class OursSink:
     ):
         self._folder, self._config, self._reader = folder, config, reader
         self._subs, self._refactor, self._pruned = subs, refactor, pruned
-        self._num_records = reader.config.moe.num_experts
+        left = config.moe.num_experts
+        if pruned is not None:
+            left = len(next(iter(pruned["kept"].values())))
+        self._num_records = left * subs  # of a layer
         for name in (EXPERTS_FOLDER, HF_FOLDER):
             (folder / name).mkdir(exist_ok=True)
         copied = copy_small_files(reader.hf_files, folder / HF_FOLDER, config.hf_config)

@@ -40,8 +40,8 @@ class Unfinished:
 
     @property
     def has_items(self) -> bool:
-        """Whether anything is complete."""
-        return self._done.is_dir() and any(self._done.glob("*.json"))
+        """Whether anything is complete; nothing is once `made` has been moved away."""
+        return self.made.is_dir() and any(self._done.glob("*.json"))
 
     def done(self, items: Iterable[Item]) -> dict[Item, dict[str, Any]]:
         """What `note` was given of those items that are complete."""
@@ -54,6 +54,12 @@ class Unfinished:
     def note(self, item: Item, facts: dict[str, Any]) -> None:
         """Says that all files of an item are written."""
         write_text(self._done / f"{item}.json", json.dumps(facts))
+
+    def remove(self) -> None:
+        """Removes all of it. `done` goes first: if this is cut off, nothing says that
+        items are complete whose files are gone."""
+        for path in (self._done, self.path):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -73,7 +79,7 @@ def unfinished_work(out_dir: Path, facts: dict[str, Any]) -> Iterator[Unfinished
         _check_facts(work.path, facts)
         say(f"going on with the conversion in {work.path}")
     else:
-        shutil.rmtree(work.path, ignore_errors=True)
+        work.remove()
     for folder in (work.made, work.path / DONE):
         folder.mkdir(parents=True, exist_ok=True)
     write_text(work.path / FACTS, json.dumps(facts))
@@ -82,12 +88,12 @@ def unfinished_work(out_dir: Path, facts: dict[str, Any]) -> Iterator[Unfinished
     except BaseException as error:
         refused = isinstance(error, MoeEdgeError) and not isinstance(error, OutputError)
         if refused or not work.has_items:
-            shutil.rmtree(work.path, ignore_errors=True)
+            work.remove()
         else:
             say(f"what is done is kept in {work.path}; the same command goes on there")
         raise
     if not work.made.exists():
-        shutil.rmtree(work.path, ignore_errors=True)
+        work.remove()
 
 
 def _check_facts(path: Path, facts: dict[str, Any]) -> None:

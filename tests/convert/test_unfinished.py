@@ -11,7 +11,7 @@ import textwrap
 import pytest
 
 from moe_edge.checkpoint.experts_file import write_arrays
-from moe_edge.convert import sinks, stream
+from moe_edge.convert import sinks, stream, unfinished
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, OutputError
 from tests.support.conversion import assert_same_tensors, convert
@@ -196,3 +196,35 @@ def test_refused_weights_leave_nothing(tmp_path):
     with pytest.raises(CheckpointError, match="NaN or infinite"):
         convert(hf, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["hf"]
+
+
+def test_what_was_moved_away_is_not_gone_on_with(tmp_path):
+    """A process that was killed behind the last step leaves notes without files."""
+    hf = source_folder(tmp_path / "hf")
+    convert(hf, tmp_path / "out", max_layers=2)
+    (tmp_path / ".out.converting" / "made").rename(tmp_path / "moved")
+    convert(hf, tmp_path / "out")
+    convert(hf, tmp_path / "whole")
+    assert_same_checkpoint(tmp_path / "out", tmp_path / "whole")
+
+
+def test_removal_that_is_cut_off_leaves_nothing_to_go_on_with(tmp_path, monkeypatch):
+    hf = source_folder(tmp_path / "hf")
+    convert(hf, tmp_path / "out", max_layers=2)
+    work = unfinished.Unfinished(tmp_path / ".out.converting")
+    assert work.has_items
+    removed, remove = [], unfinished.shutil.rmtree
+
+    def cut_off(path, **options):
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(path)
+        remove(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unfinished.shutil, "rmtree", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            work.remove()
+    assert work.made.is_dir() and not work.has_items
+    convert(hf, tmp_path / "out")
+    assert not work.path.exists()

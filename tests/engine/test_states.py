@@ -92,8 +92,7 @@ ARRIVALS = [
 
 
 @pytest.mark.slow
-def test_rows_join_leave_and_move_without_a_step_run_twice(engine):
-    """A resident engine would run ahead, and run such steps again."""
+def test_rows_join_leave_and_move_with_their_states(engine):
     slots = RowSlots(engine, **SIZES)
     got = tokens_of(run(slots, ARRIVALS, leave=[("a", 7)]))
     for _, each in ARRIVALS:
@@ -103,6 +102,7 @@ def test_rows_join_leave_and_move_without_a_step_run_twice(engine):
 
 @pytest.mark.slow
 def test_k_changes_between_steps_and_a_resting_row_keeps_its_state(engine):
+    """A step that ran ahead would run again at the new K, and states move twice."""
     slots = RowSlots(engine, deterministic=True, **SIZES)
     first, other = row("a", 20, 24, top_logprobs=0), row("b", 30, 2)
     slots.admit([first, other])

@@ -211,3 +211,14 @@ def test_overflow_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="times 4 overflow float16"):
         write_refactored(parent, random_refactoring(parent), tmp_path / "r")
     json.dumps(random_refactoring(parent).manifest())
+
+
+def test_records_that_come_in_parts_give_the_same_files(tmp_path, monkeypatch):
+    """As of layers that are too large for one buffer."""
+    hf = parent_folder(tmp_path / "hf", "olmoe")
+    whole = write_random(hf, tmp_path / "whole")
+    monkeypatch.setattr("moe_edge.convert.content_hash.CHUNK_BYTES", 1)
+    parts = write_random(hf, tmp_path / "parts")
+    assert read_manifest(parts) == read_manifest(whole)
+    for path in sorted((whole / "experts").iterdir()):
+        assert (parts / path.relative_to(whole)).read_bytes() == path.read_bytes()
