@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from moe_edge.bench import starts
+from moe_edge.bench.joined import join
 from moe_edge.bench.registry import find
 from moe_edge.bench.rounds import round_order
 from moe_edge.bench.started import start_number, started
-from moe_edge.bench.starts import join, kept, of_start, take_starts, used
+from moe_edge.bench.starts import kept, of_start, take_starts, used
 from moe_edge.bench.study import Study, run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.process import CpuUse
