@@ -77,7 +77,7 @@ def _programs_by_arguments() -> list[tuple]:
     # All that import these names first: they must get the classes.
     from moe_edge.cluster.node.programs import PlacedPrograms
     from moe_edge.cluster.prism import server
-    from moe_edge.engine import layered, offloaded, resident  # noqa: F401
+    from moe_edge.engine import layered, offloaded, resident, sharded  # noqa: F401
 
     placed = functools.cache(PlacedPrograms)
     found = [
