@@ -8,9 +8,9 @@ import numpy as np
 
 from moe_edge.checkpoint.reader import DenseReader
 from moe_edge.checkpoint.schema import Item
-from moe_edge.convert.content_hash import stream
 from moe_edge.convert.hf_files import converted_config
 from moe_edge.convert.sinks import OursSink
+from moe_edge.convert.stream import stream
 from moe_edge.core.files import check_room
 from moe_edge.model.pruned import Kept, pruned_config
 

@@ -63,7 +63,7 @@ class OursSink:
     ):
         self._folder, self._config, self._reader = folder, config, reader
         self._subs, self._refactor, self._pruned = subs, refactor, pruned
-        self._num_records = config.moe.num_experts * subs
+        self._num_records = reader.config.moe.num_experts
         for name in (EXPERTS_FOLDER, HF_FOLDER):
             (folder / name).mkdir(exist_ok=True)
         copied = copy_small_files(reader.hf_files, folder / HF_FOLDER, config.hf_config)

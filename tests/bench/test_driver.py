@@ -161,7 +161,7 @@ def test_changed_files_are_no_source_of_committed_results(tmp_path, monkeypatch)
 def test_every_registered_study_has_its_name():
     for name in STUDIES:
         study = find(name)
-        assert study.name == name and study.question.endswith("?")
+        assert study.name == name and study.asks.endswith("?")
         assert dataclasses.is_dataclass(study.settings) and study.settings()
     with pytest.raises(ConfigError, match="unknown study 'fig0'; known: "):
         find("fig0")

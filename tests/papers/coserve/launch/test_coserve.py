@@ -63,7 +63,7 @@ def test_coserve_compares_policies_and_writes_what_became_of_requests(
     found = done.summary
     assert (found["task"], found["kind"]) == ("requests", "simulated")
     assert found["verdicts_equal"] and found["accuracy"] is None
-    assert len(found["policies"]) == 9
+    assert len(found["policies"]) == 10
     for name, row in found["policies"].items():
         assert row["failed"] == 1 and row["throughput_per_s"] > 0
         assert sum(row["switches_by_tier"].values()) == row["switches"]
