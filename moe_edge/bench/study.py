@@ -174,9 +174,10 @@ def _rows(
         study.measure(settings, rows)
         return rows, None
     from moe_edge.bench import starts as of_starts
+    from moe_edge.bench.joined import join
 
     found = of_starts.take_starts(study, settings, starts, before)
-    joined = of_starts.join(study, of_starts.used(found))
+    joined = join(study, of_starts.used(found))
     joined.rows.files[of_starts.FILE] = of_starts.stored_text(settings, found)
     each = of_starts.facts_of(found)
     return joined.rows, {"each": each, "intervals": joined.intervals}

@@ -3,15 +3,17 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.auto_memory import AUTO
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.texts import sha256_of
 from moe_edge.model.config import ModelConfig
 from moe_edge.planner.candidates import refused_value
 from moe_edge.planner.options import PlanOptions
-from moe_edge.planner.replayed import Recorded
+from moe_edge.planner.quality import Refused
+from moe_edge.planner.replayed import Recorded, layer_slots
 from moe_edge.workload.trace_reader import read_trace
 
 BUDGETS = ("100%", "75%", "50%", "35%", "25%", "15%", "10%")
@@ -30,10 +32,36 @@ def with_budget(
     """
     if "device_memory" in fixed or asked.device_memory not in (None, AUTO):
         return base, (base.device_memory,)
-    if asked.objective == "memory":
+    if asked.objective == "memory" and asked.device_memory is None:
         return dataclasses.replace(base, device_memory=BUDGETS[0]), BUDGETS
     budget = auto()
     return dataclasses.replace(base, device_memory=budget), (budget,)
+
+
+def fitting(
+    base: OffloadOptions, budgets: Sequence[str | float], live: Any
+) -> tuple[OffloadOptions, Sequence[str | float], list[Refused]]:
+    """The base with the largest budget that can run, that one and smaller ones, and
+    why larger ones are refused.
+
+    Args:
+      budgets: the largest first; live: as of `layer_slots`.
+    Raises:
+      CapacityError: no budget can run; says why the first cannot.
+    """
+    refused: list[Refused] = []
+    errors: list[CapacityError] = []
+    for number, budget in enumerate(budgets):
+        options = dataclasses.replace(base, device_memory=budget)
+        try:
+            layer_slots(options, live)
+        except CapacityError as error:
+            reason, _, remedy = str(error).rpartition("; ")
+            refused.append(Refused(f"device_memory {budget}", reason, remedy))
+            errors.append(error)
+        else:
+            return options, budgets[number:], refused
+    raise errors[0]
 
 
 def check_fixed(base: OffloadOptions, fixed: frozenset) -> None:

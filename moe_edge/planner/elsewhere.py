@@ -14,7 +14,7 @@ from moe_edge.hardware.specs import Gpu
 from moe_edge.model.quantised import KINDS
 from moe_edge.model.sub_experts import at_k
 from moe_edge.offload.slot_plan import parse_budget
-from moe_edge.planner.asked import check_fixed, given_trace, with_budget
+from moe_edge.planner.asked import check_fixed, fitting, given_trace, with_budget
 from moe_edge.planner.candidates import Candidate, Space, space_of
 from moe_edge.planner.choose import Judged, judge, ranked
 from moe_edge.planner.computed import computed_costs, computed_estimate
@@ -23,7 +23,7 @@ from moe_edge.planner.estimate import Subject
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Quality, Refused, admitted
 from moe_edge.planner.recorded_routing import SOURCE
-from moe_edge.planner.replayed import Recorded, layer_slots
+from moe_edge.planner.replayed import Recorded
 from moe_edge.planner.search import Found, search
 from moe_edge.planner.summary import Plan, summed_up
 
@@ -59,6 +59,30 @@ class _Model:
         )
 
 
+def check_elsewhere(
+    asked: PlanOptions, base: OffloadOptions, fixed: frozenset[str]
+) -> tuple[Gpu, _Model, OffloadOptions, Sequence[str | float], list[Refused]]:
+    """What a plan would refuse before it computes.
+
+    Returns:
+      the machine, the model, the user's options with a budget, the budgets to try, and
+      those that are refused.
+    Raises: as of `plan_elsewhere`.
+    """
+    if asked.verify:
+        raise ConfigError(
+            f"--verify runs on this machine, and the plan is for {asked.machine}; "
+            "leave --verify or --machine out"
+        )
+    gpu = presets.gpu(str(asked.machine))
+    model = _Model(asked, gpu)
+    refuse(Asked.of(base, model=model.config))
+    check_fixed(base, fixed)
+    free_bytes = int(gpu.device.memory_bytes * (1 - SPARE_SHARE))
+    base, budgets = with_budget(asked, base, fixed, lambda: f"{free_bytes}B")
+    return gpu, model, *fitting(base, budgets, model(None, None))
+
+
 def plan_elsewhere(
     asked: PlanOptions,
     base: OffloadOptions,
@@ -72,22 +96,11 @@ def plan_elsewhere(
       ConfigError: an unknown machine, or what cannot be asked of one that is not here.
       CapacityError: a budget of too few slots (the least is named).
     """
-    if asked.verify:
-        raise ConfigError(
-            f"--verify runs on this machine, and the plan is for {asked.machine}; "
-            "leave --verify or --machine out"
-        )
-    gpu = presets.gpu(str(asked.machine))
-    model = _Model(asked, gpu)
-    refuse(Asked.of(base, model=model.config))
-    check_fixed(base, fixed)
-    free_bytes = int(gpu.device.memory_bytes * (1 - SPARE_SHARE))
-    base, budgets = with_budget(asked, base, fixed, lambda: f"{free_bytes}B")
-    share = parse_budget(base.device_memory).share
-    qualities, refused = admitted(asked, base, str(asked.checkpoint), share)
+    gpu, model, base, budgets, too_large = check_elsewhere(asked, base, fixed)
     live = model(None, None)
-    layer_slots(base, live)
-    given = base, fixed, live.config, qualities, refused
+    share = parse_budget(base.device_memory).share
+    qualities, refused = admitted(asked, base, fixed, str(asked.checkpoint), share)
+    given = base, fixed, live.config, qualities, [*too_large, *refused]
     space = space_of(*given, budgets=budgets)
     notes = [
         "nothing was measured: bytes are exact, times are those of the machine's "

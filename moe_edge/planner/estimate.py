@@ -106,6 +106,8 @@ def estimate(
     if options.assist is None:
         each_s = costs.block_host_s(name, load_s)
         step_s = step_s + each_s * blocks / steps
+        # A busy machine's calibration may have found less than nothing for a block.
+        step_s = np.maximum(step_s, costs.per_predictor_s[name])
     else:
         # Measured as a whole: what an absent expert costs, however it is computed.
         each_s = costs.assist_s[options.assist][1]

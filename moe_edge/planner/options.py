@@ -131,16 +131,9 @@ class PlanOptions:
                 f"{self.prompt_tokens} with {self.new_tokens} new ones has {tokens}; "
                 "raise it or shorten them"
             )
-        if (
-            self.host_memory is not None
-            and parse_budget(self.host_memory).bytes is None
-        ):
-            raise ConfigError(
-                f"host_memory is {self.host_memory!r}, expected a size such as 8GiB"
-            )
-        share = parse_budget(self.margin).share
-        if share is None:
-            raise ConfigError(f"margin is {self.margin!r}, expected a share such as 5%")
+        if self.host_memory is not None:
+            _check_budget("host_memory", self.host_memory, "bytes", "size such as 8GiB")
+        _check_budget("margin", self.margin, "share", "share such as 5%")
         if self.config_json is not None:
             self._check_without_weights()
 
@@ -234,6 +227,15 @@ class PlanOptions:
                 "route out"
             )
         return options, fixed
+
+
+def _check_budget(name: str, text: str, kind: str, expected: str) -> None:
+    try:
+        found = getattr(parse_budget(text), kind)
+    except ConfigError:  # which speaks of device memory
+        found = None
+    if found is None:
+        raise ConfigError(f"{name} is {text!r}, expected a {expected}")
 
 
 def _assignment(text: str) -> tuple[str, Any]:

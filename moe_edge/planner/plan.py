@@ -15,7 +15,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_fits_model
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.planner import verify as verifying
-from moe_edge.planner.asked import check_fixed, given_trace, with_budget
+from moe_edge.planner.asked import check_fixed, fitting, given_trace, with_budget
 from moe_edge.planner.calibrate import NONE, Calibrated, Protocol, calibrate
 from moe_edge.planner.candidates import Refused, Space, space_of
 from moe_edge.planner.costs import ModelCosts
@@ -26,7 +26,6 @@ from moe_edge.planner.machine_file import machine_json, stored_costs
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.prompts import sampled_prompts
 from moe_edge.planner.quality import Quality, admitted
-from moe_edge.planner.replayed import layer_slots
 from moe_edge.planner.search import search
 from moe_edge.planner.summary import Plan, summed_up
 from moe_edge.planner.variants import variants
@@ -72,10 +71,10 @@ def make_plan(
     _, base, budgets = check(asked, base, fixed)
     checkpoint, context = asked.checkpoint or "default", asked.tokens
     live = Live(checkpoint, None, asked.batch, context)
-    layer_slots(base, live)  # refuses a budget of too few slots, and names the least
+    base, budgets, too_large = fitting(base, budgets, live)
     notes: list[str] = []
-    qualities, refused = _qualities(asked, base, checkpoint)
-    given = base, fixed, live.config, qualities, refused
+    qualities, refused = _qualities(asked, base, fixed, checkpoint)
+    given = base, fixed, live.config, qualities, [*too_large, *refused]
     space = space_of(*given, budgets=budgets)
     protocol = _protocol(asked, live, asked.seed, notes)
     done, entries = _calibrated(asked, live, space, protocol, notes)
@@ -96,7 +95,7 @@ def make_plan(
     refused = [*space.refused, *failed, *found.refused]
     notes += _assumptions(asked, done.costs, live, subjects)
     sources = {
-        "machine": asked.machine or "measured here (machine.json)",
+        "machine": "measured here (machine.json)" if entries else asked.machine,
         "trace": asked.trace or "recorded here (trace.csv.gz)",
         "card": ", ".join(asked.card) or None,
     }
@@ -111,10 +110,10 @@ def make_plan(
 
 
 def _qualities(
-    asked: PlanOptions, base: OffloadOptions, checkpoint: str
+    asked: PlanOptions, base: OffloadOptions, fixed: frozenset[str], checkpoint: str
 ) -> tuple[list[Quality], list[Refused]]:
     share = parse_budget(base.device_memory).share
-    return admitted(asked, base, checkpoint, share)
+    return admitted(asked, base, fixed, checkpoint, share)
 
 
 def _protocol(asked: PlanOptions, live: Live, seed: int, notes: list[str]) -> Protocol:

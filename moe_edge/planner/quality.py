@@ -156,12 +156,13 @@ def _quality(row: Mapping[str, Any]) -> Quality | None:
 
 
 def admitted(
-    asked, base, checkpoint: str, share: float | None
+    asked, base, fixed: frozenset[str], checkpoint: str, share: float | None
 ) -> tuple[list[Quality], list[Refused]]:
     """The choices that the targets allow, the lossless one (or the fixed route) first.
 
     Args:
-      asked: `PlanOptions`; base: the user's `OffloadOptions`.
+      asked: `PlanOptions`; base: the user's `OffloadOptions`; fixed: its fields that
+        stay as they are.
       share: of the experts' bytes on the device; None: a size.
     Raises:
       ConfigError: a bad card, or a fixed route that no card knows.
@@ -172,12 +173,12 @@ def admitted(
         reason = "no card says what routes, formats or fewer experts cost"
         remedy = "measure them (moe-edge fidelity) and give --card"
         refused.append(Refused("lossy configurations", reason, remedy))
-    routes = [q for q in known if q.options]
+    routes = [q for q in known if q.options and "route" not in fixed]
     models = [q for q in known if not q.options]
     first = Quality()
     if not base.lossless:
         own = {"route": base.route, "route_options": dict(base.route_options)}
-        found = [q for q in routes if _same_route(q.options, own)]
+        found = [q for q in known if q.options and _same_route(q.options, own)]
         if not found:
             raise ConfigError(
                 f"route {base.route} is fixed, and no card says its perplexity ratio; "

@@ -211,8 +211,8 @@ def play(
     if name != "none":
         if name not in recorded.predicted:
             raise ConfigError(
-                f"what predictor {name} says was not recorded; calibrate it "
-                "(--calibrate_s)"
+                f"what predictor {name} says was not recorded; leave --trace out, or "
+                "raise --calibrate_s"
             )
         predictor = Replayed(with_prompts(trace, recorded.predicted[name]))
     given = options.eviction, options.eviction_options

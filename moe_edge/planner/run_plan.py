@@ -1,5 +1,6 @@
 """The root of `moe-edge plan`: budget and targets in, a configuration out."""
 
+import math
 from typing import Any
 
 from moe_edge.core.checks import MoeEdgeError
@@ -36,12 +37,11 @@ def run_plan(
         plan is written).
     """
     base, fixed = asked.base(offload)
-    from moe_edge.planner.elsewhere import is_elsewhere
+    from moe_edge.planner.elsewhere import check_elsewhere, is_elsewhere
     from moe_edge.planner.plan import check, make_plan  # loads JAX
 
     if run.dry_run:
-        if not is_elsewhere(asked):
-            check(asked, base, fixed)
+        (check_elsewhere if is_elsewhere(asked) else check)(asked, base, fixed)
         return {"fixed": sorted(fixed)}
     plan = make_plan(asked, base, fixed, out_dir=run.path)
     summary = plan.summary
@@ -57,7 +57,10 @@ def run_plan(
     print(plan.line)
     if not summary["feasible"]:
         missed = ", ".join(
-            f"{key} by {100 * share:.0f} %" for key, share in plan.missed.items()
+            f"{key} by {100 * share:.0f} %"
+            if math.isfinite(share)
+            else f"{key}, of which nothing is known"
+            for key, share in plan.missed.items()
         )
         raise NotFeasible(
             f"no configuration meets the targets; the nearest misses {missed}: loosen "

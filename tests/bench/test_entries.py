@@ -19,7 +19,6 @@ FOLDERS = {
     for folder in find_entries(RESULTS)
     if read_result(folder)["schema_version"] == ROWS_VERSION
 }
-OFTEN = "faster slower more fewer less best worst higher lower".split()
 
 
 @functools.cache
@@ -72,7 +71,7 @@ def test_each_number_is_used_and_each_name_is_there(name):
     named -= {"figure", "table", "workload", "machine", "model"}
     numbers = set(entry(name)["numbers"])
     declared = set(find(entry(name)["study"]).frames)
-    assert named <= numbers | declared | OPTIONAL.get(name, set())
+    assert named <= numbers | declared
     assert numbers <= named, numbers - named
 
 
@@ -157,7 +156,6 @@ UNSEEN: dict[str, set[str]] = {
         "servers.seconds",
     },
 }
-OPTIONAL: dict[str, set[str]] = {}
 
 
 def shown(result):

@@ -2,16 +2,19 @@
 
 import dataclasses
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from moe_edge.bench import starts
+from moe_edge.bench.joined import join
 from moe_edge.bench.registry import find
 from moe_edge.bench.rounds import round_order
 from moe_edge.bench.started import start_number, started
-from moe_edge.bench.starts import join, kept, of_start, take_starts, used
+from moe_edge.bench.starts import kept, of_start, take_starts, used
 from moe_edge.bench.study import Study, run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.process import CpuUse
@@ -217,6 +220,17 @@ def test_texts_that_starts_found_stand_side_by_side():
 def test_starts_that_cannot_be_are_refused(study, given, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         run_study(study, Size(), out_dir=str(tmp_path / "o"), **given)
+
+
+def test_studies_of_a_night_can_be_measured_in_starts():
+    """Those that docs/use.md gives commands for."""
+    text = (Path(__file__).parents[2] / "docs" / "use.md").read_text()
+    loops = re.findall(r"^for NAME in (.+); do$", text, re.MULTILINE)
+    names = " ".join(loops).split()
+    assert len(names) > 5
+    for name in names:
+        study = find(name)
+        of_start(study, study.settings(), 0)
 
 
 def test_share_of_others_by_hand():

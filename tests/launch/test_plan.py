@@ -61,6 +61,13 @@ def test_dry_run_names_what_is_fixed(run_script, tiny):
     assert run_script("plan", *flags, "--dry_run").summary["fixed"] == ["eviction"]
 
 
+def test_dry_run_refuses_what_a_plan_without_weights_would(run_script, config):
+    flags = ["--config_json", "none.json", "--machine", "rtx_4090", "--dry_run"]
+    assert "none.json does not exist" in run_script("plan", *flags).error
+    flags = ["--config_json", config, "--machine", "rtx_4090", "--dry_run"]
+    assert run_script("plan", *flags).summary["fixed"] == []
+
+
 def test_plan_gin_is_run_by_generate(run_script, tiny, tmp_path):
     """The file of a plan, of a checkpoint that is here."""
     flags = ["--checkpoint", tiny, "--machine", "rtx_4090", "--device_memory", "50%"]

@@ -63,6 +63,12 @@ def test_time_is_compute_and_waits_and_what_blocks_cost_the_host():
     assert found.device_bytes[1] == 800 + 4 * 1000 and found.host_bytes[1] == 8000
 
 
+def test_no_step_is_shorter_than_one_whose_experts_are_here():
+    """A busy machine's calibration found less than nothing for a block."""
+    costs = dataclasses.replace(COSTS, miss_host_s={"none": [[0.001, -1.0]]})
+    assert estimate(at("50%"), subject(costs)).tpot_s[1] == pytest.approx(0.01)
+
+
 def test_all_experts_in_slots_take_the_measured_step():
     found = estimate(at("100%"), subject())
     # Each block comes once; two batches share that.

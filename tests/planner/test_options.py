@@ -17,6 +17,8 @@ REFUSED = [
     ({"context": 100}, "context is 100 tokens, and a prompt of 128 with 128 new"),
     ({"host_memory": "50%"}, "host_memory is '50%', expected a size such as 8GiB"),
     ({"margin": "2GiB"}, "margin is '2GiB', expected a share such as 5%"),
+    ({"margin": "5"}, "margin is '5', expected a share such as 5%"),
+    ({"host_memory": "much"}, "host_memory is 'much', expected a size such as 8GiB"),
     ({"config_json": "c.json"}, "--config_json 'c.json' is planned without weights"),
     (
         {"config_json": "c.json", "machine": "rtx_4090", "verify": True},

@@ -56,13 +56,14 @@ def replay_drafts(
     """
     if tokens < 2:
         raise ConfigError(f"drafts of {tokens} tokens, expected 2 or more")
-    one, many = list(_decoded(trace)), list(_together(trace, tokens))
-    if not many:
+    groups = list(_groups(trace, tokens))
+    if not groups:
         raise ConfigError(
             f"the trace has no {tokens} decode steps in a row of one request; give "
             "fewer tokens"
         )
-    one = one[: len(many) * tokens]
+    one = [routed for steps in groups for step in steps for routed in step]
+    many = [routed for steps in groups for routed in _together(steps)]
     choices = sum(int((r.ids_TK < trace.num_experts).sum()) for r in many)
     distinct = sum(len(_chosen(r, trace.num_experts)) for r in many)
     alone = sum(len(_chosen(r, trace.num_experts)) for r in one)
@@ -106,8 +107,8 @@ def _decoded(trace: Trace) -> Iterator[RoutedLayer]:
         yield routed
 
 
-def _together(trace: Trace, tokens: int) -> Iterator[RoutedLayer]:
-    """Every so many steps of a request as one, layer by layer."""
+def _groups(trace: Trace, tokens: int) -> Iterator[list[list[RoutedLayer]]]:
+    """Every so many steps of a request, each the lookups of its layers."""
     steps: list[list[RoutedLayer]] = []
     for routed in _decoded(trace):
         if not steps or steps[-1][0].step != routed.step:
@@ -117,13 +118,18 @@ def _together(trace: Trace, tokens: int) -> Iterator[RoutedLayer]:
         steps[-1].append(routed)
         is_whole = len(steps) == tokens and len(steps[-1]) == len(steps[0])
         if is_whole and _ends(trace, routed):
-            for layer in zip(*steps, strict=True):
-                ids_TK = np.concatenate([r.ids_TK for r in layer])
-                scores_TE = None
-                if layer[0].scores_TE is not None:
-                    scores_TE = np.concatenate([r.scores_TE for r in layer])
-                yield layer[0]._replace(ids_TK=ids_TK, scores_TE=scores_TE)
+            yield steps
             steps = []
+
+
+def _together(steps: list[list[RoutedLayer]]) -> Iterator[RoutedLayer]:
+    """Steps as one, layer by layer."""
+    for layer in zip(*steps, strict=True):
+        ids_TK = np.concatenate([r.ids_TK for r in layer])
+        scores_TE = None
+        if layer[0].scores_TE is not None:
+            scores_TE = np.concatenate([r.scores_TE for r in layer])
+        yield layer[0]._replace(ids_TK=ids_TK, scores_TE=scores_TE)
 
 
 def _ends(trace: Trace, routed: RoutedLayer) -> bool:

@@ -147,7 +147,10 @@ def run(settings: ComposeSettings) -> Findings:
     live = []
     if chosen := live_points(points, settings):
         cases = {f"{n}": _live(shop, *one, steps) for n, one in enumerate(chosen)}
-        named = [f"{p.method.name} {p.share} {factor}" for p, factor in chosen]
+        named = [
+            f"{p.method.name} {p.share} {case.link.bytes_per_s:.6g}"
+            for (p, _), case in zip(chosen, cases.values(), strict=True)
+        ]
         given = cases, shop.timed_rows, False
         found = shop.done(f"live {named}", measured_steps, *given)
         live = [(*one, *found[f"{n}"]) for n, one in enumerate(chosen)]
@@ -192,8 +195,9 @@ def _steps(shop: Workshop) -> dict[str, Steps]:
         base_folder, base_E = shop.variants.folder(BASE), shop.experts(BASE)
         cases[policy] = Timed(base_folder, method, base_E, None)
     base = chosen[lru.name]
-    given = cases, shop.timed_rows, shop.settings.processor_time
-    found = shop.done("steps", measured_steps, *given)
+    by_processor = shop.settings.processor_time
+    name = "steps" if by_processor else "steps by the clock"
+    found = shop.done(name, measured_steps, cases, shop.timed_rows, by_processor)
     steps, layer_s = {}, found[base[1]][0] / shop.layers
     for name, (at, policy) in chosen.items():
         (here_s, _), (step_s, misses) = found[f"{at}: here"], found[f"{at}: misses"]

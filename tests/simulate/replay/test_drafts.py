@@ -47,6 +47,8 @@ def test_prompts_and_rests_of_a_request_are_left_out():
     trace = trace_of(ids, request=[0, 0, 0, 0, 1, 1], first_decode=1)
     found = replay_drafts(trace, 2, [2], lru)
     assert found.reused == 0.5
+    # Neither way looks at step 3, so both miss 0 and 1 once.
+    assert found.misses_left == {2: 1.0} and found.break_even[0] < 1e-9
     with pytest.raises(ConfigError, match="has no 4 decode steps in a row of one"):
         replay_drafts(trace, 4, [2], lru)
 

@@ -1,0 +1,174 @@
+"""What starts say together: means, and intervals of a bootstrap.
+
+Values are means over the starts; intervals come from drawing starts, and of each its
+observations, again and again, also for what the study derives from its tables.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moe_edge.bench.study import Study
+from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.metrics.frames import INTERVAL, Estimate, Rows, plain, tables
+from moe_edge.metrics.ranged import leaves, unlike
+
+RESAMPLES = 500
+Start = Mapping[str, Any]  # as of `starts.py`
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """What starts say together.
+
+    Attributes:
+      rows: means over the starts, with intervals.
+      intervals: path of a number that is derived from them, joined by slashes -> its
+        bounds.
+    """
+
+    rows: Rows
+    intervals: dict[str, list[float]]
+
+
+def join(study: Study, starts: Sequence[Start], seed: int = 0) -> Joined:
+    """The rows of all starts in one table, and 95 % intervals.
+
+    Raises:
+      ConfigError: no start, or one that gave other rows than the first.
+    """
+    check_count("starts", len(starts))
+    cells = _Cells(study, starts)
+    rng, drawn = np.random.default_rng(seed), []
+    for _ in range(RESAMPLES if len(starts) > 1 else 0):
+        drawn.append(cells.draw(rng))
+    rows = cells.rows(cells.means(), np.stack(drawn) if drawn else None)
+    for start in starts:
+        for name, held in start["checks"].items():
+            rows.checks[name] = rows.checks.get(name, True) and held
+    rows.about, rows.files = dict(starts[0]["about"]), dict(starts[0]["files"])
+    derived = [_derived(study, cells.rows(means)) for means in drawn]
+    return Joined(rows, _intervals(_derived(study, rows), derived))
+
+
+def _derived(study: Study, rows: Rows) -> Any:
+    numbers = plain(study.derive(tables(rows.stored())))
+    numbers.pop("checks", None)
+    return numbers
+
+
+def _intervals(numbers: Any, derived: Sequence[Any]) -> dict[str, list[float]]:
+    """Of each number that every draw has."""
+    by_path = [dict(leaves(each, skip=unlike(each, numbers))) for each in derived]
+    found = {}
+    for path, _ in leaves(numbers):
+        drawn = [each[path] for each in by_path if path in each]
+        if drawn and len(drawn) == len(by_path):
+            bounds = np.percentile(drawn, (2.5, 97.5)).tolist()
+            found["/".join(map(str, path))] = bounds
+    return found
+
+
+class _Cells:
+    """Every measure of every row, in a flat order that all starts share."""
+
+    def __init__(self, study: Study, starts: Sequence[Start]):
+        self._study, self._first = study, starts[0]["frames"]
+        self._places = [
+            (name, number, measure)
+            for name, found in self._first.items()
+            for number, row in enumerate(found)
+            for measure in row["values"]
+        ]
+        shape = _shape(self._first)
+        for start in starts:
+            if _shape(start["frames"]) != shape:
+                raise ConfigError(
+                    f"start {start['number']} gave other rows than start "
+                    f"{starts[0]['number']}; they cannot be joined: measure again with "
+                    "--overwrite"
+                )
+        self._keys = {
+            name: _keys(name, [start["frames"][name] for start in starts])
+            for name in self._first
+        }
+        self._starts = [
+            [
+                np.asarray(s["frames"][n][i]["values"][m], float)
+                for n, i, m in self._places
+            ]
+            for s in starts
+        ]
+
+    def means(self) -> np.ndarray:
+        """Of each cell over the starts."""
+        return np.mean([[v.mean() for v in one] for one in self._starts], axis=0)
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """`means` of starts drawn with replacement, each with its observations drawn
+        so: the same ones in all cells that have as many."""
+        found = []
+        for start in rng.integers(len(self._starts), size=len(self._starts)):
+            values, places = self._starts[start], {}
+            for count in sorted({len(v) for v in values}):
+                places[count] = rng.integers(count, size=count)
+            found.append([v[places[len(v)]].mean() for v in values])
+        return np.mean(found, axis=0)
+
+    def rows(self, means: np.ndarray, drawn: np.ndarray | None = None) -> Rows:
+        """Rows with these means; with an interval where draws are given."""
+        rows = Rows(self._study.frames)
+        cells: dict[tuple[str, int], dict[str, Any]] = {}
+        for place, (name, number, measure) in enumerate(self._places):
+            within = self._first[name][number]["within"].get(measure, 0.0)
+            value, width = float(means[place]), within
+            if drawn is not None:
+                low, high = np.percentile(drawn[:, place], (2.5, 97.5))
+                width = max(width, float(high - low) / 2)
+            cell: Any = value
+            if drawn is not None or within:
+                cell = Estimate(value, len(self._starts), width, INTERVAL)
+            cells.setdefault((name, number), {})[measure] = cell
+        for name, found in self._keys.items():
+            for number, keys in enumerate(found):
+                rows(name, *keys, **cells.get((name, number), {}))
+        return rows
+
+
+def _shape(frames: Mapping[str, Sequence[Mapping]]) -> list:
+    """Which measures the rows have."""
+    return [
+        [name, [sorted(row["values"]) for row in found]]
+        for name, found in frames.items()
+    ]
+
+
+def _side_by_side(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else " / ".join(map(str, values))
+
+
+def _keys(name: str, frames: Sequence[Sequence[Mapping]]) -> list[list]:
+    """Keys of a frame's rows. Texts that starts found each for themselves, such as who
+    was fastest, stand side by side.
+
+    Raises:
+      ConfigError: rows that only such keys tell apart, or other ones.
+    """
+    columns = [zip(*(row["keys"] for row in rows), strict=True) for rows in frames]
+    sure, found = [], []
+    for values in zip(*columns, strict=True):  # of a key, by start
+        if all(value == values[0] for value in values):
+            sure.append(values[0])
+            found.append(values[0])
+        else:
+            each = (dict.fromkeys(one) for one in zip(*values, strict=True))
+            found.append([_side_by_side(list(one)) for one in each])
+    rows = len(frames[0])
+    if len(found) > len(sure) and len(set(zip(*sure, strict=True))) < rows:
+        raise ConfigError(
+            f"starts gave other rows of frame {name}; they cannot be joined: measure "
+            "again with --overwrite"
+        )
+    return [list(row) for row in zip(*found, strict=True)] or [[] for _ in range(rows)]
