@@ -87,8 +87,7 @@ def plan_elsewhere(
     qualities, refused = admitted(asked, base, str(asked.checkpoint), share)
     live = model(None, None)
     layer_slots(base, live)
-    given = base, fixed, live.config, qualities, refused
-    space = space_of(*given, budgets=budgets)
+    space = space_of(base, fixed, live.config, refused, budgets=budgets)
     notes = [
         "nothing was measured: bytes are exact, times are those of the machine's "
         f"roofline ({gpu.device.source}; link: {gpu.host_link.source})"

@@ -75,8 +75,7 @@ def make_plan(
     layer_slots(base, live)  # refuses a budget of too few slots, and names the least
     notes: list[str] = []
     qualities, refused = _qualities(asked, base, checkpoint)
-    given = base, fixed, live.config, qualities, refused
-    space = space_of(*given, budgets=budgets)
+    space = space_of(base, fixed, live.config, refused, budgets=budgets)
     protocol = _protocol(asked, live, asked.seed, notes)
     done, entries = _calibrated(asked, live, space, protocol, notes)
     space = space.without(done.left_out, done.recorded.predicted)
