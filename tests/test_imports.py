@@ -24,6 +24,7 @@ CLUSTER_ORDER = (
         "roles",
         "modes",
         "options",
+        "prism_options",
         "slots",
         "gpus",
         "model_checks",

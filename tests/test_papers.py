@@ -23,20 +23,10 @@ NAMED_KINDS = {*KINDS, "mode"}  # commands and studies are words of their own
 SAID = {
     # The mode, which is ours, has the paper's name; so has a preset of machines.
     ("cluster/modes.py", "prism"),
-    ("cluster/model_checks.py", "prism"),
-    ("cluster/options.py", "prism"),
-    ("cluster/roles.py", "prism"),
-    ("cluster/run.py", "prism"),
-    ("cluster/scheduler/wanted.py", "prism"),
+    ("cluster/prism_options.py", "prism"),
     ("hardware/clusters.py", "prism"),
     ("place/run_place.py", "prism"),
     ("simulate/cluster/build.py", "prism"),
-    # Options of all modes are one class.
-    ("cluster/options.py", "od_moe"),
-    ("cluster/options.py", "shadow"),
-    ("cluster/roles.py", "shadow"),
-    ("cluster/run.py", "od_moe"),
-    ("cluster/supervisor.py", "od_moe"),
     # What a predictor may need of an engine (`Predictor.companion`).
     ("engine/offload_options.py", "shadow"),
     ("engine/offloaded.py", "shadow"),

@@ -21,7 +21,7 @@ def live_run(folder: Path, **options) -> dict[str, Any]:
     """Runs a cluster into a folder; returns its cluster.json.
 
     Args:
-      options: of `ClusterOptions`.
+      options: of `PrismOptions`.
     Raises:
       MoeEdgeError: bad options, missing rights, or a cluster that is lost.
     """

@@ -3,7 +3,6 @@
 import ml_dtypes
 import numpy as np
 
-from moe_edge.core.checks import check_known
 from moe_edge.model.quantised import STORED_KINDS
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -18,14 +17,6 @@ RECORD_DTYPES = WEIGHT_DTYPES | dict.fromkeys(STORED_KINDS, np.dtype(np.uint8))
 # keeps it (DeepSeek-V3's _keep_in_fp32_modules_strict).
 KEEP_FLOAT32 = ("router.correction_bias",)
 _BLOCK = 1 << 17  # elements looked at together: stays in the cache
-
-
-def weight_dtype(name: str | None) -> np.dtype | None:
-    """numpy dtype of a flag value; None or "" means as stored."""
-    if not name:
-        return None
-    check_known("dtype", name, WEIGHT_DTYPES)
-    return WEIGHT_DTYPES[name]
 
 
 def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

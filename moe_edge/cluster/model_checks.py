@@ -4,6 +4,7 @@ import numpy as np
 
 from moe_edge.cluster.gpus import has_several, one_gpu_each
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError, MoeEdgeError
@@ -37,7 +38,7 @@ def check_model(options: ClusterOptions, reader) -> list[int] | None:
     """
     config = reader.config
     refuse(Asked(model=config, route=options.chosen_route))
-    if options.mode == "prism":
+    if isinstance(options, PrismOptions):
         slots = slots_of(options, len(config.moe_layers) * config.moe.num_experts)
         if options.serves_alone and min(slots) < MIN_SLOTS:
             raise CapacityError(
@@ -50,7 +51,7 @@ def check_model(options: ClusterOptions, reader) -> list[int] | None:
 
 
 def given_placement(
-    options: ClusterOptions, config: ModelConfig
+    options: PrismOptions, config: ModelConfig
 ) -> tuple[Placement, list[int] | None]:
     """The placement that `--placement` names, and the servers' GPUs if it names them.
 

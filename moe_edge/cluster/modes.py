@@ -4,9 +4,13 @@ A paper's table (core/tables.py) names a `Mode` under kind `mode`. It loads with
 what its functions need is imported inside them.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.prism_options import PrismOptions
+from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.tables import load, plugins
 
 SERVERS = "prism"
@@ -16,16 +20,43 @@ class Mode(NamedTuple):
     """What a way to run a cluster consists of.
 
     Attributes:
-      check: (options): raises ConfigError for what of this mode cannot be.
+      options: what a user says of it.
       make_node: (number, options, transport, reader) -> a process but the scheduler.
       programme: -> the class of what the scheduler does.
     """
 
-    check: Callable[..., None]
-    make_node: Callable[..., object]
+    options: type[ClusterOptions]
+    make_node: Callable[..., Any]
     programme: Callable[[], type]
 
 
 def modes() -> dict[str, Mode]:
     """Those of papers, by name."""
     return {name: load(place) for name, place in plugins("mode").items()}
+
+
+def options_classes() -> dict[str, type[ClusterOptions]]:
+    """Of all modes, by name, ours first."""
+    return {SERVERS: PrismOptions} | {n: mode.options for n, mode in modes().items()}
+
+
+def options_of(**given) -> ClusterOptions:
+    """The options of the mode that they name, or of ours.
+
+    Raises:
+      ConfigError: an unknown mode, an option of another one, or what cannot be.
+    """
+    classes, mode = options_classes(), given.get("mode", SERVERS)
+    check_known("mode", mode, classes)
+    names = {name: _names(kind) for name, kind in classes.items()}
+    for option in given.keys() - names[mode]:
+        for other in (name for name in names if option in names[name]):
+            raise ConfigError(
+                f"--{option} is an option of mode {other}, and the mode is {mode}; "
+                f"leave it out, or give --mode {other}"
+            )
+    return classes[mode](**given)
+
+
+def _names(kind: type[ClusterOptions]) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}

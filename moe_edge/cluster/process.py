@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_edge.cluster.model_checks import open_at_k
-from moe_edge.cluster.modes import SERVERS, modes
+from moe_edge.cluster.modes import Mode, modes
 from moe_edge.cluster.node.membership import say_hello
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.prism.mode import MODE
+from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.spec import Spec, began_file, facts_of
 from moe_edge.cluster.transport.base import Address, Transport
@@ -113,21 +115,17 @@ def join(spec: Spec, number: int, lobby: Lobby) -> Transport:
 def node_of(spec: Spec, number: int, transport: Transport) -> "Node":
     """A process that is not the scheduler."""
     reader = open_at_k(spec.options)
-    if spec.options.mode == SERVERS:
-        from moe_edge.cluster.prism.server import make_server
-
-        return make_server(number, spec.options, transport, reader)
-    make_node = modes()[spec.options.mode].make_node
+    make_node = _mode_of(spec.options).make_node
     return make_node(number, spec.options, transport, reader)
 
 
 def programme_of(options: ClusterOptions) -> type:
     """What the scheduler does."""
-    if options.mode == SERVERS:
-        from moe_edge.cluster.prism.programme import PrismProgramme
+    return _mode_of(options).programme()
 
-        return PrismProgramme
-    return modes()[options.mode].programme()
+
+def _mode_of(options: ClusterOptions) -> Mode:
+    return MODE if isinstance(options, PrismOptions) else modes()[options.mode]
 
 
 def run_node(spec: Spec, number: int, began: Path, make_node=node_of) -> None:

@@ -17,9 +17,11 @@ from typing import Any
 from moe_edge.cluster.content import content_of
 from moe_edge.cluster.gpus import gpu_environments
 from moe_edge.cluster.model_checks import check_model, open_at_k
+from moe_edge.cluster.modes import options_classes, options_of
 from moe_edge.cluster.network.namespaces import EmulatedNetwork, emulated_network
 from moe_edge.cluster.node.membership import free_port
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.scheduler.wanted import wanted_of
 from moe_edge.cluster.spec import Spec
 from moe_edge.cluster.supervisor import Processes
@@ -27,14 +29,14 @@ from moe_edge.cluster.transport.keys import new_secret, read_secret
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, check_cores
 from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
-from moe_edge.core.run_folder import RunFolder, root, unpacked
+from moe_edge.core.run_folder import OneOf, RunFolder, root, unpacked
 
 LOCAL = "127.0.0.1"
 PORT = 7077  # of the scheduler, in a namespace of its own
 
 
 @root
-@unpacked(options=ClusterOptions)
+@unpacked(options=OneOf(options_classes().values(), options_of))
 def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
     """Serves requests on several processes that hold the experts of a model together.
 
@@ -49,15 +51,14 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
     named = check_model(options, reader)
     if options.is_scheduler:
         wanted_of(options, load_tokenizer(reader), reader.config.max_positions)
-    run.check_apart(reader.path, options.placement, options.prompts)
+    run.check_apart(reader.path, *options.files.values())
     if options.secret_file is not None:
         read_secret(options.secret_file)
     check_cores(options.cores, len(_numbers(options)))
     gpus = gpu_environments(options, _numbers(options), os.environ, named)
     address = _coordinator(options)
     if run.dry_run:
-        methods = options.method_names if options.mode == "prism" else [options.mode]
-        return {"methods": methods, "processes": _numbers(options)}
+        return {"methods": options.method_names, "processes": _numbers(options)}
     # Where all processes are started here they read the same files.
     content = {} if options.coordinator is None else content_of(reader)
     with run.writing() as folder:
@@ -96,7 +97,7 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         if not stored.is_file():  # one server, whose scheduler is elsewhere
             return {"process_id": options.process_id}
         facts = read_json(stored, strict=False, max_bytes=LARGE_FILE_BYTES)
-    if options.mode == "od_moe":
+    if not isinstance(options, PrismOptions):
         return facts["row"]
     keys = (
         "failures",
@@ -162,11 +163,11 @@ def _own_address(host: str, port: int) -> str:
 
 def _absolute(options: ClusterOptions) -> ClusterOptions:
     """The same with paths that hold wherever a process runs."""
-    changed = {}
-    for name in ("checkpoint", "prompts", "placement"):
-        value = getattr(options, name)
-        if value is not None and value != "default":
-            changed[name] = str(Path(value).resolve())
+    changed = {
+        name: str(Path(path).resolve())
+        for name, path in options.files.items()
+        if path != "default"
+    }
     return dataclasses.replace(options, **changed)
 
 

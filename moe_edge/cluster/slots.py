@@ -1,13 +1,13 @@
 """How many blocks each server of Prism's may hold, as `--slots` says."""
 
-from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.place.run_place import parse_slots
 
 COPIES = 1.3  # of the model that all servers hold together, unless slots are given
 
 
-def slots_of(options: ClusterOptions, num_blocks: int) -> list[int]:
+def slots_of(options: PrismOptions, num_blocks: int) -> list[int]:
     """Blocks that each server may hold.
 
     Raises:
@@ -37,11 +37,11 @@ def slots_of(options: ClusterOptions, num_blocks: int) -> list[int]:
     return slots
 
 
-def room_of(options: ClusterOptions, num_blocks: int) -> list[int]:
+def room_of(options: PrismOptions, num_blocks: int) -> list[int]:
     """Blocks that a placement may put on each server; raises as `slots_of`."""
     return [max(n - _spare(options), 0) for n in slots_of(options, num_blocks)]
 
 
-def _spare(options: ClusterOptions) -> int:
+def _spare(options: PrismOptions) -> int:
     """Slots of each server that no placement uses."""
     return 1 + (options.period_s > 0)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import jaxlib.version  # without JAX itself, which takes a second to load
 
-from moe_edge.cluster.options import ClusterOptions, ServedOptions
+from moe_edge.cluster.modes import options_of
+from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.prism_options import ServedOptions
 from moe_edge.cluster.transport.base import Address
 from moe_edge.cluster.transport.wire import WIRE_VERSION
 from moe_edge.core.json_reader import read_json
@@ -46,7 +48,7 @@ class Spec:
     @classmethod
     def load(cls, path: str | Path) -> "Spec":
         stored = read_json(path, strict=False)
-        kind = ClusterOptions if stored["served"] is None else ServedOptions
+        kind = options_of if stored["served"] is None else ServedOptions
         stored["options"] = kind(**stored["options"])
         stored["hosts"] = {int(n): host for n, host in stored["hosts"].items()}
         return cls(**stored)

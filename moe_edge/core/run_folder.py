@@ -4,9 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moe_edge.core import folder_lock, processes
 from moe_edge.core.checks import OutputError
@@ -174,25 +174,46 @@ def root(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
 
 def documented(text: str, *kinds: type) -> str:
     """A docstring, and below it those of dataclasses and their bases, for `--help`."""
-    classes = (base for kind in kinds for base in kind.__mro__[-2::-1])
+    classes = dict.fromkeys(
+        base
+        for kind in kinds
+        for base in kind.__mro__[-2::-1]
+        if dataclasses.is_dataclass(base)
+    )
     return "\n\n".join(filter(None, [text, *map(inspect.getdoc, classes)]))
 
 
-def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
+class OneOf(NamedTuple):
+    """Dataclasses whose fields callers may give, and what makes the one they mean."""
+
+    classes: Collection[type]
+    make: Callable[..., Any]
+
+
+def unpacked(**kinds: type | OneOf) -> Callable[[Callable], Callable]:
     """Lets callers give the fields of dataclasses where a function takes objects.
 
     All arguments are keywords then.
 
     Args:
-      kinds: parameter -> dataclass. Callers, gin and flags see its fields in place of
-        the parameter, with the text that its `Attributes` say of them; options need no
-        second list in a signature.
+      kinds: parameter -> dataclass, or one of several. Callers, gin and flags see the
+        fields in place of the parameter, with the text that `Attributes` say of them;
+        options need no second list in a signature.
     """
+    several = {
+        name: kind if isinstance(kind, OneOf) else OneOf((kind,), kind)
+        for name, kind in kinds.items()
+    }
+    fields = {
+        name: dict(
+            field
+            for each in reversed(tuple(kind.classes))
+            for field in inspect.signature(each).parameters.items()
+        )
+        for name, kind in several.items()
+    }
 
     def decorate(function: Callable) -> Callable:
-        fields = {
-            name: inspect.signature(kind).parameters for name, kind in kinds.items()
-        }
         parameters = []
         for parameter in inspect.signature(function).parameters.values():
             own = fields.get(parameter.name, {parameter.name: parameter})
@@ -200,15 +221,16 @@ def unpacked(**kinds: type) -> Callable[[Callable], Callable]:
 
         @functools.wraps(function)
         def call(**given):
-            for name, kind in kinds.items():
+            for name, kind in several.items():
                 own = {f: given.pop(f) for f in fields[name] if f in given}
-                given[name] = kind(**own)
+                given[name] = kind.make(**own)
             return function(**given)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [parameter.replace(kind=keyword) for parameter in parameters]
         call.__signature__ = inspect.Signature(parameters)
-        call.__doc__ = documented(inspect.getdoc(function) or "", *kinds.values())
+        classes = (each for kind in several.values() for each in kind.classes)
+        call.__doc__ = documented(inspect.getdoc(function) or "", *classes)
         return call
 
     return decorate

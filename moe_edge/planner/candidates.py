@@ -83,12 +83,10 @@ class Space:
     Attributes:
       base: the user's options; each value stands in place of one of its fields.
       values: dimension -> options of `OffloadOptions`, the base's own first.
-      qualities: what lossy choices cost, the lossless one first.
     """
 
     base: OffloadOptions
     values: Mapping[str, Sequence[Mapping[str, Any]]]
-    qualities: Sequence[Quality]
     refused: Sequence[Refused]
 
     def candidate(self, quality: Quality, **chosen: Mapping[str, Any]) -> Candidate:
@@ -126,7 +124,6 @@ def space_of(
     base: OffloadOptions,
     fixed: frozenset[str],
     config: ModelConfig,
-    qualities: Sequence[Quality],
     refused: Sequence[Refused] = (),
     devices: int = 1,
     budgets: Sequence[str | float] = (),
@@ -162,7 +159,7 @@ def space_of(
             else:
                 found.append(wrong)
     values["device_memory"] = [{"device_memory": each} for each in budgets]
-    return Space(base, values, qualities, found)
+    return Space(base, values, found)
 
 
 def fault(

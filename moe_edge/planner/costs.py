@@ -10,8 +10,6 @@ from moe_edge.core.checks import ConfigError, built
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.simulate.replay.timed import CostModel
 
-Point = tuple[float, float]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelCosts:

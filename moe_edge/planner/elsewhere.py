@@ -100,7 +100,7 @@ def plan_elsewhere(
     live = model(None, None)
     share = parse_budget(base.device_memory).share
     qualities, refused = admitted(asked, base, fixed, str(asked.checkpoint), share)
-    given = base, fixed, live.config, qualities, [*too_large, *refused]
+    given = base, fixed, live.config, [*too_large, *refused]
     space = space_of(*given, budgets=budgets)
     notes = [
         "nothing was measured: bytes are exact, times are those of the machine's "

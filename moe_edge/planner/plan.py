@@ -74,7 +74,7 @@ def make_plan(
     base, budgets, too_large = fitting(base, budgets, live)
     notes: list[str] = []
     qualities, refused = _qualities(asked, base, fixed, checkpoint)
-    given = base, fixed, live.config, qualities, [*too_large, *refused]
+    given = base, fixed, live.config, [*too_large, *refused]
     space = space_of(*given, budgets=budgets)
     protocol = _protocol(asked, live, asked.seed, notes)
     done, entries = _calibrated(asked, live, space, protocol, notes)
@@ -88,12 +88,12 @@ def make_plan(
         if asked.verify:
             other = _protocol(asked, live, asked.seed + VERIFY_SEED, [])
             wanted = found.judged[: 1 + asked.verify_top]
-            rows = verifying.verify(wanted, subjects, other, asked)
+            rows = verifying.verify(wanted, subjects, other)
     for name in done.left_out:
         reason = f"the calibration's {asked.calibrate_s:g} s were over"
         failed.append(Refused(name, reason, "raise --calibrate_s"))
     refused = [*space.refused, *failed, *found.refused]
-    notes += _assumptions(asked, done.costs, live, subjects)
+    notes += _assumptions(asked, live, subjects)
     sources = {
         "machine": "measured here (machine.json)" if entries else asked.machine,
         "trace": asked.trace or "recorded here (trace.csv.gz)",
@@ -172,9 +172,7 @@ def plain(options: OffloadOptions) -> OffloadOptions:
     return dataclasses.replace(options, **own, **empty, assist_expert_s=None)
 
 
-def _assumptions(
-    asked: PlanOptions, costs: ModelCosts, live: Live, subjects
-) -> list[str]:
+def _assumptions(asked: PlanOptions, live: Live, subjects) -> list[str]:
     found = [
         f"decoding at temperature {asked.temperature:g}, batch {live.batch}; other "
         "prompts are like these",

@@ -50,7 +50,6 @@ def verify(
     judged: Sequence[Judged],
     subjects: Mapping[tuple, Subject],
     protocol: Protocol,
-    asked: PlanOptions,
 ) -> list[dict[str, Any]]:
     """What each configuration took; of lossless ones also the error of a replay of its
     own lookups, which knows what was chosen and computes time alone.

@@ -15,7 +15,7 @@ from typing import Any
 from moe_edge.cluster.gpus import gpu_environments
 from moe_edge.cluster.model_checks import check_model
 from moe_edge.cluster.node.membership import free_port
-from moe_edge.cluster.options import ServedOptions
+from moe_edge.cluster.prism_options import ServedOptions
 from moe_edge.cluster.roles import FIRST, SCHEDULER
 from moe_edge.cluster.run import LOCAL, shared_secret
 from moe_edge.cluster.spec import Spec
@@ -34,7 +34,7 @@ class Cluster:
     """What servers must know to serve together.
 
     Attributes:
-      given: checkpoint, servers and slots of `ClusterOptions`.
+      given: checkpoint, servers and slots of `PrismOptions`.
       k: as in `run_serve`.
     """
 

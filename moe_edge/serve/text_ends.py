@@ -61,7 +61,7 @@ class TextEnds:
         self._stream = TextStream(tokenizer, context, special)
         self._stops = [_Stop(each) for each in stop]
         self._eos_ids = frozenset(() if ignore_eos else eos_ids)
-        self._with_tokens, self._silent = with_tokens, silent
+        self._with_tokens = with_tokens
         # Characters so far, and how many of them were released.
         self._made = self._released = first
         self._held = ""  # between the two

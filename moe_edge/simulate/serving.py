@@ -15,7 +15,6 @@ from moe_edge.hardware.step_costs import Shape, StepCosts
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING
 from moe_edge.schedule.token_job import TokenJob
-from moe_edge.workload.requests import Request
 from moe_edge.workload.served import Served
 
 ARRIVE, CANCEL, END, WAKE = range(4)
@@ -240,28 +239,6 @@ class ComputedServer:
                 if job.made == self._answers.get(job.id, job.new_tokens):
                     ended.append(job)
         self.loop.end_step(0, now_s, ended)
-
-
-def token_jobs(
-    requests: Sequence[Request], floors: Sequence[int], kv_token_bytes: int = 0
-) -> list[TokenJob]:
-    """Requests of one server as its loop takes them.
-
-    Args:
-      floors: of each request.
-      kv_token_bytes: of the cache of one token.
-    """
-    return [
-        TokenJob(
-            request.id,
-            arrival_s=request.arrival_s,
-            floor=int(floor),
-            kv_bytes=kv_token_bytes * (request.input_tokens + request.output_tokens),
-            prompt_tokens=request.input_tokens,
-            new_tokens=request.output_tokens,
-        )
-        for request, floor in zip(requests, floors, strict=True)
-    ]
 
 
 def chunks_s(step: Step, costs: StepCosts) -> float:

@@ -6,7 +6,7 @@ import pytest
 from moe_edge.cluster import gpus, run
 from moe_edge.cluster.gpus import ORDER, VISIBLE, gpu_environments, one_gpu_each
 from moe_edge.cluster.model_checks import given_placement
-from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.modes import options_of
 from moe_edge.cluster.run import run_cluster
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
@@ -28,7 +28,7 @@ def machine(tmp_path, monkeypatch):
 
 def visible(environment=ON_TWO, numbers=ALL, named=None, **options) -> list[str | None]:
     """What each process sees; None: nothing is said."""
-    options = ClusterOptions(workload="words,words,words", **options)
+    options = options_of(workload="words,words,words", **options)
     found = gpu_environments(options, numbers, environment, named)
     return [found.get(number, {}).get(VISIBLE) for number in numbers]
 
@@ -50,7 +50,7 @@ def test_nothing_is_said_where_there_is_nothing_to_choose(environment, machine):
 
 
 def test_gpus_are_numbered_as_by_nvidia_smi_unless_the_user_named_them(machine):
-    options = ClusterOptions(workload="words,words,words")
+    options = options_of(workload="words,words,words")
     assert gpu_environments(options, [1], {}) == {
         1: {VISIBLE: "0", ORDER: "PCI_BUS_ID"}
     }
@@ -150,7 +150,7 @@ def test_processes_are_started_on_the_gpus_that_a_placement_names(
         **{0: "1", 1: "1"},
         2: "2",
     }
-    options = ClusterOptions(**given)
+    options = options_of(**given)
     placement, _ = given_placement(options, open_checkpoint(tiny).config)
     assert (placement.on_NLE == (gpu_NLE >= 0)).all()
     with pytest.raises(ConfigError, match="--gpus names GPU 3, but this machine has 3"):

@@ -3,6 +3,7 @@
 import pytest
 
 from moe_edge.cluster.model_checks import check_model, open_at_k
+from moe_edge.cluster.modes import options_of
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.core.checks import CapacityError, ConfigError
@@ -11,7 +12,7 @@ from tests.support.tiny_models import ALL, RandomReader
 
 
 def options(**given) -> ClusterOptions:
-    return ClusterOptions(workload="words,words,words", **given)
+    return options_of(workload="words,words,words", **given)
 
 
 @pytest.mark.parametrize("period_s, spare", [(0.0, 1), (5.0, 2)])
@@ -67,6 +68,6 @@ def test_route_and_k_of_a_cluster_are_checked():
 
 def test_od_moe_refuses_a_route_that_prefers_what_is_in_slots():
     given = {"mode": "od_moe", "prompts": __file__}
-    ClusterOptions(**given, route="substitute", route_options={"a": 0.0})
+    options_of(**given, route="substitute", route_options={"a": 0.0})
     with pytest.raises(ConfigError, match="workers of od_moe load each expert"):
-        ClusterOptions(**given, route="substitute")
+        options_of(**given, route="substitute")

@@ -8,7 +8,7 @@ import pytest
 from moe_edge.cluster import process
 from moe_edge.cluster.node.membership import BELOW_EPHEMERAL, free_port
 from moe_edge.cluster.node.node import SchedulerLost
-from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.spec import Spec
 from moe_edge.cluster.transport.base import Address
 from moe_edge.core.checks import CapacityError
@@ -32,7 +32,7 @@ def test_errors_of_a_server_that_runs_are_not_bad_input(
 
     monkeypatch.setattr(process, "run_node", run_node)
     monkeypatch.setattr(process, "die_with_parent", lambda parent: None)
-    options = ClusterOptions(workload="words,words,words")
+    options = PrismOptions(workload="words,words,words")
     where = {"folder": "", "secret": "", "hosts": {}, "coordinator": ""}
     path = tmp_path / "spec.json"
     Spec(options=options, parent=os.getpid(), **where).save(path)
@@ -60,7 +60,7 @@ def test_a_process_joins_without_distributed_jax(monkeypatch):
     monkeypatch.setattr(process, "say_hello", lambda *_: None)
     monkeypatch.setattr(process, "keep_heap", lambda: None)
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    options = ClusterOptions(workload="words,words,words")
+    options = PrismOptions(workload="words,words,words")
     where = {"folder": "", "secret": "", "hosts": {}, "coordinator": "127.0.0.1:1"}
     spec = Spec(options=options, parent=os.getpid(), **where)
     assert isinstance(process.join(spec, 1, process.Lobby()), Joining)

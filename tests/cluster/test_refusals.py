@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.modes import options_of
 from moe_edge.cluster.run import run_cluster
 from moe_edge.core.checks import CapacityError, ConfigError, OutputError, RequestError
 from moe_edge.place.plan import Placement
@@ -98,31 +98,39 @@ FEW = "few 16 random bytes and more"
             {"mode": "od_moe", "drill": "kill:worker4@4"},
             "known: main, scheduler, shadow, worker0, worker1, worker2",
         ),
+        (
+            {"workers": 2},
+            "--workers is an option of mode od_moe, and the mode is prism; leave",
+        ),
+        (
+            {"mode": "od_moe", "methods": "optimal"},
+            "--methods is an option of mode prism, and the mode is od_moe; leave",
+        ),
         ({"mode": "od_moe", "shadow": "q3"}, "unknown shadow 'q3'; known: bf16"),
         (
-            {"load_bytes_per_s": "fast"},
+            {"mode": "od_moe", "load_bytes_per_s": "fast"},
             "'fast', expected a positive number or balanced",
         ),
     ],
 )
 def test_what_no_cluster_can_be_is_refused(prompts, given, text):
     with pytest.raises(ConfigError, match=text):
-        ClusterOptions(**{"prompts": str(prompts)} | given)
+        options_of(**{"prompts": str(prompts)} | given)
 
 
 def test_a_server_that_joins_needs_no_requests():
     where = {"coordinator": "localhost:77", "servers": 2}
-    options = ClusterOptions(process_id=2, **where)
+    options = options_of(process_id=2, **where)
     assert not options.is_scheduler
     for own in ({"process_id": 0}, {}):
         with pytest.raises(ConfigError, match="got neither"):
-            ClusterOptions(**own, **where)
+            options_of(**own, **where)
 
 
 def test_what_must_agree_is_what_servers_go_by(prompts):
     where = {"coordinator": "localhost:77", "servers": 2}
-    mine = ClusterOptions(prompts=str(prompts), interval_s=2.0, **where)
-    theirs = ClusterOptions(process_id=1, join_timeout_s=5.0, cores="0", **where)
+    mine = options_of(prompts=str(prompts), interval_s=2.0, **where)
+    theirs = options_of(process_id=1, join_timeout_s=5.0, cores="0", **where)
     assert mine.shared == theirs.shared == json.loads(json.dumps(mine.shared))
     assert mine.shared != dataclasses.replace(mine, max_batch=2).shared
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from moe_edge.cluster import supervisor
-from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.modes import options_of
 from moe_edge.cluster.supervisor import CACHE, Processes
 
 OD_MOE = {"mode": "od_moe", "workers": 2, "groups": 1, "prompts": __file__}
@@ -36,7 +36,7 @@ def environment_of(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE, "/cache")
 
     def start(processes: int, own=None, **options) -> dict[str, str]:
-        options, where = ClusterOptions(**options), tmp_path / "spec.json"
+        options, where = options_of(**options), tmp_path / "spec.json"
         with Processes(where, options, tmp_path, {}, own=own) as started:
             started.start(list(range(processes)))
         return got[-1]
@@ -74,7 +74,7 @@ def test_given_number_of_threads_and_no_cache_stay(environment_of, monkeypatch):
 
 
 def test_a_process_that_says_no_error_is_named_with_its_signal(tmp_path):
-    options = ClusterOptions(**PRISM)
+    options = options_of(**PRISM)
     processes = Processes(tmp_path / "spec.json", options, tmp_path, {})
     log = tmp_path / f"{options.name_of(1)}.log"
     log.write_text("Segmentation fault\n")

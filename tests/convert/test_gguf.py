@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from moe_edge.checkpoint.dtypes import weight_dtype
+from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
 from moe_edge.checkpoint.schema import dense_items
 from moe_edge.convert.gguf_blocks import decode
 from moe_edge.convert.gguf_families import ARCHITECTURES
@@ -269,7 +269,7 @@ def test_other_types_are_what_they_decode_to(family, kind, tmp_path):
     file = gguf(tmp_path / "x.gguf", raw, tensors, kind)
     # Without a dtype blocks would be kept (test_gguf_blocks_kept.py).
     asked = "float32" if kind in ("Q8_0", "Q4_0", "MXFP4") else None
-    got = open_checkpoint(file, weight_dtype(asked))
+    got = open_checkpoint(file, asked and WEIGHT_DTYPES[asked])
     wide = {n: t.astype(np.float32) for n, t in _decoded(raw, tensors, kind).items()}
     expected = open_checkpoint(write_folder(tmp_path / "hf", raw, wide))
     narrow = {"F16": "float16", "BF16": "bfloat16"}

@@ -62,11 +62,11 @@ def test_mxfp4_equals_transformers(dtype):
     expected = mxfp4.convert_moe_packed_tensors(
         torch.from_numpy(blocks), torch.from_numpy(scales), dtype=getattr(torch, dtype)
     )
-    from moe_edge.checkpoint.dtypes import weight_dtype
+    from moe_edge.checkpoint.dtypes import WEIGHT_DTYPES
 
     for expert in range(3):
         got = quant_mxfp4.dequantize(
-            blocks[expert], scales[expert], weight_dtype(dtype)
+            blocks[expert], scales[expert], WEIGHT_DTYPES[dtype]
         ).T
         np.testing.assert_array_equal(
             got.astype(np.float32), expected[expert].float().numpy()

@@ -12,8 +12,7 @@ from moe_edge.schedule.fifo import Fifo
 from moe_edge.schedule.full_batch import FullBatch
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.token_job import TokenJob
-from moe_edge.simulate.serving import ComputedServer, SlotSteps, token_jobs
-from moe_edge.workload.requests import Request
+from moe_edge.simulate.serving import ComputedServer, SlotSteps
 from moe_edge.workload.served import summarise
 
 # A prompt token takes 1 s; a step of n rows at K takes n + K seconds.
@@ -222,11 +221,9 @@ def test_higher_load_waits_longer():
     assert mean_wait_s(4.0) < mean_wait_s(2.5) < mean_wait_s(1.5)
 
 
-def test_requests_of_a_trace_become_jobs():
-    requests = [Request(0, 0, 0.5, 3, 4, "a"), Request(1, 0, 0.5, 1, 2, "a")]
-    first, second = token_jobs(requests, [8, 16], kv_token_bytes=10)
-    assert (first.prompt_tokens, first.new_tokens, first.kv_bytes) == (3, 4, 70)
-    assert (second.id, second.arrival_s, second.floor) == (1, 0.5, 16)
+def test_jobs_are_served_at_their_own_floors():
+    first = TokenJob(0, arrival_s=0.5, floor=8, prompt_tokens=3, new_tokens=4)
+    second = TokenJob(1, arrival_s=0.5, floor=16, prompt_tokens=1, new_tokens=2)
     server = ComputedServer(RequestLoop(Continuous(2)), COSTS)
     figures = summarise(list(server.run([first, second]).values()))
     assert figures["outcomes"] == {"finished": 2} and figures["floor_violations"] == 0

@@ -10,7 +10,6 @@ import numpy as np
 from moe_edge.cluster.model_checks import given_placement
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.node.remote import last_deadline_s
-from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.prism.calibrate import calibration_of
 from moe_edge.cluster.prism.method import MethodRun, PrismScheduler
 from moe_edge.cluster.prism.outcome import (
@@ -21,6 +20,7 @@ from moe_edge.cluster.prism.outcome import (
     write_method,
     write_served,
 )
+from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.scheduler.programme import Programme
 from moe_edge.cluster.scheduler.serving import ServingResult
 from moe_edge.cluster.scheduler.wanted import Wanted, from_workload
@@ -51,9 +51,11 @@ class PrismProgramme(Programme):
       scheduler: talks to servers.
     """
 
+    options: PrismOptions
+
     def __init__(
         self,
-        options: ClusterOptions,
+        options: PrismOptions,
         transport: Transport,
         reception: Reception,
         folder: Path,

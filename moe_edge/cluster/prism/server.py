@@ -24,9 +24,9 @@ from moe_edge.cluster.node.serving_node import ServingNode
 from moe_edge.cluster.node.tables import Tables
 from moe_edge.cluster.node.warm_up import different, run_request
 from moe_edge.cluster.node.way_back import WayBack
-from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.prism.alone import load_alone, moved
 from moe_edge.cluster.prism.block_loader import BlockLoader
+from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.slots import slots_of
 from moe_edge.cluster.transport.base import Call, PeerLost, Refused, Transport
@@ -291,7 +291,7 @@ class Server(ServingNode):
 
 def make_server(
     number: int,
-    options: ClusterOptions,
+    options: PrismOptions,
     transport: Transport,
     reader,
     kind: Callable[..., Server] = Server,

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.roles import FIRST, MAIN
 from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.convert.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ def wanted_of(options: ClusterOptions, tokenizer: Tokenizer, limit: int) -> Want
       RequestError: a bad line of the prompts, or a server that is none.
       CapacityError: a prompt that exceeds the model's context.
     """
-    is_prism = options.mode == "prism"
+    is_prism = isinstance(options, PrismOptions)
     if options.prompts is not None:
         wanted = from_prompts(options.prompts, options, tokenizer, limit)
     else:

@@ -18,7 +18,6 @@ from moe_edge.core.out_folder import atomic_folder
 from moe_edge.core.process import cpu_cores
 
 ARCHITECTURES = {"olmoe": "olmoe", "qwen2_moe": "qwen2moe"}
-TYPES = ("F32", "BF16", "Q8_0", "Q4_0")
 FILE = "model.gguf"
 TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -47,7 +46,8 @@ KEPT = ("norm.weight", "mlp.gate.weight", "shared_expert_gate.weight", "bias")
 
 
 def write_gguf(hf_folder: Path, folder: Path, kind: str) -> Path:
-    """A checkpoint's weights as a GGUF file of one of TYPES, unless it is there.
+    """A checkpoint's weights as a GGUF file (`kind`: F32, BF16, Q8_0, Q4_0), unless
+    it is there.
 
     Norms, biases and the router stay float32, as llama.cpp's own converter has it. The
     file has no vocabulary.

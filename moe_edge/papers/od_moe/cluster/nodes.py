@@ -3,7 +3,6 @@
 from moe_edge.cluster.node.engine import dense_weights
 from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.node.programs import PlacedPrograms
-from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import MAIN, SHADOW
 from moe_edge.cluster.transport.base import Transport
 from moe_edge.engine.weights import Weights
@@ -12,6 +11,7 @@ from moe_edge.papers.od_moe.cluster.groups import Groups
 from moe_edge.papers.od_moe.cluster.main import MainNode
 from moe_edge.papers.od_moe.cluster.shadow_node import ShadowNode
 from moe_edge.papers.od_moe.cluster.worker import Worker, WorkerNode
+from moe_edge.papers.od_moe.options import OdMoeOptions
 from moe_edge.papers.od_moe.shadow.engine import ShadowEngine, make_shadow
 from moe_edge.papers.od_moe.shadow.predictor import PRECISIONS, Shadow
 
@@ -34,7 +34,7 @@ class Parts:
 
 
 def make_node(
-    number: int, options: ClusterOptions, transport: Transport, parts: Parts
+    number: int, options: OdMoeOptions, transport: Transport, parts: Parts
 ) -> Node:
     """The node of process `number`."""
     config, K = parts.reader.config, parts.reader.config.moe.top_k

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from moe_edge.cluster.node.membership import Reception
-from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import FIRST, MAIN, SHADOW
 from moe_edge.cluster.scheduler.programme import Programme
 from moe_edge.cluster.scheduler.requests import Failure, NobodyLeft
@@ -28,7 +27,7 @@ from moe_edge.engine.sizes import capacity_for
 from moe_edge.papers.od_moe.cluster.groups import longest_load_s, slots_of
 from moe_edge.papers.od_moe.cluster.passes import Helpers, Pass
 from moe_edge.papers.od_moe.cluster.timing import Timing
-from moe_edge.papers.od_moe.mode import BALANCED
+from moe_edge.papers.od_moe.options import BALANCED, OdMoeOptions
 from moe_edge.papers.od_moe.shadow.recall import count_correct, recall, recall_by_index
 from moe_edge.workload.cluster_run import method_file, write_requests
 
@@ -42,9 +41,11 @@ class OdProgramme(Programme):
       scheduler: talks to main, shadow and workers.
     """
 
+    options: OdMoeOptions
+
     def __init__(
         self,
-        options: ClusterOptions,
+        options: OdMoeOptions,
         transport: Transport,
         reception: Reception,
         folder: Path,

@@ -10,7 +10,7 @@ import dataclasses
 from collections import deque
 
 from moe_edge.core.checks import ConfigError, check_count, check_from_zero, check_known
-from moe_edge.papers.od_moe.mode import DEPARTURES
+from moe_edge.papers.od_moe.options import DEPARTURES
 from moe_edge.papers.od_moe.shadow.predictor import is_due
 
 

@@ -20,7 +20,7 @@ from moe_edge.bench.study import Study, weights_of
 from moe_edge.core.checks import check_from_zero, check_known
 from moe_edge.metrics.frames import Rows, frame, median
 from moe_edge.metrics.results import Tables
-from moe_edge.papers.od_moe.mode import DEPARTURES
+from moe_edge.papers.od_moe.options import DEPARTURES
 
 CASES = {  # of section 4.2: shadow, token period, KV period
     "1 both aligned": ("int8", 1, 1),
@@ -114,7 +114,7 @@ def worker_layers(departure: str | None) -> int:
 
 
 def run_od_moe(texts: Sequence[str], *, departure: str, **options) -> dict:
-    """The row of one run over these prompts; `options`: of `ClusterOptions`."""
+    """The row of one run over these prompts; `options`: of `OdMoeOptions`."""
     from moe_edge.cluster.run import run_cluster
 
     with tempfile.TemporaryDirectory() as work:

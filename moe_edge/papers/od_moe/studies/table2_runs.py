@@ -29,7 +29,7 @@ from moe_edge.metrics.frames import Estimate, Rows, interval, median
 from moe_edge.metrics.results import Tables
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.slot_plan import static_hit_curves
-from moe_edge.papers.od_moe.mode import BALANCED
+from moe_edge.papers.od_moe.options import BALANCED
 from moe_edge.papers.od_moe.studies.live import run_od_moe
 from moe_edge.papers.od_moe.studies.table2 import (
     RESIDENT,

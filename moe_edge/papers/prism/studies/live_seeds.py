@@ -15,12 +15,12 @@ from moe_edge.bench.live import kept_compiled, live_run
 from moe_edge.bench.rounds import round_order
 from moe_edge.bench.settings import RULES, StudySettings
 from moe_edge.cluster.model_checks import check_model
-from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import MoeEdgeError, check_known, check_positive
 from moe_edge.place.placer import METHODS
 
-OPTIONS = {field.name for field in dataclasses.fields(ClusterOptions)}
+OPTIONS = {field.name for field in dataclasses.fields(PrismOptions)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def check(settings: LiveMethods) -> None:
 
 def check_cluster(options: dict[str, Any]) -> None:
     """Refuses options of a run, as the run itself would."""
-    found = ClusterOptions(**options)
+    found = PrismOptions(**options)
     check_model(found, open_checkpoint(found.checkpoint))
 
 

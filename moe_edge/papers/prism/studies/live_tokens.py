@@ -21,18 +21,15 @@ class Tokens:
     """Decoded tokens, request by request.
 
     Attributes:
-      request_T, server_T: whose, and where it ran.
+      request_T: whose.
       begun_T, end_T: seconds from the start of the run.
       remote_T: share of its (token, block) pairs that others computed.
-      remote_layers_T: share of its layers in which others computed something.
     """
 
     request_T: np.ndarray
-    server_T: np.ndarray
     begun_T: np.ndarray
     end_T: np.ndarray
     remote_T: np.ndarray
-    remote_layers_T: np.ndarray
 
     @property
     def seconds_T(self) -> np.ndarray:
@@ -67,11 +64,9 @@ def read_tokens(folder: Path, method: str) -> Tokens:
         )
     return Tokens(
         spans[:, 0].astype(int),
-        spans[:, 2].astype(int),
         spans[:, 3],
         spans[:, 4],
         np.bincount(token_T, shares_T) / layers_U,
-        np.bincount(token_T, shares_T > 0) / layers_U,
     )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.cluster.drills import ACCUSE
-from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.engine.generate import generate
@@ -16,6 +15,7 @@ from moe_edge.engine.weights import load_weights
 from moe_edge.papers.od_moe.cluster.groups import NoWorkers
 from moe_edge.papers.od_moe.cluster.nodes import Parts, make_node
 from moe_edge.papers.od_moe.cluster.programme import OdProgramme
+from moe_edge.papers.od_moe.options import OdMoeOptions
 from tests.support.live_nodes import LiveNode, LiveNodes
 
 
@@ -53,8 +53,8 @@ class LiveOdMoe(LiveNodes):
         folder.mkdir(exist_ok=True)
         own = {"workers": 2, "groups": 2, "load_bytes_per_s": "1e9"}
         own |= {"max_new_tokens": 6} | options
-        self.options = options = ClusterOptions(
-            checkpoint=str(checkpoint), mode="od_moe", prompts=str(prompts), **own
+        self.options = options = OdMoeOptions(
+            checkpoint=str(checkpoint), prompts=str(prompts), **own
         )
         self.folder, self.checkpoint = folder, options.checkpoint
         self.programme = OdProgramme(options, self.transport, None, folder)

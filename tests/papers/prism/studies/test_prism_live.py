@@ -59,7 +59,6 @@ def test_tokens_of_a_run_by_hand(tmp_path):
     write_files(tmp_path, "a", shares, lambda request, step: 1.0 + request + step)
     tokens = read_tokens(tmp_path, "a")
     assert tokens.request_T.tolist() == [0, 0, 1, 1, 2, 2]
-    assert tokens.server_T.tolist() == [0, 0, 1, 1, 2, 2]
     assert tokens.remote_T.tolist() == [0.5, 1.0, 1.0, 1.0, 0.0, 0.5]
     assert tokens.seconds_T.tolist() == [2.0, 3.0, 3.0, 4.0, 4.0, 5.0]
     assert local_by_request(tmp_path, "a") == pytest.approx([0.5, 1 / 3, 0.5])
