@@ -132,6 +132,10 @@ UNSEEN: dict[str, set[str]] = {
         "timing.perplexity_ratio",
         "timing.wait_ms",
     },
+    "smoe_table4": {
+        "answers.high",
+        "answers.low",
+    },
     "prism_fig5": {
         "layers.remote",
     },

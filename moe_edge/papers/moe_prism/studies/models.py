@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moe_edge.bench.settings import StudySettings
-from moe_edge.bench.study import Findings
 from moe_edge.core.checks import (
     ConfigError,
     check_known,
@@ -98,16 +97,6 @@ class ModelSettings(StudySettings):
         for rate in self.rates:
             check_positive("rates", rate)
 
-    def limits(self) -> list[str]:
-        """What is known of the default model and of no other."""
-        if self.checkpoint != "default":
-            return []
-        return [
-            "One tiny model, trained here on two CPU cores: experts of 64 neurons, of "
-            "which a sub-expert has 16. Real models have 1,024 neurons an expert and "
-            "more."
-        ]
-
     def checkpoints(self) -> dict[str, str]:
         """Name -> path of the models that are compared, the parent first.
 
@@ -159,22 +148,3 @@ def own_settings(settings: ModelSettings) -> dict[str, Any]:
     """All but those of `ModelSettings`."""
     models = {field.name for field in dataclasses.fields(ModelSettings)}
     return {name: v for name, v in vars(settings).items() if name not in models}
-
-
-def findings(
-    settings: ModelSettings, *, workload: Mapping, limits: Sequence[str] = (), **found
-) -> Findings:
-    """Findings with what all these studies say of their models.
-
-    Args:
-      settings: of the study; the entry's workload begins with its own ones.
-      workload: what was read, of which size.
-      limits: further ones.
-      **found: of `Findings`.
-    """
-    own = own_settings(settings)
-    return Findings(
-        workload=own | dict(workload) | {"refactored": provenance(settings)},
-        limits=[*settings.limits(), *limits],
-        **{"baselines": [ORIGINAL]} | found,
-    )

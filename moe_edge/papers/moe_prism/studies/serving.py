@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.bench.rounds import round_order
+from moe_edge.bench.rounds import ON_TIME, round_order
 from moe_edge.bench.speed import describe_models
-from moe_edge.bench.study import Findings, weights_of
+from moe_edge.bench.study import weights_of
 from moe_edge.engine.base import Engine
 from moe_edge.engine.load import load_engine
 from moe_edge.hardware.step_costs import StepCosts
@@ -29,18 +29,22 @@ from moe_edge.loadtest.offered import (
     offered_requests,
 )
 from moe_edge.loadtest.prompts import Prompts, text_ids
-from moe_edge.papers.moe_prism.studies import making
+from moe_edge.metrics.frames import Rows
+from moe_edge.papers.moe_prism.studies import making, models
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL
 from moe_edge.papers.moe_prism.studies.serving_entry import (
     AT_ONCE,
-    COMPUTED,
-    MEASURED,
-    SAME,
     Runs,
-    findings,
+    below_floor,
     label_of,
+    tell_runs,
 )
 from moe_edge.papers.moe_prism.studies.serving_studies import (
+    COMPUTED,
+    MEASURED,
+    OURS,
+    PRISM,
+    SAME,
     SYSTEMS,
     ServingStudySettings,
     System,
@@ -184,7 +188,7 @@ class Servers:
         return self.measured(self.settings.systems[0], offered)["throughput_req_s"]
 
 
-def run(settings: ServingStudySettings) -> Findings:
+def measure(settings: ServingStudySettings, rows: Rows) -> None:
     """Serves the same requests by every system: measured and computed."""
     settings = making.make_models(settings)
     with tempfile.TemporaryDirectory() as folder:
@@ -214,4 +218,9 @@ def run(settings: ServingStudySettings) -> Findings:
         late = servers.num_compiled() - before
         model = describe_models([(n, Path(p)) for n, p in servers.paths.items()])
         model["weights"] = weights_of(settings.checkpoint)
-    return findings(settings, figures, rate, late, model)
+    tell_runs(rows, settings, figures, rate)
+    models.tell(rows, settings, model, {"sustained_req_s": rate})
+    rows.checks[ON_TIME] = late == 0
+    rows.checks["no token below its floor"] = below_floor(settings, figures) == 0
+    rows.about["baselines"] = [s for s in settings.systems if s not in (OURS, PRISM)]
+    rows.files["runs.json"] = figures.to_json()

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.derived import spans
 from moe_edge.bench.settings import RULES, StudySettings
 from moe_edge.bench.shapes import shape_entry
-from moe_edge.bench.study import Claim, Study, median_and_spread
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import CapacityError, check_known, check_positive
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.models import MODELS, model_shape
@@ -28,24 +29,23 @@ from moe_edge.loadtest.offered import (
     in_whole_experts,
     offered_requests,
 )
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import Findings, metric
+from moe_edge.metrics.frames import Rows, frame, median
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL
 from moe_edge.papers.moe_prism.studies.serving_studies import (
     FIFO,
     OURS,
     PRISM,
     SYSTEMS,
-    WHY,
+    check_systems,
 )
 from moe_edge.schedule.policy import get_scheduler
 from moe_edge.serve.options import ServingOptions
 from moe_edge.simulate.goodput import goodput
 from moe_edge.workload.served import summarise
 
-GOODPUT, THROUGHPUT = "goodput", "throughput, all at once"
+FIGURES = GOODPUT, AT_ONCE = "goodput", "at_once"  # at once: throughput
 LOOP = "continuous, original"  # our loop without sub-experts
-PAPER_GAIN = {"olmoe_1b_7b": 0.149, "deepseek_v2_lite": 0.199}  # fig. 7, high load
 LEAST = 8  # the lowest floor is the model's K over this
 
 
@@ -88,6 +88,10 @@ class ScaleSettings(StudySettings):
     slo_ttft_ms: float = 500.0
     slo_tpot_ms: float = 20.0
 
+    def __post_init__(self):
+        super().__post_init__()
+        check_systems(self.systems)
+
 
 class Case(NamedTuple):
     """What a figure belongs to."""
@@ -104,7 +108,7 @@ class Case(NamedTuple):
 Values = Mapping[tuple[Case, str], Sequence[float]]  # (case, figure) -> one a round
 
 
-def run(settings: ScaleSettings) -> Findings:
+def measure(settings: ScaleSettings, rows: Rows) -> None:
     """Serves the same requests by every system."""
     found = collections.defaultdict(list)
     for model in settings.models:
@@ -126,7 +130,27 @@ def run(settings: ScaleSettings) -> Findings:
                     for name, rate in rates.items():
                         found[case, name].append(rate)
             print(f"{model}, {batch} rows: {settings.rounds} rounds", flush=True)
-    return findings(settings, found)
+    tell_rates(rows, settings, found)
+    rows.about |= {
+        "model": shape_entry(*map(model_shape, settings.models)),
+        "workload": {
+            "requests": settings.requests,
+            "prompt_tokens": settings.prompt_tokens,
+            "output_tokens": settings.output_tokens,
+            "lengths": "log-normal",
+            "arrivals": "Poisson",
+            "floors": f"evenly from K / {LEAST} to K",
+            "gpu": settings.gpu,
+            "slo_ms": {"ttft": settings.slo_ttft_ms, "tpot": settings.slo_tpot_ms},
+        },
+        "kind": "simulated",
+        "cost_model_source": "preset",
+        "baselines": [
+            system
+            for system in settings.systems
+            if SYSTEMS[system].policy in ("fifo", "full_batch")
+        ],
+    }
 
 
 def offered_by(settings: ScaleSettings, model: str, seed: int) -> list[Offered]:
@@ -183,7 +207,7 @@ def figures(
             f"{case.label}: no rate is served in time, goodput is {rate:g}; allow more "
             "than slo_ttft_ms and slo_tpot_ms, or take another gpu"
         )
-    return {GOODPUT: rate, THROUGHPUT: most}
+    return {GOODPUT: rate, AT_ONCE: most}
 
 
 def gain(found: Values, case: Case, base: str, name: str) -> float:
@@ -192,131 +216,43 @@ def gain(found: Values, case: Case, base: str, name: str) -> float:
     return float(np.median(np.divide(mine, its))) - 1
 
 
-def findings(settings: ScaleSettings, found: Values) -> Findings:
-    """The entry."""
-    n = settings.rounds
-    rows = []
-    for (case, name), values in found.items():
-        value, spread = median_and_spread(values)
-        rows.append(metric(case.label, name, value, "requests/s", n, spread))
-    base, details, ours = settings.systems[0], [], {}
-    for model in settings.models:
-        for batch in settings.max_batches:
-            gains = {
-                system: [
-                    gain(found, Case(model, batch, system), base, name)
-                    for name in (GOODPUT, THROUGHPUT)
-                ]
-                for system in settings.systems[1:]
-            }
-            for system, (good, most) in gains.items():
-                ours[f"{model}, {batch} rows, {system}"] = (
-                    f"goodput {good:+.1%}, throughput {most:+.1%}"
-                )
-            told = "; ".join(
-                f"{system} goodput {good:+.1%}, throughput at once {most:+.1%}"
-                for system, (good, most) in gains.items()
-            )
-            details.append(f"{model}, {batch} rows, over {base}: {told}.")
-    return Findings(
-        answer=answer(settings, found),
-        details=details,
-        model=shape_entry(*map(model_shape, settings.models)),
-        workload={
-            "requests": settings.requests,
-            "prompt_tokens": settings.prompt_tokens,
-            "output_tokens": settings.output_tokens,
-            "lengths": "log-normal",
-            "arrivals": "Poisson",
-            "floors": f"evenly from K / {LEAST} to K",
-            "gpu": settings.gpu,
-            "slo_ms": {"ttft": settings.slo_ttft_ms, "tpot": settings.slo_tpot_ms},
-        },
-        kind="simulated",
-        cost_model_source="preset",
-        metrics=rows,
-        limits=[
-            "Simulated: a step costs what the device's roofline says; KV caches, "
-            "attention over them and all software take no time.",
-            "Experts are chosen evenly and independently, and sub-experts of one "
-            "expert too: real choices coincide more, so that fewer are read.",
-        ],
-        ours=ours,
-        baselines=[
-            system
-            for system in settings.systems
-            if SYSTEMS[system].policy in ("fifo", "full_batch")
-        ],
-        plot=lambda path: plot(path, settings, found),
-        summary={"ours": ours},
-    )
+def tell_rates(rows: Rows, settings: ScaleSettings, found: Values) -> None:
+    """Adds all rates, their gains over the first system, and what sub-experts bring to
+    our loop over models and batches."""
+    cases = list(dict.fromkeys(case for case, _ in found))
+    base = settings.systems[0]
+    for case in cases:
+        rates = {name: median(found[case, name]) for name in FIGURES}
+        rows("rates", *case, **rates)
+        if case.system != base:
+            gains = {name: gain(found, case, base, name) for name in FIGURES}
+            rows("gains", *case, base, **gains)
+    if {OURS, LOOP} <= set(settings.systems):
+        ours = (case for case in cases if case.system == OURS)
+        each = [gain(found, case, LOOP, GOODPUT) for case in ours]
+        rows("sub_experts", OURS, LOOP, low=min(each), high=max(each))
 
 
-def answer(settings: ScaleSettings, found: Values) -> str:
-    """The range over models and batches of what each part brings."""
-    base, systems = settings.systems[0], settings.systems
-
-    def range_of(system: str, peer: str, name: str) -> str:
-        gains = [
-            gain(found, Case(model, batch, system), peer, name)
-            for model in settings.models
-            for batch in settings.max_batches
-        ]
-        return f"{min(gains):+.0%} to {max(gains):+.0%}"
-
-    parts = [
-        f"{what} {name} {range_of(system, peer, name)}"
-        for what, system, peer, name in (
-            (f"{LOOP}:", LOOP, base, GOODPUT),
-            ("sub-experts then", OURS, LOOP, GOODPUT),
-            (f"{PRISM}:", PRISM, base, THROUGHPUT),
-        )
-        if {system, peer} <= set(systems)
-    ]
-    return f"Over {base}: " + "; ".join(parts) + "."
-
-
-def plot(path, settings: ScaleSettings, found: Values) -> None:
-    """A panel a model and figure, a line a system."""
-    panels = []
-    for model in settings.models:
-        for name in (GOODPUT, THROUGHPUT):
-            series: dict[str, Any] = {}
-            spreads: dict[str, Any] = {}
-            for system in settings.systems:
-                pairs = [
-                    median_and_spread(found[Case(model, batch, system), name])
-                    for batch in settings.max_batches
-                ]
-                series[system] = [value for value, _ in pairs]
-                spreads[system] = [wide for _, (_, wide) in pairs]
-            panels.append(
-                Panel(
-                    f"{model}: {name}",
-                    "requests/s",
-                    list(settings.max_batches),
-                    series,
-                    spreads,
-                    x_label="rows at once",
-                    log_x=True,
-                )
-            )
-    draw_panels(path, panels, title=f"On an {settings.gpu} by its roofline (simulated)")
+def derive(tables: Tables) -> dict[str, Any]:
+    """The range over models and batches of what our loop and MoE-Prism bring."""
+    gains = tables["gains"]
+    return {
+        "base": gains.over[0],
+        "our_loop": spans(gains[gains.system == LOOP], GOODPUT, "system"),
+        "scheduler": spans(gains[gains.system == PRISM], AT_ONCE, "system"),
+    }
 
 
 STUDY = Study(
     name="moe_prism_goodput",
-    question="How many requests of mixed floors are served in time at the paper's "
-    "scale?",
     settings=ScaleSettings,
-    measure=run,
-    claim=Claim(
-        source="MoE-Prism, section 6.2.2 and fig. 7, high load (throughput)",
-        paper={
-            f"throughput of MoE-Prism over FIFO, {name}": f"{much:+.1%}"
-            for name, much in PAPER_GAIN.items()
-        },
-        why=f"{WHY} Here the device is a GPU by its roofline. It reads weights for all "
-        "rows together, so that with many rows nearly all experts are read at any K.",
-    ),
+    frames={
+        "rates": frame(
+            "model batch system", goodput="requests/s", at_once="requests/s"
+        ),
+        "gains": frame("model batch system over", goodput="1", at_once="1"),
+        "sub_experts": frame("system over", low="1", high="1"),
+    },
+    measure=measure,
+    derive=derive,
 )

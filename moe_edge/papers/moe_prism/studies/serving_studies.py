@@ -2,14 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moe_edge.bench.registry import later
 from moe_edge.bench.settings import RULES
-from moe_edge.bench.study import Claim, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError, check_known, check_positive
+from moe_edge.metrics.frames import frame
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.moe_prism.studies import making
 from moe_edge.papers.moe_prism.studies.models import LG, ORIGINAL, ModelSettings
+
+MEASURED, SAME, COMPUTED = "measured", "same requests, computed", "computed"
+AT_ONCE_LABEL = "all at once"
 
 
 class System(NamedTuple):
@@ -44,6 +49,17 @@ PARTS: Sequence[tuple[str, str, str]] = (
     ("sub-experts under FIFO", MODEL_ONLY, FIFO),
     ("sub-experts under MoE-Prism's scheduler", PRISM, SCHEDULER_ONLY),
 )
+
+
+def check_systems(systems: Sequence[str]) -> None:
+    """Raises ConfigError for a system named twice, or none beside the first one."""
+    if len(set(systems)) < len(systems):
+        raise ConfigError(f"systems {list(systems)} name one twice")
+    if len(systems) < 2:
+        raise ConfigError(
+            f"systems are {list(systems)}, expected two at least: all are compared "
+            "with the first one"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,36 +106,63 @@ class ServingStudySettings(ModelSettings):
 
     def __post_init__(self):
         super().__post_init__()
-        if len(set(self.systems)) < len(self.systems):
-            raise ConfigError(f"systems {list(self.systems)} name one twice")
+        check_systems(self.systems)
 
 
-PAPER_GAIN = {"DeepSeek-V2-Lite": 15.59 / 13 - 1, "OLMoE": 17.89 / 15.57 - 1}
-SAME_REQUESTS = (
-    "Ranges are by round, within one start. Figures 7 and 12 serve the same 96 "
-    "requests at once, measured on two days, and the same ratio differs by more "
-    "between them than between rounds: MoE-Prism's scheduler with sub-experts has no "
-    "effect that could be told from zero."
-)
-WHY = (
-    "The paper serves batches of up to 256 on a GPU. On two CPU cores eight rows at "
-    "the model's K run only about twice as fast as one after the other, and "
-    "experts are a part of a step only, so that a smaller K saves less."
-)
+FRAMES = {
+    "sustained": frame("system", rate="requests/s"),
+    "figures": frame(
+        "kind load system",
+        throughput="requests/s",
+        ttft_ms="ms",
+        ttft_p95_ms="ms",
+        tpot_ms="ms",
+        e2e_ms="ms",
+        in_time="1",
+        mean_k="1",
+    ),
+    "gains": frame("figure kind load system over", gain="1", low="1", high="1"),
+    "differences": frame("figure system load", error="1", allowed="1"),
+}
+
+
+def derive(tables: Tables) -> dict[str, Any]:
+    """The system that serves most, and what every system and part brings."""
+    figures, gains = tables["figures"], tables["gains"]
+    base = tables["sustained"].system[0]
+    full = figures[(figures.kind == MEASURED) & (figures.load == AT_ONCE_LABEL)]
+    most = full.loc[full.throughput.idxmax()]
+    measured = gains[(gains.kind == MEASURED) & (gains.figure == "throughput")]
+    over = measured[(measured.over == base) & (measured.load == AT_ONCE_LABEL)]
+    part_of = {(system, without): part for part, system, without in PARTS}
+    pairs = zip(gains.system, gains.over, strict=True)
+    each = gains.assign(part=[part_of.get(pair, "") for pair in pairs])
+    is_shown = each.figure.isin(["throughput", "TPOT"]) & (each.kind == MEASURED)
+    off = tables["differences"].to_dict("records")
+    return {
+        "base": base,
+        "top": gains[gains.load != AT_ONCE_LABEL].load.iloc[0],
+        "best": most.to_dict(),
+        "best_gain": over[over.system == most.system],
+        "scheduler": over[(over.system == PRISM) & (most.system != PRISM)],
+        "parts": each[is_shown & (each.part != "")],
+        "off": off,
+        "checks": {
+            f"computed {one['figure']} within {one['allowed']:.0%} of measured": (
+                one["error"] <= one["allowed"]
+            )
+            for one in off
+        },
+    }
+
+
 FIG7 = Study(
     name="moe_prism_fig7",
-    question="How do schedulers serve requests of mixed floors (MoE-Prism, fig. 7)?",
     settings=ServingStudySettings,
-    measure=later("papers.moe_prism.studies.serving.run"),
+    frames=FRAMES,
+    measure=later("papers.moe_prism.studies.serving.measure"),
+    derive=derive,
     check=making.check_inputs,
-    claim=Claim(
-        source="MoE-Prism, section 6.2.2 and fig. 7, high load",
-        paper={
-            f"throughput over FIFO, {name}": f"{gain:+.1%}"
-            for name, gain in PAPER_GAIN.items()
-        },
-        why=WHY,
-    ),
 )
 
 
@@ -136,14 +179,10 @@ class Fig12Settings(ServingStudySettings):
 
 FIG12 = Study(
     name="moe_prism_fig12",
-    question="What do sub-experts and the scheduler each bring (MoE-Prism, fig. 12)?",
     settings=Fig12Settings,
-    measure=later("papers.moe_prism.studies.serving.run"),
+    frames=FRAMES,
+    measure=later("papers.moe_prism.studies.serving.measure"),
+    derive=derive,
     check=making.check_inputs,
-    claim=Claim(
-        source="MoE-Prism, section 6.3.3 and fig. 12",
-        paper={"order": "each alone better than FIFO, both together best"},
-        why=WHY,
-    ),
 )
 STUDIES = {study.name: study for study in (FIG7, FIG12)}

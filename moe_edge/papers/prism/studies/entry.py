@@ -5,27 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moe_edge.bench.shapes import shape_entry
-from moe_edge.bench.study import Claim, Findings, Study
 from moe_edge.metrics.frames import Rows
 from moe_edge.papers.prism.studies.runs import Runs
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.run import sources
 from moe_edge.simulate.cluster.scenario import Scenario
-
-REASON = (
-    "The routing is generated (fitted to measured domains, the narrow tasks assumed) "
-    "and so are lengths and arrivals; the cost model is a preset without the software "
-    "of the paper's test bed, whose seconds are several times ours. Compare ratios."
-)
-LIMITS = (
-    "Simulated: no GPU and no network took part. Devices and lines are presets (device "
-    "rates assumed at fixed shares of datasheet peaks), not calibrated on a machine.",
-    "Software overheads (Python, serialisation, TCP, Docker, batching) are not "
-    "modelled, nor are the head, sampling and the KV cache.",
-    "BIG-bench tasks are generated: the skew of narrow tasks is an assumption "
-    "(`TASK_SKEW` in workload/routing_model.py), studied in prism_sensitivity.",
-    "Spreads are over seeds of arrivals, lengths, routing and random placements.",
-)
 
 
 def tell(
@@ -42,35 +26,8 @@ def tell(
       cases: at least one of each model; the first one tells the hardware.
       workload: what is true of this study alone.
     """
-    rows.about |= _told(settings, cases, workload) | {"baselines": list(baselines)}
-
-
-def simulated(
-    settings: Runs,
-    cases: Sequence[Scenario],
-    *,
-    workload: Mapping[str, Any],
-    limits: Sequence[str] = (),
-    **found,
-) -> Findings:
-    """Findings of runs in computed time.
-
-    Args:
-      settings: of the study; all its fields are told.
-      cases: at least one of each model; the first one tells the hardware.
-      workload, limits: what is true of this study alone.
-      found: further fields of Findings.
-    """
-    why = {"why_not_comparable": REASON}
-    told = _told(settings, cases, why | dict(workload))
-    return Findings(**told, limits=[*LIMITS, *limits], **found)
-
-
-def _told(
-    settings: Runs, cases: Sequence[Scenario], workload: Mapping[str, Any]
-) -> dict[str, Any]:
     told = dataclasses.asdict(settings)
-    return {
+    rows.about |= {
         "model": shape_entry(*(case.shape for case in cases)),
         "workload": {
             "comparable": False,
@@ -84,10 +41,5 @@ def _told(
         "kind": "simulated",
         "cost_model_source": "preset",
         "seeds": settings.all_seeds,
+        "baselines": list(baselines),
     }
-
-
-def study_of(*, source: str, paper: Mapping[str, Any], why: str, **study) -> Study:
-    """A study of placement, never comparable: fields of Claim, then those of Study."""
-    claim = Claim(source=source, paper=paper, why=why, not_comparable=REASON)
-    return Study(claim=claim, **study)

@@ -7,20 +7,16 @@ intervals resample requests.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from moe_edge.bench.study import Claim, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_known
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import Findings, metric
+from moe_edge.metrics.frames import Estimate, Rows, frame, interval
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies import live_seeds
-from moe_edge.papers.prism.studies.live_entry import (
-    NOT_COMPARABLE,
-    live_findings,
-    same_tokens,
-)
+from moe_edge.papers.prism.studies.live_entry import same_tokens, tell
 from moe_edge.papers.prism.studies.live_seeds import LiveMethods, each_seed
 from moe_edge.papers.prism.studies.live_tokens import Tokens, read_tokens
 from moe_edge.papers.prism.studies.served import OPTIMUM
@@ -29,7 +25,7 @@ from moe_edge.place.placer import PLACERS
 MS = 1e3
 FEWEST = 20  # tokens of a bin that is shown
 RESAMPLES = 500
-INTERVAL = "half of the 95 % interval"
+ALL = "all"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,17 +46,16 @@ class Figure5Live(LiveMethods):
     bins: int = 10
 
 
-class Estimate(NamedTuple):
+class Bounded(NamedTuple):
     """A number and its 95 % interval."""
 
     value: float
     low: float
     high: float
 
-    def row(self, name: str, unit: str, count: int, policy: str = "all") -> dict:
-        """As a metric, of so many observations."""
-        spread = (INTERVAL, (self.high - self.low) / 2)
-        return metric(policy, name, self.value, unit, count, spread)
+    def of(self, count: int) -> Estimate:
+        """The estimate, of so many observations."""
+        return interval(self.value, (self.low, self.high), count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +127,11 @@ class Trend(NamedTuple):
       within: the slope within requests.
     """
 
-    bins: Mapping[int, tuple[Estimate, int]]
-    slope: Estimate
-    home: Estimate
-    ratio: Estimate
-    within: Estimate
+    bins: Mapping[int, tuple[Bounded, int]]
+    slope: Bounded
+    home: Bounded
+    ratio: Bounded
+    within: Bounded
 
 
 def trend(layers: Layers, bins: int, seed: int) -> Trend:
@@ -157,14 +152,14 @@ def trend(layers: Layers, bins: int, seed: int) -> Trend:
     )
 
 
-def _estimate(values: np.ndarray) -> Estimate:
+def _estimate(values: np.ndarray) -> Bounded:
     """The first value, with an interval by the others."""
     low, high = np.nanquantile(values[1:], [0.025, 0.975])
-    return Estimate(float(values[0]), float(low), float(high))
+    return Bounded(float(values[0]), float(low), float(high))
 
 
-def measure(settings: Figure5Live) -> Findings:
-    """Runs every seed; the answer."""
+def measure(settings: Figure5Live, rows: Rows) -> None:
+    """Runs every seed."""
     runs: dict[str, list[Tokens]] = {method: [] for method in settings.methods}
     facts = []
     with settings.folder() as folder:
@@ -172,75 +167,38 @@ def measure(settings: Figure5Live) -> Findings:
             facts.append(run.facts)
             for method in settings.methods:
                 runs[method].append(read_tokens(run.folder, method))
-    return findings(settings, runs, facts)
+    tell_runs(rows, settings, runs, facts[0]["num_layers"])
+    tell(rows, settings, facts)
+    rows.checks |= same_tokens(facts)
 
 
-def findings(
+def tell_runs(
+    rows: Rows,
     settings: Figure5Live,
     runs: Mapping[str, Sequence[Tokens]],
-    facts: Sequence[Mapping],
-) -> Findings:
-    """The entry of some runs."""
-    num_layers, bins = facts[0]["num_layers"], settings.bins
+    num_layers: int,
+) -> None:
+    """Adds the trend of all tokens, and of each method where there are several."""
     everything = [tokens for by_seed in runs.values() for tokens in by_seed]
-    parts = {"all": everything} | (dict(runs) if len(runs) > 1 else {})
-    found = {
-        name: trend(layers_of(tokens, num_layers), bins, settings.seed)
-        for name, tokens in parts.items()
-    }
-    whole = found["all"]
-    rows = []
-    for name, one in found.items():
-        count = sum(len(tokens.request_T) for tokens in parts[name])
-        rows.append(one.slope.row("slope from none to all remote", "ms", count, name))
-        rows.append(one.within.row("slope within requests", "ms", count, name))
-        rows.append(one.ratio.row("all remote over none", "1", count, name))
-        for number, (median, tokens) in one.bins.items():
-            label = f"time of a layer, {_span(number, bins)} % of pairs remote"
-            rows.append(median.row(label, "ms", tokens, name))
-    medians = {n: round(m.value, 3) for n, (m, _) in whole.bins.items()}
-    first, last = min(medians), max(medians)
-    times = medians[last] / medians[first]
-    return live_findings(
-        settings,
-        facts,
-        answer=f"A decoded token's layer takes {medians[first]:.2f} ms with "
-        f"{_span(first, bins)} % of its pairs remote and {medians[last]:.2f} ms with "
-        f"{_span(last, bins)} % ({times:.1f} times as long).",
-        details=[
-            f"A line through all tokens rises from {whole.home.value:.2f} ms with no "
-            f"pair remote by {whole.slope.value:.2f} ms to all remote (95 % interval "
-            f"{whole.slope.low:.2f} to {whole.slope.high:.2f}): "
-            f"{whole.ratio.value:.1f} times as long. Within requests, where other load "
-            f"cancels out, it rises by {whole.within.value:.2f} ms "
-            f"({whole.within.low:.2f} to {whole.within.high:.2f}).",
-        ],
-        metrics=rows,
-        limits=[
-            "A token's time is what the scheduler saw between two tokens, over the "
-            "layers: head, sampling and messages of control are in it.",
-            "Shares differ between servers, as slots do: little is remote at the "
-            "largest server, much at the others. Methods are shown apart, too.",
-        ],
-        checks=same_tokens(facts)
-        | {
-            "target: a layer takes longer the more pairs are remote": (
-                whole.slope.low > 0 and whole.within.low > 0
-            )
-        },
-        ours={
-            "trend": f"{times:.1f} times as long from {_span(first, bins)} to "
-            f"{_span(last, bins)} % remote",
-            "ms by % remote": {_span(n, bins): ms for n, ms in medians.items()},
-            "slope, ms": round(whole.slope.value, 3),
-            "slope within requests, ms": round(whole.within.value, 3),
-        },
-        plot=lambda path: plot(path, found, bins),
-        summary={
-            "slope_ms": whole.slope.value,
-            "interval_ms": [whole.slope.low, whole.slope.high],
-        },
-    )
+    bins = settings.bins
+    for name, tokens in {ALL: everything, **(runs if len(runs) > 1 else {})}.items():
+        found = trend(layers_of(tokens, num_layers), bins, settings.seed)
+        count = sum(len(one.request_T) for one in tokens)
+        rows(
+            "trends",
+            name,
+            slope_ms=found.slope.of(count),
+            within_ms=found.within.of(count),
+            ratio=found.ratio.of(count),
+            home_ms=found.home.value,
+            slope_low_ms=found.slope.low,
+            slope_high_ms=found.slope.high,
+            within_low_ms=found.within.low,
+            within_high_ms=found.within.high,
+        )
+        for number, (median, tokens_of) in found.bins.items():
+            span, middle = _span(number, bins), 100 * (number + 0.5) / bins
+            rows("bins", name, span, middle, layer_ms=median.of(tokens_of))
 
 
 def _span(number: int, bins: int) -> str:
@@ -248,41 +206,40 @@ def _span(number: int, bins: int) -> str:
     return f"{100 * number / bins:.0f}-{100 * (number + 1) / bins:.0f}"
 
 
-def plot(path, found: Mapping[str, Trend], bins: int) -> None:
-    """Medians over the share of remote pairs."""
-    series, spreads = {}, {}
-    for name, one in found.items():
-        table = np.full((3, bins), np.nan)
-        for number, (median, _) in one.bins.items():
-            table[:, number] = median
-        value, low, high = table
-        series[name] = value.tolist()
-        spreads[name] = np.maximum([value - low, high - value], 0)
-    panel = Panel(
-        "decoded tokens, median and 95 % interval",
-        "time of a layer (ms)",
-        [100 * (number + 0.5) / bins for number in range(bins)],
-        series,
-        spreads,
-        x_label="pairs computed remotely (%)",
-    )
-    draw_panels(path, [panel], title="Time of a layer over remote pairs")
+def derive(tables: Tables) -> dict[str, Any]:
+    """The trend of all tokens, and from the first to the last bin."""
+    trends, bins = (tables[name] for name in ("trends", "bins"))
+    whole = trends[trends.method == ALL].iloc[0]
+    ours = bins[bins.method == ALL].sort_values("percent")
+    first, last = (ours.iloc[place].to_dict() for place in (0, -1))
+    is_longer = whole.slope_low_ms > 0 and whole.within_low_ms > 0
+    return {
+        "whole": whole.to_dict(),
+        "first": first,
+        "last": last,
+        "times": last["layer_ms"] / first["layer_ms"],
+        "checks": {"target: a layer takes longer the more pairs are remote": is_longer},
+    }
 
 
 STUDY = Study(
     name="prism_fig5_live",
-    question="What do remote experts cost a layer on three live servers (Prism, figure "
-    "5)?",
     settings=Figure5Live,
+    frames={
+        "trends": frame(
+            "method",
+            slope_ms="ms",
+            within_ms="ms",
+            ratio="1",
+            home_ms="ms",
+            slope_low_ms="ms",
+            slope_high_ms="ms",
+            within_low_ms="ms",
+            within_high_ms="ms",
+        ),
+        "bins": frame("method remote percent", layer_ms="ms"),
+    },
     measure=measure,
+    derive=derive,
     check=live_seeds.check,
-    claim=Claim(
-        source="Prism, figure 5: time of a layer over the share of remote experts",
-        paper={"trend": "rises sharply"},
-        why="The figure has no numbers in its text. The paper's remote expert is "
-        "loaded into GPU memory on arrival; here it is resident there. All of a "
-        "layer's pairs for one server share a message, so the first one costs most; "
-        "and a layer with no remote pair still runs the router and reads its choice.",
-        not_comparable=NOT_COMPARABLE,
-    ),
 )

@@ -7,17 +7,8 @@ from typing import Any
 from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
 from moe_edge.convert.rules import hf_shapes
 from moe_edge.metrics.frames import Rows
-from moe_edge.metrics.results import Findings
 from moe_edge.papers.prism.studies.live_seeds import LiveServers
 
-NOT_COMPARABLE = (
-    "Another model (6 layers of small experts), other tasks, and servers that share "
-    "the cores of one machine. Compare signs and order."
-)
-SHARED_CORES = (
-    "All servers share the cores of one machine, so one that computes slows the "
-    "others; on machines of their own, waiting is a larger share."
-)
 ON_TIME = "nothing is compiled after warm-up"
 
 
@@ -46,39 +37,6 @@ def tell(
         "seeds": settings.all_seeds,
     }
     rows.checks[ON_TIME] = not any(each["compiled_after_warmup"] for each in facts)
-
-
-def live_findings(
-    settings: LiveServers,
-    facts: Sequence[Mapping[str, Any]],
-    *,
-    limits: Sequence[str] = (),
-    workload: Mapping[str, Any] | None = None,
-    checks: Mapping[str, bool],
-    **found,
-) -> Findings:
-    """Findings of live runs.
-
-    Args:
-      settings: of the study; all its fields are told.
-      facts: of every run, its cluster.json.
-      limits, workload, checks: what is true of this study alone.
-      found: further fields of Findings.
-    """
-    shapes = hf_shapes(open_checkpoint(DEFAULT_MODEL).config)
-    link = "loopback" if settings.link_mbps is None else "tc on veth links"
-    told = {"processors": facts[0]["processors"], "network": link}
-    on_time = not any(each["compiled_after_warmup"] for each in facts)
-    params = sum(map(math.prod, shapes.values()))
-    return Findings(
-        model={"name": "default", "params": params, "weights": "toy trained here"},
-        workload=settings.told() | told | dict(workload or {}),
-        limits=[SHARED_CORES, *limits],
-        kind="measured" if settings.link_mbps is None else "emulated",
-        seeds=settings.all_seeds,
-        checks={ON_TIME: on_time, **checks},
-        **found,
-    )
 
 
 def same_tokens(facts: Sequence[Mapping[str, Any]]) -> dict[str, bool]:

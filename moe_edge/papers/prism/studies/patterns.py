@@ -6,26 +6,22 @@ narrow tasks that the simulations of placement assume, measured alike.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from moe_edge.bench.settings import StudySettings
-from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import Rows, frame
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.prism import layer_entropy
 from moe_edge.place.statistics import read_counts, read_statistics
-from moe_edge.workload.routing_model import (
-    BIGBENCH,
-    SOURCES,
-    TASK_SKEW,
-    RoutingModel,
-)
+from moe_edge.workload.routing_model import BIGBENCH, SOURCES, RoutingModel
+
+MEASURED = "measured"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,58 +102,24 @@ def assumed_usage(model: str) -> Usage | None:
     return None
 
 
-def measure(settings: PatternSettings) -> Findings:
+def measure(settings: PatternSettings, rows: Rows) -> None:
     """Reads the counts; nothing is run."""
     path = Path(find_file(settings.counts, settings.data_dir))
     measured = read_usage(path)
-    assumed = {
-        model: usage
-        for model in measured
-        if (usage := assumed_usage(model)) is not None
-    }
-    rows, details, shown, ours = [], [], [], {}
-    for kind, by_model in (("measured", measured), ("assumed tasks", assumed)):
-        for model, usage in by_model.items():
-            facts = facts_of(usage)
-            own, other = (
-                f"{facts[f]:.0%}" for f in ("own quarter", "quarter of another")
-            )
-            if kind == "measured":
-                shown.append(f"{model} {own} and {other}")
-            ours[f"{model}, {kind}"] = {k: round(v, 3) for k, v in facts.items()}
-            for name, value in facts.items():
-                rows.append(metric(kind, f"{name}, {model}", value, "1"))
-            details.append(
-                f"{model}, {kind}: a domain's most used quarter gets {own} of its "
-                f"calls and {other} of another domain's; entropy is "
-                f"{facts['least entropy']:.2f}-{facts['most entropy']:.2f} of the "
-                "largest, by domain and layer."
-            )
-    return Findings(
-        answer="A domain's most used quarter of experts gets, of its own and of "
-        f"another domain's calls: {'; '.join(shown)}.",
-        details=details,
-        model={
+    for model, usage in measured.items():
+        rows("usage", MEASURED, model, **facts_of(usage))
+        tell_domains(rows, model, usage)
+    for model in measured:
+        if (usage := assumed_usage(model)) is not None:
+            rows("usage", "assumed tasks", model, **facts_of(usage))
+    rows.about |= {
+        "model": {
             "name": ", ".join(measured),
             "params": 0,
             "weights": "none: recorded counts of their routers",
         },
-        workload={"counts": path.name, "sha256": sha256_of(path)},
-        metrics=rows,
-        limits=[
-            "Domains of text, not tasks: no counts of narrow tasks could be had. What "
-            f"simulations assume of tasks (`TASK_SKEW` {TASK_SKEW} in "
-            "workload/routing_model.py) stands beside them.",
-            "Counted layers: "
-            + "; ".join(f"{len(u.layers)} of {m}" for m, u in measured.items())
-            + ". The assumed tasks are of all layers.",
-        ],
-        kind="measured",
-        ours=ours,
-        plot=lambda out: plot_domains(out, measured),
-        pictures={"layers.png": lambda out: plot_layers(out, measured)},
-        summary={"usage": ours},
-    )
+        "workload": {"counts": path.name, "sha256": sha256_of(path)},
+    }
 
 
 def facts_of(usage: Usage) -> dict[str, float]:
@@ -165,66 +127,49 @@ def facts_of(usage: Usage) -> dict[str, float]:
     caught_NML, same = usage.caught_NML(), np.eye(len(usage.domains), dtype=bool)
     entropy_NL = usage.entropy_NL()
     return {
-        "own quarter": float(caught_NML[same].mean()),
-        "quarter of another": float(caught_NML[~same].mean()),
-        "total variation of domains": float(usage.apart_L().mean()),
-        "least entropy": float(entropy_NL.min()),
-        "most entropy": float(entropy_NL.max()),
+        "own": float(caught_NML[same].mean()),
+        "another": float(caught_NML[~same].mean()),
+        "apart": float(usage.apart_L().mean()),
+        "least_entropy": float(entropy_NL.min()),
+        "most_entropy": float(entropy_NL.max()),
     }
 
 
-def plot_domains(path: Path, found: Mapping[str, Usage]) -> None:
-    """Figure 2: shares of experts in the first layer, a line a domain."""
-    panels = []
-    for model, usage in found.items():
-        order_E = np.argsort(-usage.share_NLE[0, 0])
-        panels.append(
-            Panel(
-                f"{model}, layer {usage.layers[0]}",
-                "share of calls",
-                list(range(1, len(order_E) + 1)),
-                {
-                    domain: share_LE[0, order_E]
-                    for domain, share_LE in zip(
-                        usage.domains, usage.share_NLE, strict=True
-                    )
-                },
-                x_label=f"experts, most used in {usage.domains[0]} first",
-            )
-        )
-    draw_panels(path, panels, title="Usage of experts by domain (measured)")
+def tell_domains(rows: Rows, model: str, usage: Usage) -> None:
+    """Adds shares of experts in the first layer, most used in the first domain first,
+    and how evenly each layer is used."""
+    order_E = np.argsort(-usage.share_NLE[0, 0])
+    for domain, share_LE in zip(usage.domains, usage.share_NLE, strict=True):
+        for place, share in enumerate(share_LE[0, order_E], 1):
+            rows("experts", model, usage.layers[0], domain, place, share=share)
+    for domain, entropy_L in zip(usage.domains, usage.entropy_NL(), strict=True):
+        for layer, entropy in zip(usage.layers, entropy_L, strict=True):
+            rows("layers", model, domain, layer, entropy=entropy)
 
 
-def plot_layers(path: Path, found: Mapping[str, Usage]) -> None:
-    """Figure 3: entropy by layer, a line a domain."""
-    panels = [
-        Panel(
-            model,
-            "entropy over the largest",
-            usage.layers,
-            dict(zip(usage.domains, usage.entropy_NL(), strict=True)),
-            x_label="layer",
-        )
-        for model, usage in found.items()
-    ]
-    draw_panels(path, panels, title="Evenness of usage by layer (measured)")
+def derive(tables: Tables) -> dict[str, Any]:
+    """What is measured, and how many layers were counted."""
+    usage, layers = tables["usage"], tables["layers"]
+    counted = layers.groupby("model", sort=False).layer.nunique().reset_index()
+    return {"measured": usage[usage.kind == MEASURED], "counted": counted}
 
 
 STUDY = Study(
     name="prism_fig2",
-    question="How does usage of experts differ by domain and layer (Prism, figures 2 "
-    "and 3)?",
     settings=PatternSettings,
+    frames={
+        "usage": frame(
+            "kind model",
+            own="1",
+            another="1",
+            apart="1",
+            least_entropy="1",
+            most_entropy="1",
+        ),
+        "experts": frame("model layer domain place", share="1"),
+        "layers": frame("model domain layer", entropy="1"),
+    },
     measure=measure,
+    derive=derive,
     check=lambda settings: find_file(settings.counts, settings.data_dir),
-    claim=Claim(
-        source="Prism, section II-A, figures 2 and 3: Mixtral, BIG-bench tasks",
-        paper={
-            "figure 2": "arithmetic uses expert 0 most, ASCII recognition expert 3",
-            "figure 3": "layer 0 skewed, layer 1 nearly uniform",
-        },
-        why="The paper counts narrow tasks and gives no numbers; these are domains of "
-        "text, more even than the tasks that we assume.",
-        not_comparable="Other tasks, and figures without numbers.",
-    ),
 )

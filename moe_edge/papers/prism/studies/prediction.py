@@ -3,15 +3,16 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from moe_edge.bench.study import Findings
+from moe_edge.bench.derived import spans
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_from_zero
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.papers.prism.studies.entry import simulated, study_of
+from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
+from moe_edge.metrics.results import Tables
+from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import Runs, cases_of, serve
 from moe_edge.papers.prism.studies.served import (
     EPLB,
@@ -19,7 +20,6 @@ from moe_edge.papers.prism.studies.served import (
     OPTIMUM,
     OURS,
     PRISM,
-    median_row,
 )
 from moe_edge.papers.prism.studies.table2 import (
     INTERVAL_S,
@@ -54,6 +54,7 @@ class Pair(NamedTuple):
     simulated_s: float
 
 
+Point = tuple[str, str, str]  # workload, model, variant
 Seeds = Sequence[Mapping[str, Pair]]  # by seed and method
 
 
@@ -100,107 +101,62 @@ def over_least(seeds: Seeds) -> list[float]:
     return found
 
 
-def measure(settings: Prediction) -> Findings:
+def measure(settings: Prediction, rows: Rows) -> None:
     """Table II's settings, there and on unequal machines."""
-    points: dict[str, Seeds] = {}
+    points: dict[Point, Seeds] = {}
     used = []
     for workload, model in TABLE_2:
         asked = {"workload": workload, "model": model}
         cases = cases_of(settings, interval_s=INTERVAL_S[workload], **asked)
         used.append(cases[0][1])
         for variant, moved in ({"": cases} | on_unequal(cases)).items():
-            label = ", ".join(filter(None, (workload, model, variant)))
-            points[label] = [predict_and_serve(case, seed) for seed, case in moved]
-            right, count = told_apart(points[label], settings.apart)
+            point = workload, model, variant
+            points[point] = [predict_and_serve(case, seed) for seed, case in moved]
+            right, count = told_apart(points[point], settings.apart)
+            label = ", ".join(filter(None, point))
             print(f"{label}: {right} of {count} pairs in order", flush=True)
-    return findings(settings, points, used)
+    tell_points(rows, points, settings.apart)
+    tell(rows, settings, used, {"migration": "none", "methods": list(METHODS)})
 
 
-def findings(
-    settings: Prediction, points: Mapping[str, Seeds], used: Sequence[Scenario]
-) -> Findings:
-    """The entry from all points."""
-    rows, details, every = [], [], []
-    for label, seeds in points.items():
-        right, count = told_apart(seeds, settings.apart)
-        over = {
-            method: [s[method].predicted_s / s[method].simulated_s for s in seeds]
-            for method in METHODS
-        }
-        every += itertools.chain.from_iterable(over.values())
-        for method, ratios in over.items():
-            name = f"predicted over simulated latency, {label}"
-            rows.append(median_row(method, name, ratios, "1"))
-        lost = over_least(seeds)
-        name = f"latency of the placement predicted best over the least, {label}"
-        rows.append(median_row(OURS, name, lost, "1"))
-        medians = [float(np.median(ratios)) for ratios in over.values()]
-        details.append(
-            f"{label}: predicted over simulated {min(medians):.2f} to "
-            f"{max(medians):.2f} by method; {right} of {count} pairs in order; the "
-            f"placement predicted best takes {float(np.median(lost)):.3f} of the least."
-        )
-    right, count, near, near_count = np.sum(
-        [
-            told_apart(seeds, settings.apart) + told_apart(seeds, settings.apart, CLOSE)
-            for seeds in points.values()
-        ],
-        axis=0,
-    ).tolist()
-    low, middle, high = np.percentile(every, (10, 50, 90))
-    ours = {"predicted over simulated, percentiles 10 50 90": [low, middle, high]}
-    ours |= {"pairs in order": [right, count]}
-    ours |= {f"pairs in order of {', '.join(CLOSE)}": [near, near_count]}
-    return simulated(
-        settings,
-        used,
-        answer=f"Predicted over simulated latency is {middle:.2f} ({low:.2f} to "
-        f"{high:.2f} for eight in ten); {right} of {count} pairs of placements are "
-        f"predicted in the right order, {near} of {near_count} among the best four.",
-        details=details,
-        workload={"migration": "none", "methods": list(METHODS)},
-        metrics=rows,
-        limits=[
-            "Predictions know the frequencies that routing is drawn from and the mean "
-            "rates and lengths of the requests.",
-            f"Pairs whose simulated latencies are less than {settings.apart:.0%} apart "
-            "count as equal. The best four: " + ", ".join(CLOSE) + ".",
-            "On unequal machines uniform, redundance and smartmoe overload servers: "
-            "their predictions go on as a straight line, the furthest from what is "
-            "simulated.",
-        ],
-        ours=ours,
-        plot=lambda path: plot(path, points),
-        summary=ours,
-    )
+def tell_points(rows: Rows, points: Mapping[Point, Seeds], apart: float) -> None:
+    """Adds every point, and how all predictions together did."""
+    every: list[float] = []
+    for point, seeds in points.items():
+        for method in METHODS:
+            over = [s[method].predicted_s / s[method].simulated_s for s in seeds]
+            every += over
+            rows("methods", *point, method, over=median(over, OF_SEEDS))
+        right, count = told_apart(seeds, apart)
+        lost = median(over_least(seeds), OF_SEEDS)
+        rows("points", *point, over_least=lost, right=right, pairs=count)
+    for among, methods in (("all", None), ("the best four", CLOSE)):
+        found = [told_apart(seeds, apart, methods) for seeds in points.values()]
+        right, count = np.sum(found, axis=0)
+        rows("pairs", among, right=right, pairs=count)
+    for percent in (10, 50, 90):
+        rows("percentiles", percent, over=np.percentile(every, percent))
 
 
-def plot(path: Path, points: Mapping[str, Seeds]) -> None:
-    """Predicted over simulated, a bar a method, a panel a setting."""
-    panels = []
-    for label, seeds in points.items():
-        medians = {
-            kind: [float(np.median([s[m][place] for s in seeds])) for m in METHODS]
-            for place, kind in enumerate(Pair._fields)
-        }
-        panels.append(
-            Panel(
-                label,
-                "seconds a request",
-                [method.split("_")[0] for method in METHODS],
-                {kind.removesuffix("_s"): values for kind, values in medians.items()},
-                log=True,
-            )
-        )
-    draw_panels(path, panels, title="Latency, predicted and simulated")
+def derive(tables: Tables) -> dict[str, Any]:
+    """Percentiles by name, and of every point its span over methods."""
+    percentiles = tables["percentiles"].set_index("percent").over
+    found = spans(tables["methods"], "over", "workload model variant")
+    return {
+        "over": {f"p{percent}": value for percent, value in percentiles.items()},
+        "each": found.merge(tables["points"]),
+    }
 
 
-STUDY = study_of(
+STUDY = Study(
     name="prism_prediction",
-    question="Does our placer's prediction tell which placement is faster?",
     settings=Prediction,
+    frames={
+        "methods": frame("workload model variant method", over="1"),
+        "points": frame("workload model variant", over_least="1", right="1", pairs="1"),
+        "pairs": frame("among", right="1", pairs="1"),
+        "percentiles": frame("percent", over="1"),
+    },
     measure=measure,
-    source="ours, for Prism's eq. 1",
-    paper={"prediction": "none"},
-    why="The paper predicts no latency: its objective counts remote calls.",
+    derive=derive,
 )

@@ -8,18 +8,19 @@ of calls that a placement keeps at home.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.derived import spans, wide
 from moe_edge.bench.settings import StudySettings
-from moe_edge.bench.study import Claim, Findings, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import Rows, frame
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies.patterns import assumed_usage, read_usage
 from moe_edge.papers.prism.studies.served import EPLB, OPTIMUM, PRISM
 from moe_edge.place.placer import get_placer
@@ -77,10 +78,6 @@ class Calls(NamedTuple):
     kind: str
     share_NLE: np.ndarray
 
-    @property
-    def label(self) -> str:
-        return f"{self.model}, {self.kind}"
-
     def overlap(self) -> float:
         """Share of a domain's most used quarter that is in another's; .25 by chance."""
         quarter = self.share_NLE.shape[2] // 4
@@ -120,64 +117,26 @@ def calls_of(settings: RankSettings) -> list[Calls]:
     return found
 
 
-def measure(settings: RankSettings) -> Findings:
+def measure(settings: RankSettings, rows: Rows) -> None:
     """Places every model's calls by every method."""
-    all_calls, shares = calls_of(settings), settings.shares
-    rows, details, ours, gains = [], [], {}, {}
-    shown: dict[str, dict[str, list[float]]] = {}
+    all_calls = calls_of(settings)
     for calls in all_calls:
-        label, overlap = calls.label, calls.overlap()
-        rows.append(metric(label, "overlap of two domains' quarters", overlap, "1"))
-        for share in shares:
-            local = {method: calls.local(method, share) for method in METHODS}
-            gains[label, share] = 100 * (local[PRISM] - local[EPLB])
-            for method, value in local.items():
-                at = f"calls at home, {share:.0%} a server, {label}"
-                rows.append(metric(method, at, value, "1"))
-                shown.setdefault(label, {}).setdefault(method, []).append(value)
-        points = ", ".join(f"{gains[label, share]:+.1f}" for share in shares)
-        ours[label] = {
-            "overlap": round(overlap, 3),
-            f"prism over {EPLB}, points": points,
-        }
-        details.append(
-            f"{label}: two domains share {overlap:.0%} of their most used quarters "
-            f"(25 % by chance); Prism keeps {points} points more calls at home than "
-            f"{EPLB}, where a server holds {', '.join(f'{s:.0%}' for s in shares)} of "
-            "the experts."
-        )
-    return Findings(
-        answer=answer(gains, shares),
-        details=details,
-        model={
+        rows("overlaps", calls.model, calls.kind, overlap=calls.overlap())
+        for share in settings.shares:
+            for method in METHODS:
+                local = calls.local(method, share)
+                rows("homes", calls.model, calls.kind, share, method, local=local)
+    rows.about |= {
+        "model": {
             "name": ", ".join(dict.fromkeys(calls.model for calls in all_calls)),
             "params": 0,
             "weights": "none: counts and ranks of their routers",
         },
-        workload=sources(settings),
-        metrics=rows,
-        limits=LIMITS,
-        kind="simulated",
-        cost_model_source="preset",
-        baselines=[m for m in METHODS if m != PRISM],
-        ours=ours,
-        plot=lambda out: plot(out, shares, shown),
-        summary={"points": {f"{m}, {s:g}": gain for (m, s), gain in gains.items()}},
-    )
-
-
-LIMITS = (
-    "Ranks hold an order and no counts: how much more often the first is called than "
-    "the tenth is assumed, so that the listed experts get the share that the package "
-    "states (91-97 and 94-98 %, the middle is taken). The flat curve is the least skew "
-    "that fits, the geometric one is a guess.",
-    "The ranks come from few recordings by others (24 logs of Qwen3.6, 125 requests of "
-    "DeepSeek-V4-Flash in two bits a weight); with few tokens domains look more apart "
-    "than they are. Nine layers of DeepSeek-V4-Flash list six experts only and are "
-    "left out.",
-    "Calls kept at home, not seconds: no server, line or queue is computed. Equal "
-    "servers of one GPU: three for the assumed tasks, four for all others.",
-)
+        "workload": sources(settings),
+        "kind": "simulated",
+        "cost_model_source": "preset",
+        "baselines": [m for m in METHODS if m != PRISM],
+    }
 
 
 def sources(settings: RankSettings) -> dict:
@@ -193,33 +152,20 @@ def sources(settings: RankSettings) -> dict:
     }
 
 
-def answer(gains: Mapping[tuple[str, float], float], shares: Sequence[float]) -> str:
-    """The range of Prism's gain over heterogeneous EPLB, by kind of statistics."""
+def derive(tables: Tables) -> dict[str, Any]:
+    """Prism's gain over heterogeneous EPLB in points, and its range by statistics."""
+    homes = tables["homes"]
+    found = wide(homes, "local", "method", "model kind share")
+    gains = (100 * (found[PRISM] - found[EPLB])).rename("points").reset_index()
+    shares = list(dict.fromkeys(homes.share))
     middle = shares[len(shares) // 2]
-
-    def span(word: str) -> str:
-        found = [v for (name, s), v in gains.items() if word in name and s == middle]
-        return f"{min(found):+.1f} to {max(found):+.1f}"
-
-    return (
-        f"With {middle:.0%} of the experts a server Prism keeps {span('ranks')} points "
-        f"more calls at home than heterogeneous EPLB by ranks, {span('counts')} by "
-        f"counts, {span('assumed')} by assumed tasks."
-    )
-
-
-def plot(path: Path, shares: Sequence[float], shown) -> None:
-    """Share of calls at home over the experts that a server holds, by model."""
-    ticks = [f"{share:.0%}" for share in shares]
-    panels = [
-        Panel(
-            label, "calls at home", ticks, by_method, x_label="experts a server holds"
-        )
-        for label, by_method in shown.items()
-    ]
-    draw_panels(
-        path, panels, title="A domain a server (computed from counts and ranks)"
-    )
+    at_middle = gains[gains.share == middle]
+    at_middle = at_middle.assign(by=at_middle.kind.str.split(",").str[0])
+    return {
+        "gains": gains,
+        "middle": middle,
+        "spans": spans(at_middle, "points", "by").set_index("by").to_dict("index"),
+    }
 
 
 def check(settings: RankSettings) -> None:
@@ -232,18 +178,12 @@ def check(settings: RankSettings) -> None:
 
 STUDY = Study(
     name="prism_ranks",
-    question="Do the routers of 2026's models differ enough by domain for placement to "
-    "pay?",
     settings=RankSettings,
+    frames={
+        "overlaps": frame("model kind", overlap="1"),
+        "homes": frame("model kind share method", local="1"),
+    },
     measure=measure,
+    derive=derive,
     check=check,
-    claim=Claim(
-        source="Prism, section II-A and table II: usage differs by task, so that "
-        "placing by it keeps calls at home",
-        paper={"numbers": "none of these models, and no ranks"},
-        why="The paper counts narrow tasks of BIG-bench on two models of 2023 and "
-        "2024. These are domains of text or requests, on models of 2024 (counts) and "
-        "2026 (ranks).",
-        not_comparable="Other models and tasks.",
-    ),
 )

@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 
 from moe_edge.metrics.frames import OF_SEEDS, Frame, Rows, frame, median
-from moe_edge.metrics.results import metric
 
 EPLB, PRISM, OPTIMUM, OURS = "eplb_heterogeneous", "prism", "optimal", "latency"
 MEAN, LOCAL = "mean_latency_s", "local_ratio"
-SPREAD = "half range of seeds"
 EQUAL = 5e-4  # relative: latencies closer than that count as equal
 # (method that ought to win, over).
 EXPECTED = (
@@ -41,19 +39,6 @@ def losses(over: pd.DataFrame, *keys: str) -> pd.DataFrame:
     found = over[pairs.isin(EXPECTED) & (over.worse > 0)]
     named = found[[*keys]].apply(lambda row: ", ".join(filter(None, row)), axis=1)
     return found.assign(where=named if len(found) else "")
-
-
-def median_row(
-    method: str, name: str, found: Sequence[float], unit: str = "s"
-) -> dict[str, Any]:
-    """A metric: the median over seeds with half their range."""
-    spread = (SPREAD, float(np.ptp(found)) / 2)
-    return metric(method, name, float(np.median(found)), unit, len(found), spread)
-
-
-def percent(found: Sequence[float]) -> str:
-    """How far a ratio is from 1, such as `-12.3 %`; the median over seeds."""
-    return f"{100 * (float(np.median(found)) - 1):+.1f} %"
 
 
 def slower(ratios: np.ndarray) -> int:
@@ -90,10 +75,6 @@ class MethodRuns:
     def ratio(self, method: str, over: str) -> np.ndarray:
         """float64 [seeds]: one method's mean latency over another's, seed by seed."""
         return self.values(method) / self.values(over)
-
-    def change(self, method: str, over: str) -> str:
-        """`percent` of their ratio."""
-        return percent(self.ratio(method, over))
 
     def tell(self, rows: Rows, *at: Any, pairs: Pairs = ()) -> None:
         """Adds all methods, seconds on each server and over all requests, and ratios of

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.registry import later
-from moe_edge.bench.study import Claim, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_known
 from moe_edge.core.run_folder import RunFolder
-from moe_edge.papers.prism.studies.live_entry import NOT_COMPARABLE
+from moe_edge.metrics.frames import frame
+from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies.live_seeds import LiveMethods, check, each_seed
 from moe_edge.papers.prism.studies.live_shares import time_shares
 from moe_edge.papers.prism.studies.served import (
@@ -30,7 +31,8 @@ from moe_edge.place.placer import PLACERS
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.run_recorded import run_recorded
 
-ERROR_PCT = 10.0  # of the simulator
+ERROR_PCT, WORST_PCT = 10.0, 20.0  # of the simulator
+REAL, COMPUTED = "measured", "simulated"
 METHODS = (OPTIMUM, OURS, PRISM, EPLB, "uniform")
 
 
@@ -64,27 +66,6 @@ class Runs:
         found = self.simulated.values(method) / self.measured.values(method)
         return 100 * (found - 1)
 
-    def share(self, method: str, part: str) -> float:
-        """Median over seeds of one part of the time."""
-        return float(np.median([seed[part] for seed in self.shares[method]]))
-
-    @property
-    def worst_pct(self) -> float:
-        """Largest error of a method's median over seeds."""
-        return max(abs(float(np.median(self.errors(m)))) for m in self.measured.rows)
-
-    def same_order(self) -> bool:
-        """Whether any two methods stand in the order that was measured, if these
-        differ by more than ERROR_PCT."""
-        real = {m: self.measured.median(m) for m in self.measured.rows}
-        computed = {m: self.simulated.median(m) for m in self.simulated.rows}
-        return all(
-            computed[a] < computed[b]
-            for a in real
-            for b in real
-            if real[a] * (1 + ERROR_PCT / 100) < real[b]
-        )
-
 
 def run_all(settings: ThreeServers, folder: Path) -> Runs:
     """Runs every seed live, then in the simulator.
@@ -107,29 +88,47 @@ def run_all(settings: ThreeServers, folder: Path) -> Runs:
     return Runs(MethodRuns(measured), MethodRuns(simulated), shares, all_facts)
 
 
-TABLE = TABLE_2["bigbench", "deepseek_v2_lite"]
+def derive(tables: Tables) -> dict[str, Any]:
+    """The fastest method, the simulator's errors, and the paper's servers."""
+    runs = tables["runs"].set_index("method")
+    real, computed = (runs[runs.kind == kind].mean_s for kind in (REAL, COMPUTED))
+    errors, fastest = tables["errors"], real.idxmin()
+    worst_pct = errors.error_pct.abs().max()
+    same_order = all(
+        computed[a] < computed[b]
+        for a in real.index
+        for b in real.index
+        if real[a] * (1 + ERROR_PCT / 100) < real[b]
+    )
+    checks = {
+        f"simulated within {pct:.0f} % of measured": worst_pct <= pct
+        for pct in (ERROR_PCT, WORST_PCT)
+    }
+    order = f"the simulator's order where methods differ by more than {ERROR_PCT:.0f} %"
+    best = runs[(runs.index == fastest) & (runs.kind == REAL)].reset_index()
+    return {
+        "best": best.iloc[0].to_dict(),
+        "worst_pct": worst_pct,
+        "paper": [
+            {"method": method, "seconds": list(seconds)}
+            for method, seconds in TABLE_2["bigbench", "deepseek_v2_lite"].items()
+        ],
+        "checks": checks | {order: same_order},
+    }
+
+
 STUDY = Study(
     name="prism_three_servers",
-    question="Do Prism's placements help three live servers behind a slow network, and "
-    "does the simulator say so?",
     settings=ThreeServers,
+    frames={
+        "runs": frame("method kind", local="1", mean_s="s", remote_calls="1"),
+        "errors": frame("method", error_pct="%"),
+        "time": frame("method part", share="1"),
+        "servers": frame("method server", seconds="s"),
+        "changes": frame("method", latency="1", remote="1"),
+        "compiled": frame("", programs="1"),
+    },
     measure=later("papers.prism.studies.three_servers_entry.measure"),
+    derive=derive,
     check=check,
-    claim=Claim(
-        source="Prism, table II (BIG-bench, DeepSeek-V2-Lite) and figure 6",
-        paper={
-            "seconds, server by server and mean": TABLE,
-            "latency, change to EPLB": {
-                PRISM: f"{100 * (TABLE[PRISM][3] / TABLE[EPLB][3] - 1):+.1f} %"
-            },
-            "trend of figure 6": "Prism computes most at home",
-        },
-        why="The best placement that these slots allow takes away about a fifth of the "
-        "remote pairs of heterogeneous EPLB: our small model routes its tasks less "
-        "narrowly than DeepSeek-V2-Lite routes BIG-bench's. And a request waits for "
-        "others during a part of its time only; no placement saves the rest. So a "
-        "request alone cannot gain 30.6 %. Queues multiply what each request gains, "
-        "here as in the paper: see the share of time spent in them.",
-        not_comparable=NOT_COMPARABLE,
-    ),
 )

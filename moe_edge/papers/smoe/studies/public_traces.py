@@ -1,17 +1,19 @@
 """Replay of the public route traces: every cache policy that needs no more than ids."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from moe_edge.bench.derived import best, wide
 from moe_edge.bench.settings import StudySettings
-from moe_edge.bench.study import Findings, Study
+from moe_edge.bench.study import Study
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.frames import Rows, frame
+from moe_edge.metrics.results import Tables
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import known_policies, policy_of, slots_for
 from moe_edge.simulate.replay.predict import (
@@ -40,6 +42,7 @@ KNOWN = {
 TOLERANCE = 0.005
 BOUNDS = ("belady", "static_oracle")  # know the future
 Ratios = dict[str, dict[int, float]]  # by policy and slots a layer
+Recalls = dict[str, tuple[float, float]]  # recall and precision by predictor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,7 @@ def replay_all(trace: Trace, sizes) -> Ratios:
     }
 
 
-def recall_all(trace: Trace) -> dict[str, tuple[float, float]]:
+def recall_all(trace: Trace) -> Recalls:
     """(recall, precision) one layer ahead of every predictor that can be replayed."""
     found = {}
     for name in known_predictors(trace):
@@ -93,108 +96,75 @@ def recall_all(trace: Trace) -> dict[str, tuple[float, float]]:
     return found
 
 
-def worst_difference(name: str, ratios: Ratios) -> float | None:
-    """Largest distance from the known numbers; None where none are known."""
-    found = [
-        abs(ratios[policy][size] - value)
-        for policy, values in KNOWN.get(name, {}).items()
-        for size, value in zip(KNOWN_SLOTS, values, strict=True)
-        if size in ratios.get(policy, {})
-    ]
-    return max(found, default=None)
-
-
-def run(settings: TraceSettings) -> Findings:
+def measure(settings: TraceSettings, rows: Rows) -> None:
     """Replays all traces."""
-    ratios, recalls = {}, {}
-    paths = trace_paths(settings)
+    paths, sources = trace_paths(settings), {}
     for path in paths:
+        name = stem(path)
         trace = read_trace(path, settings.trace_experts)
-        ratios[stem(path)] = replay_all(trace, settings.slots_per_layer)
-        recalls[stem(path)] = recall_all(trace)
-    return findings(ratios, recalls, paths, settings)
-
-
-def findings(
-    ratios: dict[str, Ratios],
-    recalls: dict[str, dict[str, tuple[float, float]]],
-    paths: list[Path],
-    settings: TraceSettings,
-) -> Findings:
-    """The entry from the replayed ratios."""
-    rows, checks, gaps, details = [], {}, [], []
-    for name, by_policy in ratios.items():
-        for policy, by_size in by_policy.items():
-            for size, value in by_size.items():
-                row = f"decode hit ratio, {size} slots a layer, {name}"
-                rows.append(metric(policy, row, value, "1"))
-        for predictor, pair in recalls[name].items():
-            for measure, value in zip(("recall", "precision"), pair, strict=True):
-                if np.isfinite(value):
-                    row = f"{measure} one layer ahead, {name}"
-                    rows.append(metric(f"predictor {predictor}", row, value, "1"))
-        if (worst := worst_difference(name, by_policy)) is not None:
-            gaps.append(worst)
-            check = f"{name}: LRU, LFU, Belady within {TOLERANCE} of interfaces.md"
-            checks[check] = worst <= TOLERANCE
-        for size in settings.slots_per_layer:
-            real = {p: v[size] for p, v in by_policy.items() if p not in BOUNDS}
-            best = max(real, key=real.get)
-            details.append(
-                f"{name}, {size} slots: best policy that needs no future {best} "
-                f"{real[best]:.3f}, LRU {by_policy['lru'][size]:.3f}, Belady "
-                f"{by_policy['belady'][size]:.3f}."
-            )
-    distance = f"within {max(gaps):.4f}" if gaps else "nowhere: none are known"
-    sources = {stem(p): {"file": p.name, "sha256": sha256_of(p)} for p in paths}
-    sizes = list(settings.slots_per_layer)
-    replayed = {"hit_ratio": ratios, "prediction": recalls}
-    return Findings(
-        answer=f"The known LRU, LFU and Belady ratios are met {distance}.",
-        details=details,
-        model={
-            "name": ", ".join(ratios),
+        tell(rows, name, replay_all(trace, settings.slots_per_layer), recall_all(trace))
+        sources[name] = {"file": path.name, "sha256": sha256_of(path)}
+    rows.about |= {
+        "model": {
+            "name": ", ".join(sources),
             "params": 0,
             "weights": "none: recorded routing",
         },
-        workload=sources | {"slots_per_layer": sizes},
-        metrics=rows,
-        limits=[
-            "One generation of one prompt a model: unit goldens, no ranking of "
-            "policies.",
-            "The traces hold chosen experts only: policies that need all scores "
-            "(smoe_score, hybrimoe) and predictors that need hidden states are not "
-            "replayed.",
-            "Hit ratios, not times: no transfer is modelled.",
-        ],
-        kind="simulated",
-        baselines=["lru", "lfu", *BOUNDS],
-        checks=checks,
-        plot=lambda path: plot(path, ratios, sorted(sizes)),
-        summary={"hit_ratio": ratios},
-        files={"replay.json": json.dumps(replayed, indent=1) + "\n"},
-    )
+        "workload": sources | {"slots_per_layer": list(settings.slots_per_layer)},
+        "kind": "simulated",
+        "baselines": ["lru", "lfu", *BOUNDS],
+    }
 
 
-def plot(path: Path, ratios: dict[str, Ratios], sizes: list[int]) -> None:
-    """Hit ratio against slots, a panel a trace."""
-    panels = [
-        Panel(
-            name,
-            "decode hit ratio",
-            sizes,
-            {p: [by_size[size] for size in sizes] for p, by_size in by_policy.items()},
-            x_label="slots a layer",
-        )
-        for name, by_policy in ratios.items()
+def tell(rows: Rows, name: str, ratios: Ratios, recalls: Recalls) -> None:
+    """Adds what was replayed of a trace."""
+    for policy, by_size in ratios.items():
+        for size, value in by_size.items():
+            rows("ratios", name, policy, size, hit_ratio=value)
+    for predictor, pair in recalls.items():
+        both = dict(zip(("recall", "precision"), pair, strict=True))
+        both = {key: value for key, value in both.items() if np.isfinite(value)}
+        rows("ahead", name, predictor, **both)
+
+
+def known() -> pd.DataFrame:
+    """The known ratios, in column `known`."""
+    lines = [
+        (trace, policy, size, value)
+        for trace, by_policy in KNOWN.items()
+        for policy, values in by_policy.items()
+        for size, value in zip(KNOWN_SLOTS, values, strict=True)
     ]
-    draw_panels(path, panels, title="Cache policies on public route traces (replay)")
+    return pd.DataFrame(lines, columns=["trace", "policy", "slots", "known"])
+
+
+def derive(tables: Tables) -> dict[str, Any]:
+    """How far the known ratios are met, and the best policy that needs no future."""
+    ratios = tables["ratios"]
+    both = ratios.merge(known())
+    gaps = (both.hit_ratio - both.known).abs().groupby(both.trace, sort=False).max()
+    most = best(ratios[~ratios.policy.isin(BOUNDS)], "hit_ratio", "trace slots")
+    others = wide(ratios, "hit_ratio", "policy", "trace slots")[["lru", "belady"]]
+    checks = {
+        f"{trace}: LRU, LFU, Belady within {TOLERANCE} of interfaces.md": gap
+        <= TOLERANCE
+        for trace, gap in gaps.items()
+    }
+    return {
+        "best": most.merge(others.reset_index()),
+        "gap": gaps.max(),
+        "checks": checks,
+    }
 
 
 STUDY = Study(
     name="replay_public_traces",
-    question="Which experts of two public route traces does each cache policy keep?",
     settings=TraceSettings,
-    measure=run,
+    frames={
+        "ratios": frame("trace policy slots", hit_ratio="1"),
+        "ahead": frame("trace predictor", recall="1", precision="1"),
+    },
+    measure=measure,
+    derive=derive,
     check=trace_paths,
 )

@@ -6,20 +6,22 @@ import json
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.schema import check_answer
+from moe_edge.metrics.frames import Rows, plain, tables
 from moe_edge.papers.moe_prism.studies.serving_entry import (
     AT_ONCE,
-    COMPUTED,
-    MEASURED,
-    SAME,
     Runs,
-    findings,
+    below_floor,
+    tell_runs,
 )
 from moe_edge.papers.moe_prism.studies.serving_studies import (
+    COMPUTED,
     FIFO,
+    FIG7,
+    MEASURED,
     OURS,
     OURS_ORIGINAL,
     PRISM,
+    SAME,
     Fig12Settings,
     ServingStudySettings,
 )
@@ -60,58 +62,69 @@ def runs_of(settings, computed_error: float = 0.0, below: int = 0) -> Runs:
     return runs
 
 
+def told(settings, runs):
+    """Frames and numbers of runs."""
+    rows = Rows(FIG7.frames)
+    tell_runs(rows, settings, runs, 10.0)
+    found = tables(rows.stored())
+    return found, plain(FIG7.derive(found))
+
+
+def gains_of(rows):
+    keys = "gain", "low", "high"
+    return [tuple(round(row[key], 4) for key in keys) for row in rows]
+
+
 def test_gains_are_of_rounds_and_the_best_is_named(settings):
-    found = findings(settings, runs_of(settings), 10.0, 0, {})
-    check_answer(found.answer)
-    assert found.answer.startswith(f"{OURS} serves most, 37.50 requests/s")
-    assert f"(+25.0% [+25.0%, +25.0%] to {FIFO})" in found.answer
-    assert found.ours == {
-        f"throughput over {FIFO}, {PRISM}": "+15.0% [+10.0%, +20.0%]",
-        f"throughput over {FIFO}, {OURS}": "+25.0% [+25.0%, +25.0%]",
-    }
-    assert all(found.checks.values()) and len(found.checks) == 5
-    rows = {(row["policy"], row["name"]): row for row in found.metrics}
-    row = rows[OURS, "throughput, load 1, measured"]
-    assert row["value"] == pytest.approx(18.75)  # median of 12.5 and 25
-    assert row["spread"]["value"] == pytest.approx(6.25) and row["n"] == 2
+    frames, numbers = told(settings, runs_of(settings))
+    assert numbers["base"] == FIFO and numbers["top"] == "load 1"
+    assert numbers["best"]["system"] == OURS
+    assert numbers["best"]["throughput"] == pytest.approx(37.5)
+    assert gains_of(numbers["best_gain"]) == [(0.25, 0.25, 0.25)]
+    assert gains_of(numbers["scheduler"]) == [(0.15, 0.1, 0.2)]
+    assert all(numbers["checks"].values()) and len(numbers["checks"]) == 3
+    figures = frames["figures"].set_index(["system", "load", "kind"])
+    row = figures.loc[OURS, "load 1", MEASURED]
+    assert row.throughput == pytest.approx(18.75)  # median of 12.5 and 25
+    assert row.throughput_spread == pytest.approx(6.25) and row.throughput_n == 2
 
 
 @pytest.mark.parametrize("error", [0.04, 0.06])
 def test_computed_throughput_is_held_against_the_same_requests(settings, error):
-    found = findings(settings, runs_of(settings, error), 10.0, 0, {})
-    assert found.checks["computed throughput within 5% of measured"] == (error < 0.05)
-    assert any(
-        f"throughput at most {error:.1%} apart" in line for line in found.details
-    )
+    _, numbers = told(settings, runs_of(settings, error))
+    name = "computed throughput within 5% of measured"
+    assert numbers["checks"][name] == (error < 0.05)
+    (off,) = [one for one in numbers["off"] if one["figure"] == "throughput"]
+    assert off["error"] == pytest.approx(error)
 
 
 def test_what_each_part_brings_is_told_where_both_ran(settings):
     """Sub-experts against the same policy on the original, the loop against FIFO."""
     settings = dataclasses.replace(settings, systems=(FIFO, OURS_ORIGINAL, OURS))
-    runs = runs_of(settings)
-    told = [x for x in findings(settings, runs, 10.0, 0, {}).details if "Brought" in x]
-    assert told == [
-        f"Brought by our loop ({OURS_ORIGINAL} over {FIFO}): throughput with all "
-        "requests at once +20.0% [+20.0%, +20.0%], TPOT at load 1 +0.0% [+0.0%, "
-        "+0.0%].",
-        f"Brought by sub-experts in our loop ({OURS} over {OURS_ORIGINAL}): throughput "
-        "with all requests at once +4.2% [+4.2%, +4.2%], TPOT at load 1 +0.0% [+0.0%, "
-        "+0.0%].",
+    _, numbers = told(settings, runs_of(settings))
+    found = {(row["part"], row["figure"]): row for row in numbers["parts"]}
+    assert list(found) == [
+        ("our loop", "throughput"),
+        ("our loop", "TPOT"),
+        ("sub-experts in our loop", "throughput"),
+        ("sub-experts in our loop", "TPOT"),
+    ]
+    assert gains_of(found.values()) == [
+        *((0.2, 0.2, 0.2), (0.0, 0.0, 0.0)),
+        *((0.0417, 0.0417, 0.0417), (0.0, 0.0, 0.0)),
     ]
 
 
-def test_late_compilation_and_tokens_below_a_floor_are_told(settings):
-    found = findings(settings, runs_of(settings, below=1), 10.0, 3, {})
-    assert [passed for passed in found.checks.values()][:2] == [False, False]
+def test_tokens_below_a_floor_are_counted(settings):
+    assert below_floor(settings, runs_of(settings)) == 0
+    each = len(settings.systems) * (len(LOADS) + 1) * settings.rounds
+    assert below_floor(settings, runs_of(settings, below=1)) == 2 * each
 
 
-def test_every_run_is_kept_and_drawn(settings, tmp_path):
-    found = findings(settings, runs_of(settings), 10.0, 0, {})
-    kept = json.loads(found.files["runs.json"])
+def test_every_run_is_kept(settings):
+    kept = json.loads(runs_of(settings).to_json())
     assert {row["kind"] for row in kept} == {MEASURED, SAME, COMPUTED}
     assert all(len(row["rounds"]) == 2 for row in kept)
-    found.plot(tmp_path / "p.png")
-    assert (tmp_path / "p.png").stat().st_size > 10_000
 
 
 def test_systems_and_loads_are_checked():
@@ -119,5 +132,7 @@ def test_systems_and_loads_are_checked():
         ServingStudySettings(systems=("LIFO",))
     with pytest.raises(ConfigError, match=r"\['FIFO', 'FIFO'\] name one twice"):
         Fig12Settings(systems=(FIFO, FIFO))
+    with pytest.raises(ConfigError, match=r"systems are \['FIFO'\], expected two"):
+        Fig12Settings(systems=(FIFO,))
     with pytest.raises(ConfigError, match="loads must be positive, got 0.0"):
         ServingStudySettings(loads=(0.0,))

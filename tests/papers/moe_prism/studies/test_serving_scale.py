@@ -4,19 +4,20 @@ import dataclasses
 
 import pytest
 
+from moe_edge.bench.study import run_study
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.metrics.results import write_entry
+from moe_edge.metrics.frames import Rows, plain, tables
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.papers.moe_prism.studies.serving_scale import (
-    GOODPUT,
+    FIGURES,
     LOOP,
     STUDY,
-    THROUGHPUT,
     Case,
     ScaleSettings,
-    answer,
+    derive,
+    measure,
     offered_by,
-    run,
+    tell_rates,
 )
 from moe_edge.papers.moe_prism.studies.serving_studies import FIFO, OURS
 
@@ -32,26 +33,15 @@ SMALL = ScaleSettings(
 
 
 def test_entry_holds_every_system(tmp_path):
-    found = run(SMALL)
-    write_entry(
-        tmp_path / "entry",
-        found,
-        question=STUDY.question,
-        config_text="",
-        paper_claim=STUDY.claim.entry(found.ours),
-    )
-    validate_entry(tmp_path / "entry")
-    rates = {(row["policy"], row["name"]): row["value"] for row in found.metrics}
-    assert len(rates) == 3 * 2
-
-    def rate(system, name):
-        return rates[Case("olmoe_1b_7b", 4, system).label, name]
-
+    run_study(STUDY, SMALL, out_dir=str(tmp_path / "entry"))
+    frames = tables(validate_entry(tmp_path / "entry")["frames"])
+    rates, gains = (frames[name].set_index("system") for name in ("rates", "gains"))
+    assert len(rates) == 3 and set(rates.batch) == {4}
     # Rows of their own K in a batch that others join beat batches that run to the end.
-    assert rate(OURS, THROUGHPUT) > rate(LOOP, THROUGHPUT) > rate(FIFO, THROUGHPUT)
-    assert rate(LOOP, GOODPUT) > rate(FIFO, GOODPUT)
-    much = rate(OURS, GOODPUT) / rate(FIFO, GOODPUT) - 1
-    assert f"goodput {much:+.1%}" in found.ours[f"olmoe_1b_7b, 4 rows, {OURS}"]
+    assert rates.at_once[OURS] > rates.at_once[LOOP] > rates.at_once[FIFO]
+    assert rates.goodput[LOOP] > rates.goodput[FIFO]
+    much = rates.goodput[OURS] / rates.goodput[FIFO] - 1
+    assert gains.goodput[OURS] == pytest.approx(much)
 
 
 def test_floors_count_sub_experts():
@@ -59,24 +49,27 @@ def test_floors_count_sub_experts():
     assert min(floors) >= 4 and max(floors) <= 32 and len(floors) > 8
 
 
-def test_answer_says_what_each_part_brings_over_all_batches():
-    settings = dataclasses.replace(SMALL, max_batches=(2, 4))
+def test_ranges_say_what_each_part_brings_over_all_batches():
     rates = {2: (1.0, 2.0, 3.0), 4: (2.0, 5.0, 4.0)}
     found = {
-        (Case("olmoe_1b_7b", batch, system), GOODPUT): [rate]
+        (Case("olmoe_1b_7b", batch, system), name): [rate]
         for batch, each in rates.items()
-        for system, rate in zip(settings.systems, each, strict=True)
+        for system, rate in zip(SMALL.systems, each, strict=True)
+        for name in FIGURES
     }
-    assert answer(settings, found) == (
-        "Over FIFO: continuous, original: goodput +100% to +150%; "
-        "sub-experts then goodput -20% to +50%."
-    )
+    rows = Rows(STUDY.frames)
+    tell_rates(rows, SMALL, found)
+    numbers = plain(derive(tables(rows.stored())))
+    assert numbers["our_loop"] == [{"system": LOOP, "low": 1.0, "high": 1.5}]
+    assert numbers["base"] == FIFO and numbers["scheduler"] == []
+    (part,) = rows.rows["sub_experts"]
+    assert (part["low"], part["high"]) == (pytest.approx(-0.2), 0.5)
 
 
 def test_device_too_slow_for_any_rate_is_refused():
-    slow = dataclasses.replace(SMALL, systems=(FIFO,), slo_tpot_ms=0.01)
+    slow = dataclasses.replace(SMALL, systems=(FIFO, LOOP), slo_tpot_ms=0.01)
     with pytest.raises(CapacityError, match="4 rows, FIFO: no rate .* goodput is 0;"):
-        run(slow)
+        measure(slow, Rows(STUDY.frames))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +78,7 @@ def test_device_too_slow_for_any_rate_is_refused():
         ({"models": ("gpt",)}, "model preset 'gpt'"),
         ({"gpu": "abacus"}, "gpu 'abacus'"),
         ({"systems": ("best",)}, "system 'best'"),
+        ({"systems": (FIFO,)}, r"systems are \['FIFO'\], expected two at least"),
         ({"slo_tpot_ms": 0.0}, "slo_tpot_ms"),
         ({"max_batches": (0,)}, "max_batches .* got 0"),
     ],

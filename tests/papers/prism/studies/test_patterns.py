@@ -8,7 +8,8 @@ import pytest
 from moe_edge.bench.registry import find
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.schema import check_answer, validate_entry
+from moe_edge.metrics.frames import tables
+from moe_edge.metrics.schema import validate_entry
 from moe_edge.papers.prism.studies.patterns import Usage, facts_of, read_usage
 
 COUNTS = {
@@ -46,11 +47,11 @@ def test_facts_by_hand(tmp_path):
     np.testing.assert_allclose(usage.caught_NML()[0, :, 0], [0.7, 0.0])
     np.testing.assert_allclose(usage.apart_L(), [1.0, 0.0])
     facts = facts_of(usage)
-    assert facts["own quarter"] == pytest.approx((0.7 + 0.25) / 2)
-    assert facts["quarter of another"] == pytest.approx(0.25 / 2)
-    assert facts["most entropy"] == 1.0
+    assert facts["own"] == pytest.approx((0.7 + 0.25) / 2)
+    assert facts["another"] == pytest.approx(0.25 / 2)
+    assert facts["most_entropy"] == 1.0
     bits = -(0.5 * np.log2(0.5) + 0.4 * np.log2(0.2) + 0.1 * np.log2(0.1))
-    assert facts["least entropy"] == pytest.approx(bits / 3)
+    assert facts["least_entropy"] == pytest.approx(bits / 3)
 
 
 def test_fewer_than_four_experts_have_one_favourite():
@@ -65,11 +66,14 @@ def test_entry_has_the_assumed_tasks_beside(tmp_path):
     settings = study.settings(data_dir=str(tmp_path), counts="counts.jsonl")
     run_study(study, settings, out_dir=str(tmp_path / "out"))
     entry = validate_entry(tmp_path / "out")
-    check_answer(entry["answer"])
-    assert set(entry["paper_claim"]["ours"]) == {
-        *("Mixtral-tiny, measured", "Mixtral-tiny, assumed tasks")
-    }
-    assert (tmp_path / "out" / "layers.png").exists()
+    usage, experts, layers = tables(entry["frames"]).values()
+    assert list(usage.kind) == ["measured", "assumed tasks"]
+    assert list(experts.share[experts.domain == "prose"]) == [
+        *(0.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.2, 0.5)
+    ]
+    assert layers.entropy[layers.layer == 1].tolist() == [1.0, 1.0]
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "Counted layers: 2 of Mixtral-tiny" in page
 
 
 def test_missing_counts_and_files_are_refused(tmp_path):

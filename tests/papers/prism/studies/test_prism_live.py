@@ -10,6 +10,7 @@ from moe_edge.bench.live import read_lines, token_times_s
 from moe_edge.bench.registry import find
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import MoeEdgeError
+from moe_edge.metrics.frames import tables
 from moe_edge.metrics.schema import check_answer, validate_entry
 from moe_edge.papers.prism.studies import live_seeds, table1_live_entry
 from moe_edge.papers.prism.studies.fig5_live import Layers
@@ -197,14 +198,17 @@ def test_the_slope_within_requests_leaves_out_what_whole_requests_share():
 def test_fig5_finds_the_slope(live, tmp_path):
     live(share_run)
     summary, result = entry("prism_fig5_live", tmp_path, seeds=1, bins=4)
-    assert summary["slope_ms"] == pytest.approx(2.0)
-    assert summary["interval_ms"] == pytest.approx([2.0, 2.0])
-    ours = result["paper_claim"]["ours"]
-    assert ours["ms by % remote"] == {"0-25": 1.0, "50-75": 2.0, "75-100": 3.0}
-    assert ours["trend"] == "3.0 times as long from 0-25 to 75-100 % remote"
+    whole = summary["numbers"]["whole"]
+    bounds = [whole[f"slope_{end}ms"] for end in ("", "low_", "high_")]
+    assert bounds == pytest.approx([2.0, 2.0, 2.0])
+    bins = rows_of(result, "bins", method="all")
+    assert {row["remote"]: row["layer_ms"] for row in bins} == pytest.approx(
+        {"0-25": 1.0, "50-75": 2.0, "75-100": 3.0}
+    )
+    assert summary["numbers"]["times"] == pytest.approx(3.0)
     assert all(summary["checks"].values())
-    rows = [r for r in result["metrics"] if r["name"].startswith("time of a layer")]
-    assert {row["n"] for row in rows} == {48, 24}  # of both methods, of each
+    found = tables(result["frames"])["bins"]
+    assert set(found.layer_ms_n) == {48, 24}  # of both methods, of each
 
 
 def changing_run(folder, options):

@@ -8,8 +8,15 @@ import pytest
 from moe_edge.bench.registry import find
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.schema import check_answer, validate_entry
-from moe_edge.papers.prism.studies.ranks import Calls, RankSettings
+from moe_edge.metrics.frames import Rows, tables
+from moe_edge.metrics.schema import validate_entry
+from moe_edge.papers.prism.studies.ranks import (
+    METHODS,
+    STUDY,
+    Calls,
+    RankSettings,
+    derive,
+)
 from moe_edge.place.ranks import RANKED, rank_frequencies, ranks_folder, read_ranks
 from tests.papers.prism.studies.test_patterns import write_counts
 
@@ -75,13 +82,25 @@ def test_entry_has_all_kinds_of_statistics(tmp_path):
     ):
         lists = {d: {"0": rng.permutation(256)[:64].tolist()} for d in domains}
         write_ranks(tmp_path / model.file, lists)
-    run_study(find("prism_ranks"), settings, out_dir=str(tmp_path / "out"))
+    summary = run_study(find("prism_ranks"), settings, out_dir=str(tmp_path / "out"))
     entry = validate_entry(tmp_path / "out")
-    check_answer(entry["answer"])
-    assert set(entry["paper_claim"]["ours"]) == {
-        *("Mixtral-tiny, counts", "Mixtral-tiny, assumed tasks"),
-        *(f"{m.name}, ranks, {c}" for m in RANKED for c in ("geometric", "flat")),
+    overlaps = tables(entry["frames"])["overlaps"]
+    assert set(zip(overlaps.model, overlaps.kind, strict=True)) == {
+        *(("Mixtral-tiny", "counts"), ("Mixtral-tiny", "assumed tasks")),
+        *((m.name, f"ranks, {c}") for m in RANKED for c in ("geometric", "flat")),
     }
+    assert set(summary["numbers"]["spans"]) == {"counts", "ranks", "assumed tasks"}
+
+
+def test_gains_are_points_of_prism_over_eplb():
+    rows = Rows(STUDY.frames)
+    for share, gain in ((0.4, 0.25), (0.5, 0.125)):
+        for method in METHODS:
+            local = 0.5 + gain * (method == "prism")
+            rows("homes", "m", "ranks, flat", share, method, local=local)
+    found = derive(tables(rows.stored()))
+    assert list(found["gains"].points) == [25.0, 12.5] and found["middle"] == 0.5
+    assert found["spans"] == {"ranks": {"low": 12.5, "high": 12.5}}
 
 
 def test_ranks_that_are_not_there_say_how_to_get_them(monkeypatch, tmp_path):

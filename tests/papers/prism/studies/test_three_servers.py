@@ -7,6 +7,7 @@ import pytest
 from moe_edge.bench.registry import find
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import MoeEdgeError
+from moe_edge.metrics.frames import Rows, tables
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.papers.prism.studies import live_seeds, three_servers
 from moe_edge.papers.prism.studies.live_shares import time_shares
@@ -105,11 +106,15 @@ def test_an_entry_says_what_was_measured_and_simulated(fake_runs, tmp_path):
     assert checks[f"target: {OPTIMUM} keeps 0.08 more pairs local than {EPLB}"]
     assert checks[f"target: {OURS} is faster than {EPLB} in every seed"]
     assert checks["simulated within 10 % of measured"]  # medians of -10 and -6 %
-    assert summary["error_pct"][EPLB] == pytest.approx(-8.0)
+    frames = tables(result["frames"])
+    errors = frames["errors"].set_index("method").error_pct
+    assert errors[EPLB] == pytest.approx(-8.0)
     order = "the simulator's order where methods differ by more than 10 %"
     assert checks[order]
-    ours = result["paper_claim"]["ours"]
-    assert ours["remote pairs, change to EPLB"][OPTIMUM] == "-21.4 %"
+    away = frames["changes"].set_index("method").remote
+    assert away[OPTIMUM] - 1 == pytest.approx(-0.214, abs=5e-4)
+    servers = frames["servers"].set_index(["method", "server"]).seconds
+    assert servers[EPLB, "all"] == 2.0
     assert OPTIMUM in summary["answer"]
 
 
@@ -127,7 +132,7 @@ def test_a_wrong_order_and_a_large_error_are_told(fake_runs, tmp_path, monkeypat
 def test_lost_requests_end_the_study(fake_runs, tmp_path):
     fake_runs[0]["lost_requests"] = 2
     with pytest.raises(MoeEdgeError, match="seed 0: 2 requests were lost"):
-        STUDY.measure(settings(keep_dir=str(tmp_path)))
+        STUDY.measure(settings(keep_dir=str(tmp_path)), Rows(STUDY.frames))
 
 
 def test_bad_settings_are_refused_before_anything_runs():

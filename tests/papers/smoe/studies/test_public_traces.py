@@ -1,14 +1,17 @@
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.frames import Rows, plain, tables
 from moe_edge.papers.smoe.studies.public_traces import (
     KNOWN,
+    KNOWN_SLOTS,
+    STUDY,
     TraceSettings,
-    findings,
+    derive,
     recall_all,
     replay_all,
+    tell,
     trace_paths,
-    worst_difference,
 )
 from tests.support.traces import one_layer
 
@@ -28,33 +31,37 @@ def test_replay_all_has_every_policy_without_scores():
     assert (recall, precision) == (1.0, 1.0)
 
 
-def test_worst_difference_is_that_of_the_known_numbers():
-    name = "trace_qwen3_30b_a3b"
-    ratios = {
-        policy: dict(zip((13, 32, 64), values, strict=True))
+def known_ratios(name):
+    return {
+        policy: dict(zip(KNOWN_SLOTS, values, strict=True))
         for policy, values in KNOWN[name].items()
     }
-    assert worst_difference(name, ratios) == 0.0
-    ratios["lfu"][32] += 0.25
-    assert worst_difference(name, ratios) == pytest.approx(0.25)
-    assert worst_difference("another", ratios) is None
-    assert worst_difference(name, {"lru": {7: 0.5}}) is None
 
 
-def test_findings_check_fails_beyond_the_tolerance(tmp_path):
-    name = "trace_qwen3_30b_a3b"
-    path = tmp_path / f"{name}.csv.gz"
-    path.write_bytes(b"x")
-    settings = TraceSettings(traces=(str(path),))
-    ratios = {
-        policy: dict(zip((13, 32, 64), values, strict=True))
-        for policy, values in KNOWN[name].items()
-    }
-    found = findings({name: ratios}, {name: {}}, [path], settings)
-    assert list(found.checks.values()) == [True]
+def derived(ratios, name="trace_qwen3_30b_a3b"):
+    rows = Rows(STUDY.frames)
+    tell(rows, name, ratios, {"oracle": (1.0, float("nan"))})
+    assert rows.rows["ahead"] == [{"trace": name, "predictor": "oracle", "recall": 1.0}]
+    return plain(derive(tables(rows.stored())))
+
+
+def test_derive_gap_is_that_of_the_known_numbers():
+    ratios = known_ratios("trace_qwen3_30b_a3b")
+    assert derived(ratios)["gap"] == 0.0
+    ratios["lfu"][32] += 0.125
+    found = derived(ratios)
+    assert found["gap"] == pytest.approx(0.125)
+    assert [row["policy"] for row in found["best"]] == ["lfu", "lfu", "lru"]
+    assert found["best"][1]["lru"] == 0.817 and found["best"][1]["belady"] == 0.912
+    unknown = derived(ratios, "another")
+    assert "gap" not in unknown and unknown["checks"] == {}
+
+
+def test_derive_check_fails_beyond_the_tolerance():
+    ratios = known_ratios("trace_qwen3_30b_a3b")
+    assert list(derived(ratios)["checks"].values()) == [True]
     ratios["belady"][13] -= 0.006
-    found = findings({name: ratios}, {name: {}}, [path], settings)
-    assert list(found.checks.values()) == [False]
+    assert list(derived(ratios)["checks"].values()) == [False]
 
 
 def test_trace_paths_missing_is_refused(tmp_path):

@@ -4,15 +4,18 @@ import pytest
 
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.evaluate.agreement import Agreement
 from moe_edge.evaluate.multiple_choice import Question, short_questions
+from moe_edge.metrics.frames import Rows, tables
 from moe_edge.metrics.schema import validate_entry
 from moe_edge.papers.smoe.studies.table4 import (
+    ALL,
     STUDY,
     AccuracySettings,
-    answer_of,
     by_task,
-    plot,
-    table_of,
+    derive,
+    tell_answers,
+    tell_text,
     verdict_of,
 )
 from tests.support.table_engine import LetterTokenizer
@@ -38,44 +41,45 @@ def test_by_task_splits_lines_by_set_and_adds_them_up():
     tasks = {"one": [question], "two": [question, question]}
     lines = [line(0, 0), line(1, 0), line(0, 0)]
     reference = [line(0, 0), line(1, 0), line(1, 0)]
-    one, two, together = by_task(tasks, 0.2, lines, reference)
+    one, two, together = by_task(tasks, lines, reference)
     assert (one["accuracy"], one["same_answer"], one["n"]) == (1.0, 1.0, 1)
     assert (two["accuracy"], two["same_answer"], two["chance"]) == (0.5, 0.5, 0.5)
     assert together["task"] == "all sets" and together["n"] == 3
     assert together["accuracy"] == together["same_answer"] == pytest.approx(2 / 3)
 
 
-def rows_of(task, values):
-    return [
-        {"task": task, "a": a, "n": 9, "accuracy": sum(interval) / 2,
-         "interval95": interval, "chance": 0.5, "same_answer": 0.9}
-        for a, interval in values
-    ]  # fmt: skip
+def rows_of(rows, values, a, task="x"):
+    line = {"task": task, "n": 9, "chance": 0.5, "same_answer": 0.9}
+    line |= {"accuracy": sum(values) / 2, "interval95": values}
+    tell_answers(rows, a, [line | {"same_interval95": (0.8, 1.0)}])
+
+
+def answers_of(*values):
+    rows = Rows(STUDY.frames)
+    for a, interval in values:
+        rows_of(rows, interval, a)
+    return tables(rows.stored())["answers"]
 
 
 def test_verdict_names_the_first_a_that_differs():
-    near = rows_of("x", [(0.0, (0.45, 0.6)), (0.3, (0.55, 0.7))])
+    near = answers_of((0.0, (0.45, 0.6)), (0.3, (0.55, 0.7)))
     assert verdict_of(near) == "not informative, at chance"
-    far = rows_of("x", [(0.0, (0.7, 0.8)), (0.3, (0.69, 0.75)), (0.6, (0.5, 0.69))])
+    far = answers_of((0.0, (0.7, 0.8)), (0.3, (0.69, 0.75)), (0.6, (0.5, 0.69)))
     assert verdict_of(far) == "differs from a = 0 from a = 0.6 on"
 
 
-def test_answer_table_and_picture_say_what_is_not_informative(tmp_path):
-    values = [(0.0, (0.45, 0.6)), (0.3, (0.55, 0.7))]
-    accuracy = rows_of("x", values) + rows_of("all sets", values)
-    fidelity = [
-        {"a": a, "agreement": 0.75, "perplexity_ratio": 1.25, "changed_ratio": 0.5}
-        for a in (0.0, 0.3)
-    ]
-    answer, details = answer_of(accuracy, fidelity)
-    assert "1 of 1 sets are not informative" in answer and "x1.250" in details[-1]
-    table = table_of(accuracy, fidelity)
-    assert "| x | 9 | 50.0 | 52.5 ± 7.5 | 62.5 ± 7.5 | not informative" in table
-    assert "| agreement on text |  |  | 75.0 | 75.0 |" in table
-    for row in fidelity:
-        row |= {"agreement_interval95": (0.7, 0.8), "ratio_interval95": (1.2, 1.3)}
-    plot(tmp_path / "p.png", accuracy, fidelity)
-    assert (tmp_path / "p.png").stat().st_size > 10_000
+def test_derive_says_what_is_not_informative_and_checks_a_zero():
+    rows = Rows(STUDY.frames)
+    run = Agreement(100, 1.0, (0.9, 1.0), 1.25, (1.2, 1.3), 7.0, 0.5)
+    for a, values in ((0.0, (0.45, 0.6)), (0.3, (0.55, 0.7))):
+        rows_of(rows, values, a)
+        rows_of(rows, values, a, ALL)
+        tell_text(rows, a, run, 0.5)
+    found = derive(tables(rows.stored()))
+    assert (found["silent"], found["num_sets"]) == (1, 1)
+    assert found["last"]["perplexity_ratio"] == 1.25 and found["last"]["a"] == 0.3
+    assert list(found["verdicts"].verdict) == ["not informative, at chance"] * 2
+    assert list(map(bool, found["checks"].values())) == [False, True]
 
 
 def test_short_questions_skips_long_ones(tmp_path):
@@ -107,11 +111,12 @@ def test_study_writes_an_entry_and_a_zero_is_exact(tmp_path):
     summary = run_study(STUDY, settings, out_dir=str(tmp_path / "o"))
     result = validate_entry(tmp_path / "o")
     assert all(result["checks"].values()) and len(result["checks"]) == 2
-    assert [row["a"] for row in summary["fidelity"]] == [0.0, 0.6]
-    assert summary["fidelity"][1]["changed_ratio"] > 0
+    over_a = summary["numbers"]["over_a"]
+    assert [row["a"] for row in over_a] == [0.0, 0.6]
+    assert over_a[1]["changed_ratio"] > 0
     source = result["workload"]["sets"]["q.jsonl"]
     assert source["questions"] == 2 and len(source["sha256"]) == 64
-    assert "| q | 2 | 50.0 |" in (tmp_path / "o" / "table.md").read_text()
+    assert "q (2 questions, chance 50%)" in (tmp_path / "o" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
