@@ -49,7 +49,7 @@ def options_of(**given) -> ClusterOptions:
     classes, mode = options_classes(), given.get("mode", SERVERS)
     check_known("mode", mode, classes)
     names = {name: _names(kind) for name, kind in classes.items()}
-    for option in given.keys() - names[mode]:
+    for option in sorted(given.keys() - names[mode]):
         for other in (name for name in names if option in names[name]):
             raise ConfigError(
                 f"--{option} is an option of mode {other}, and the mode is {mode}; "
