@@ -11,12 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from moe_edge.bench.started import start_number
-from moe_edge.bench.study import median_and_spread
-from moe_edge.metrics.plots_panels import Panel
-from moe_edge.metrics.results import metric
 
 Name = TypeVar("Name", bound=Hashable)
 Input = TypeVar("Input")
@@ -119,48 +114,3 @@ def interleave_seconds(
     """`interleave` of how long the calls take."""
     calls = {name: functools.partial(seconds_of, case) for name, case in cases.items()}
     return interleave(calls, repeats)
-
-
-def median_metric(
-    policy: str, name: str, values: Sequence[float], unit: str, scale: float = 1.0
-) -> dict[str, Any]:
-    """A metric row: the median of the rounds and half their range, times `scale`."""
-    value, (kind, width) = median_and_spread(values)
-    return metric(policy, name, scale * value, unit, len(values), (kind, scale * width))
-
-
-def median_panel(
-    title: str,
-    y_label: str,
-    x: Sequence,
-    rounds_of: Mapping[str, Sequence[Sequence[float]]],
-    scale: float = 1.0,
-    **options,
-) -> Panel:
-    """A panel of medians with half ranges as error bars.
-
-    Args:
-      title, y_label, x, **options: of `Panel`.
-      rounds_of: label -> for each x what the rounds gave.
-      scale: of all values.
-    """
-    series, spreads = {}, {}
-    for label, by_x in rounds_of.items():
-        found = [median_and_spread(rounds) for rounds in by_x]
-        series[label] = [scale * value for value, _ in found]
-        spreads[label] = [scale * width for _, (_, width) in found]
-    return Panel(title, y_label, x, series, spreads, **options)
-
-
-def interval_panel(
-    title: str,
-    y_label: str,
-    x: Sequence,
-    values: Sequence[float],
-    intervals: Sequence[tuple[float, float]],
-    **options,
-) -> Panel:
-    """A panel of `measured` values with their intervals as error bars."""
-    low, high = np.asarray(intervals).T
-    spreads = {"measured": np.maximum([values - low, high - values], 0)}
-    return Panel(title, y_label, x, {"measured": values}, spreads, **options)
