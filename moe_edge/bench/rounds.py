@@ -11,10 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from moe_edge.bench.started import start_number
-from moe_edge.metrics.plots_panels import Panel
 
 Name = TypeVar("Name", bound=Hashable)
 Input = TypeVar("Input")
@@ -117,17 +114,3 @@ def interleave_seconds(
     """`interleave` of how long the calls take."""
     calls = {name: functools.partial(seconds_of, case) for name, case in cases.items()}
     return interleave(calls, repeats)
-
-
-def interval_panel(
-    title: str,
-    y_label: str,
-    x: Sequence,
-    values: Sequence[float],
-    intervals: Sequence[tuple[float, float]],
-    **options,
-) -> Panel:
-    """A panel of `measured` values with their intervals as error bars."""
-    low, high = np.asarray(intervals).T
-    spreads = {"measured": np.maximum([values - low, high - values], 0)}
-    return Panel(title, y_label, x, {"measured": values}, spreads, **options)

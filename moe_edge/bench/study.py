@@ -28,33 +28,6 @@ from moe_edge.metrics.results import (
 )
 from moe_edge.metrics.schema import check_answer
 
-SPREAD = "half range of rounds"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Claim:
-    """The paper's statement that a study is compared with.
-
-    Attributes:
-      source: paper, section, table or figure.
-      paper: its numbers, by name.
-      why: why ours differ.
-      not_comparable: why the numbers must not be compared at all; empty if they may.
-    """
-
-    source: str
-    paper: Mapping[str, Any]
-    why: str
-    not_comparable: str = ""
-
-    def entry(self, ours: Mapping[str, Any] | None) -> dict[str, Any]:
-        """`paper_claim` of a results entry, with our numbers in it."""
-        found = {"source": self.source, "paper": dict(self.paper)}
-        found |= {"ours": dict(ours or {}), "why_they_differ": self.why}
-        if self.not_comparable:
-            found |= {"comparable": False, "reason": self.not_comparable}
-        return found
-
 
 def nothing_derived(tables: Tables) -> Mapping[str, Any]:
     """A study whose page shows its rows alone."""
@@ -81,8 +54,7 @@ class Study:
       inline: it times offloaded engines, and others only beside them: programs run in
         the thread that calls them, as where users load one (`engine/inline.py`).
       start: settings of one of its starts (`starts.py`), which has a round as a rule.
-      question, claim: of a study that returns `Findings`: what the entry asks, and the
-        paper's statement; otherwise they stand in the template.
+      question: of a study that returns `Findings`; otherwise it stands in the template.
     """
 
     name: str
@@ -94,7 +66,6 @@ class Study:
     check: Callable[[Any], None] = nothing_to_check
     inline: bool = False
     start: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"rounds": 1})
-    claim: Claim | None = None
 
     @property
     def asks(self) -> str:
@@ -201,7 +172,6 @@ def _measured(
         found,
         question=study.question,
         config_text=run.config_text(),
-        paper_claim=study.claim and study.claim.entry(found.ours),
         started_s=started_s,
         overwrite=run.overwrite,
     )
@@ -250,11 +220,6 @@ def study_root(study: Study) -> Callable[..., dict[str, Any]]:
 def weights_of(checkpoint: str) -> str:
     """What an entry says of a checkpoint's weights."""
     return "toy trained here" if checkpoint == "default" else "given"
-
-
-def median_and_spread(values: Sequence[float]) -> tuple[float, tuple[str, float]]:
-    """Median, and half the range as `results.metric` takes it."""
-    return float(np.median(values)), (SPREAD, float(np.ptp(values)) / 2)
 
 
 def mean_change(pairs: Sequence[tuple[float, float]]) -> float:

@@ -20,10 +20,9 @@ from moe_edge.metrics.schema import (
     read_result,
     validate_entry,
 )
-from moe_edge.metrics.tables import tables_of, text_of
+from moe_edge.metrics.tables import tables_of
 
 PAGE_LINES = 100
-CLAIM_ROWS = 14
 MOST_DETAILS = 60  # lines of a page; pages of entries with fewer show all
 WORDS = 70  # of a detail or a limit; the whole text stays in result.json
 SHORT = "... (all of it: `result.json`)"
@@ -33,46 +32,6 @@ def shortened(text: str, words: int = WORDS) -> str:
     """The text, or its first words."""
     parts = text.split()
     return text if len(parts) <= words else f"{' '.join(parts[:words])} {SHORT}"
-
-
-def flattened(value: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
-    """Numbers and words of nested claims, by their joined keys."""
-    if isinstance(value, Mapping):
-        parts = (flattened(item, (*path, str(key))) for key, item in value.items())
-        return {name: text for part in parts for name, text in part.items()}
-    several = isinstance(value, Sequence) and not isinstance(value, str)
-    return {", ".join(path): " / ".join(map(text_of, value if several else [value]))}
-
-
-def claim_lines(claim: Mapping[str, Any]) -> list[str]:
-    """The section that compares the paper's numbers with ours."""
-    paper, ours = (flattened(claim.get(side) or {}) for side in ("paper", "ours"))
-    for name, value in list(paper.items()):  # one statement, ours in several settings
-        alike = [one for one in ours if one.endswith(f", {name}")]
-        paper |= dict.fromkeys(alike, value)
-        if alike and name not in ours:
-            del paper[name]
-    both = [name for name in paper if name in ours]
-    alone = [name for name in (*paper, *ours) if name not in both]
-    if len(both) < CLAIM_ROWS < len(both) + len(alone):
-        of_paper = [name for name in alone if name in paper]
-        of_ours = [name for name in alone if name in ours]
-        left = CLAIM_ROWS - len(both)
-        first = of_paper[: max(left // 2, left - len(of_ours))]
-        alone = [*first, *of_ours[: left - len(first)]]
-    names = [*both, *alone][:CLAIM_ROWS]
-    cut = len(names) < len(paper | ours)
-    lines = ["## Paper, ours, why", "", f"{claim['source']}.", ""]
-    if paper:
-        lines += ["| what | paper | ours |", "| --- | --- | --- |"]
-        lines += [f"| {n} | {paper.get(n, '-')} | {ours.get(n, '-')} |" for n in names]
-        lines.append("")
-    if paper and cut:
-        lines += [f"{len(names)} of {len(paper | ours)} rows; all: `result.json`.", ""]
-    lines += [f"Why: {claim['why_they_differ']}", ""]
-    if claim.get("comparable") is False:
-        lines += [f"Not comparable: {claim['reason']}", ""]
-    return lines
 
 
 def check_lines(checks: Mapping[str, bool]) -> list[str]:
@@ -142,7 +101,7 @@ def entry_page(folder: Path, result: Mapping[str, Any]) -> str:
 
 
 def entry_readme(result: Mapping[str, Any], further: Sequence[str] = ()) -> str:
-    """The entry's README.md: answer, pictures, tables, claim, command, limits.
+    """The entry's README.md: answer, pictures, tables, command, limits.
 
     Args:
       further: files of pictures besides `plot.png`.
@@ -155,10 +114,8 @@ def entry_readme(result: Mapping[str, Any], further: Sequence[str] = ()) -> str:
     head += [""] * bool(details)
     for name in ("plot.png", *further):
         head += [f"![{result['question']}]({name})", ""]
-    tail = claim_lines(result["paper_claim"]) if result["paper_claim"] else []
-    tail += [*run_lines(result), "What this does not show:", ""]
-    why = (result["paper_claim"] or {}).get("why_they_differ")  # stands above
-    tail += [f"- {shortened(limit)}" for limit in result["limits"] if limit != why]
+    tail = [*run_lines(result), "What this does not show:", ""]
+    tail += [f"- {shortened(limit)}" for limit in result["limits"]]
     left = PAGE_LINES - len(head) - len(tail)
     tables = tables_of(result["metrics"], left - 2, "\n".join(head))
     return "\n".join([*head, *tables, *tail]) + "\n"

@@ -87,7 +87,6 @@ class Findings:
       model: {name, params, weights}; workload: what was run, with sources and sha256.
       metrics: rows made by `metric`.
       limits: what the numbers do not show.
-      ours: our numbers, next to those of the paper's claim.
       plot: draws `plot.png`; `pictures`: further ones by file name.
       files: further text files of the entry by name.
       summary: further keys of the script's last line.
@@ -105,7 +104,6 @@ class Findings:
     seeds: Sequence[int] = (0,)
     baselines: Sequence[str] = ()
     checks: Mapping[str, bool] = dataclasses.field(default_factory=dict)
-    ours: Mapping[str, Any] | None = None
     pictures: Mapping[str, Draw] = dataclasses.field(default_factory=dict)
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -136,7 +134,6 @@ def write_entry(
     *,
     question: str,
     config_text: str,
-    paper_claim: Mapping[str, Any] | None = None,
     started_s: float | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -147,7 +144,6 @@ def write_entry(
       found: what was found.
       question: what the run asks.
       config_text: the gin config of the run.
-      paper_claim: what it is compared with.
       started_s: by `time.time`; None: now.
       overwrite: replace a non-empty folder.
     Raises:
@@ -157,7 +153,7 @@ def write_entry(
     values = provenance(config_text, started_s) | {
         "schema_version": SCHEMA_VERSION,
         "question": question,
-        "paper_claim": paper_claim,
+        "paper_claim": None,
     }
     result = {
         key: values[key] if key in values else kind(getattr(found, key))

@@ -34,7 +34,7 @@ SCHEMA = {
     "metrics": list,
     "baselines": list,
     "checks": dict,
-    "paper_claim": dict | None,
+    "paper_claim": type(None),  # what papers say stands in templates
     "limits": list,
 }
 SAID = {"question", "answer", "details", "metrics", "paper_claim", "limits"}

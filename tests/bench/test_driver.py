@@ -8,7 +8,6 @@ import pytest
 
 from moe_edge.bench.registry import STUDIES, find
 from moe_edge.bench.study import (
-    Claim,
     Findings,
     Study,
     run_study,
@@ -52,7 +51,6 @@ def measure(settings):
         metrics=[metric("ours", "time", 1.0, "s")],
         limits=["a test"],
         checks={"it ran": True},
-        ours={"time": 1.0},
         plot=lambda path: path.write_bytes(b"png"),
         pictures={"more.png": lambda path: path.write_bytes(b"png")},
         files={"rows.json": "[]"},
@@ -66,7 +64,6 @@ STUDY = Study(
     settings=Size,
     measure=measure,
     check=refuse_many,
-    claim=Claim(source="A paper, table 1", paper={"time": 2.0}, why="It differs."),
 )
 
 
@@ -80,10 +77,6 @@ def test_study_writes_an_entry_and_tells_it(tmp_path, capsys):
     assert "How long?\n2 rounds.\nit ran: yes" in capsys.readouterr().out
     result = validate_entry(out)
     assert result["details"] == ["And more."]
-    assert result["paper_claim"] == {
-        **{"source": "A paper, table 1", "paper": {"time": 2.0}},
-        **{"ours": {"time": 1.0}, "why_they_differ": "It differs."},
-    }
     assert (out / "config.gin").read_text() == "a = 1"
     assert (out / "more.png").is_file() and (out / "rows.json").is_file()
 

@@ -5,7 +5,7 @@ import pytest
 from moe_edge.bench import prompts
 from moe_edge.bench.prompts import PromptSettings, make_pool, prompt_files
 from moe_edge.bench.started import started
-from moe_edge.bench.study import mean_change, median_and_spread
+from moe_edge.bench.study import mean_change
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, RequestError
@@ -47,11 +47,6 @@ def test_mean_change_leaves_out_what_starts_from_zero():
     assert mean_change([(2, 1), (4, 6), (0, 5)]) == 0.0
     assert mean_change([(2, 1), (0, 5)]) == -0.5
     assert mean_change([(0, 5)]) == 0.0
-
-
-def test_median_and_spread_is_half_the_range():
-    value, (kind, width) = median_and_spread([1.0, 2.0, 9.0])
-    assert (value, width) == (2.0, 4.0) and "half range" in kind
 
 
 def write_sources(folder):

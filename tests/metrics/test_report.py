@@ -1,6 +1,6 @@
 """Pages of results: tables, the paper's claim, cuts."""
 
-from moe_edge.metrics.report import check_lines, claim_lines, entry_readme, shortened
+from moe_edge.metrics.report import check_lines, entry_readme, shortened
 from moe_edge.metrics.results import metric
 from moe_edge.metrics.tables import all_tables, tables_of
 
@@ -129,32 +129,6 @@ def test_a_benchmark_shows_ours_next_to_the_peer():
     assert second.title == "gap" and second.rows == ["uniform", "prism"]
 
 
-def test_claims_of_every_shape_become_rows():
-    claim = {
-        "source": "A paper, table 2",
-        "paper": {"LG": {"12": 0.9, "16": [1, 2.5]}, "change": "-10 %", "alone": 3},
-        "ours": {"LG": {"12": 0.95}, "here": {"change": "-4 %"}, "there, change": None},
-        "why_they_differ": "It is small.",
-        "comparable": False,
-        "reason": "Simulated.",
-    }
-    text = claim_lines(claim)
-    for line in (
-        "| LG, 12 | 0.9 | 0.95 |",
-        "| LG, 16 | 1 / 2.5 | - |",
-        "| here, change | -10 % | -4 % |",
-        "| there, change | -10 % | - |",
-        "| alone | 3 | - |",
-        "Why: It is small.",
-        "Not comparable: Simulated.",
-    ):
-        assert line in text
-    many = {"paper": {f"p{n}": n for n in range(20)}, "ours": {"p19": 1, "q": 2}}
-    text = claim_lines(claim | many)
-    assert "14 of 21 rows; all: `result.json`." in text
-    assert "| p19 | 19 | 1 |" in text and "| q | - | 2 |" in text
-
-
 def test_failed_checks_come_first():
     assert check_lines({"a": True, "b": False, "c": True})[2:4] == [
         "- NOT so: b.",
@@ -180,12 +154,6 @@ def test_a_page_of_a_huge_entry_fits_two_screens(tmp_path):
         "answer": "That.",
         "details": ["More."],
         "metrics": rows([f"p{n}" for n in range(4)], names),
-        "paper_claim": {
-            "source": "A",
-            "paper": {"x": 1},
-            "ours": {"x": 2},
-            "why_they_differ": "So.",
-        },
         "checks": {"it ran": True},
         "command": "python x.py",
         "limits": ["Small."],
@@ -212,7 +180,6 @@ def test_a_page_of_a_huge_entry_fits_two_screens(tmp_path):
         "- More.",
         "plot.png",
         "measure 0",
-        "## Paper, ours, why",
         "it ran",
         "python x.py",
         "Small.",

@@ -3,11 +3,14 @@
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from moe_edge.bench.registry import later
 from moe_edge.bench.settings import RULES, StudySettings, check_margin
-from moe_edge.bench.study import Claim, Study
+from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError, check_from_zero, check_positive
+from moe_edge.metrics.frames import frame
+from moe_edge.metrics.results import Tables
 
 FORM = re.compile(r"(\d+)/(\d+)/(\d+)( raw)?")
 WANTED_FALL = (1.8, 4.0)  # weight of the first rank over that of the last
@@ -83,14 +86,34 @@ class ShapeSettings(StudySettings):
     seed: int = 0
 
 
+def derive(tables: Tables) -> dict[str, Any]:
+    """The shape of the lowest loss among those whose weights fall as real ones do."""
+    shapes = tables["shapes"]
+    trials = shapes[shapes.loss.notna()]
+    low, high = WANTED_FALL
+    real = trials[trials.fall.between(low, high)]
+    return {"trials": trials, "chosen": real.nsmallest(1, "loss")}
+
+
 STUDY = Study(
     name="default_shapes",
-    question="Which shape of a default model has what the papers' methods assume?",
     settings=ShapeSettings,
-    measure=later("studies.default_model.trials.run"),
-    claim=Claim(
-        source="SMoE section IV, MoE-Prism sections 2 and 4, Prism section 3",
-        paper={"perplexity with half of the experts": "OLMoE: 25-30 % more"},
-        why="Millions of parameters and tokens, not billions and trillions.",
-    ),
+    frames={
+        "shapes": frame(
+            "of",
+            loss="nats/token",
+            half_cost="1",
+            usage_ratio="1",
+            fall="1",
+            gain="1",
+            own="1",
+            fixed="1",
+            independent="1",
+            parameters="1",
+            tokens_per_s="tokens/s",
+        ),
+        "margins": frame("of a", top="1", alternatives="1", seen="1"),
+    },
+    measure=later("studies.default_model.trials.measure"),
+    derive=derive,
 )

@@ -4,8 +4,23 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.studies.default_model.premises import half_sums, seen_top, weights_of
-from moe_edge.studies.default_model.shapes import Shape, ShapeSettings, parse_shape
+from moe_edge.metrics.frames import Rows, tables
+from moe_edge.studies.default_model.premises import (
+    Halves,
+    Text,
+    Weights,
+    half_sums,
+    seen_top,
+    weights_of,
+)
+from moe_edge.studies.default_model.shapes import (
+    STUDY,
+    Shape,
+    ShapeSettings,
+    derive,
+    parse_shape,
+)
+from moe_edge.studies.default_model.trials import Trial, tell_trace, tell_trial
 
 
 def test_shapes_are_read_and_others_refused():
@@ -48,3 +63,18 @@ def test_halves_of_tokens_that_switch_and_of_tokens_that_do_not():
     own, fixed, dealt, whole = half_sums(steady_TU, rng)
     assert own == pytest.approx(fixed) and own == pytest.approx(dealt)
     assert own == pytest.approx(0.9 * whole)
+
+
+def test_rows_hold_trials_and_traces_and_the_least_loss_of_real_falls_is_chosen():
+    rows = Rows(STUDY.frames)
+    for name, loss, fall in (("a", 3.0, 9.0), ("b", 3.2, 2.0), ("c", 3.1, 3.0)):
+        weights = Weights(np.array([fall, 1.0]), *np.ones((3, 1)))
+        trial = Trial(Text(loss, 0.1, 5.0), weights, Halves(0.6, 0.5, 0.55), 9, 1.0)
+        tell_trial(rows, name, trial, (0.1,))
+    tell_trace(rows, "trace", np.array([[0.6, 0.4], [0.9, 0.1]]), (0.6,))
+    found = tables(rows.stored())
+    assert found["shapes"].fall.tolist() == [9.0, 2.0, 3.0, pytest.approx(3.0)]
+    assert found["margins"].seen.tolist() == [1.0, 1.0, 1.0, 0.5]
+    numbers = derive(found)
+    assert list(numbers["trials"].of) == ["a", "b", "c"]
+    assert list(numbers["chosen"].of) == ["c"]

@@ -232,5 +232,3 @@ def test_whole_study_writes_a_valid_entry(tmp_path, name, monkeypatch):
     assert json.loads(json.dumps(summary))["name"] == name
     assert (result["kind"], result["cost_model_source"]) == ("simulated", "preset")
     assert result["workload"]["comparable"] is False
-    if result["schema_version"] == 2:
-        assert result["paper_claim"]["comparable"] is False
