@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from moe_edge.engine.mesh import DeviceMesh
 
 ALL = "all"
+UNSAID = None, False, None, 0  # devices, split_attention, trace, replicas
 SPARE_SHARE = 0.1  # of a device's free memory, for caches and what programs need
 
 
@@ -118,15 +119,16 @@ def check_mesh(
     offload,
     split_attention: bool = False,
     devices_trace: str | None = None,
+    devices_replicas: int = 0,
 ) -> None:
     """What loading for these devices would refuse; nothing without a word of them.
 
     Raises: as `mesh_for`, `check_several` and `split_attention.make_sharded`.
     """
-    if devices is None and not split_attention and devices_trace is None:
+    if (devices, split_attention, devices_trace, devices_replicas) == UNSAID:
         return
     mesh = mesh_for(reader, devices, offload)
-    check_several(mesh, split_attention, devices_trace, offload)
+    check_several(mesh, split_attention, devices_trace, offload, devices_replicas)
     if split_attention:
         from moe_edge.engine.split_attention import check_split
 
@@ -135,6 +137,7 @@ def check_mesh(
         from moe_edge.engine.offloaded import count_trace
 
         count_trace(devices_trace, reader.config)
+        check_replicas(reader, mesh, devices_replicas)
 
 
 def check_several(
@@ -142,12 +145,26 @@ def check_several(
     split_attention: bool = False,
     devices_trace: str | None = None,
     offload: OffloadOptions | None = None,
+    devices_replicas: int = 0,
 ) -> None:
     """Raises ConfigError where there is one device for what is of several.
+
+    Or where copies of experts have no counts that say of which.
 
     Args:
       offload: not None: experts are offloaded, on however many devices.
     """
+    replicas = devices_replicas
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
+        raise ConfigError(
+            f"devices_replicas is {replicas!r}, expected a number from 0: slots "
+            "of each device and layer for copies of experts"
+        )
+    if devices_replicas and devices_trace is None:
+        raise ConfigError(
+            f"devices_replicas is {devices_replicas}, and no counts say which experts "
+            "to copy; give devices_trace, or leave it out"
+        )
     given = {"split_attention": split_attention, "devices_trace": devices_trace}
     wanted = [name for name, value in given.items() if value]
     if wanted and offload is not None:
@@ -162,19 +179,51 @@ def check_several(
         )
 
 
+def check_replicas(reader, mesh: "DeviceMesh", replicas: int) -> None:
+    """Raises ConfigError for more slots of copies than there is room for."""
+    if not replicas:
+        return
+    experts = reader.config.moe.num_experts
+    share = -(-experts // mesh.size)
+    if replicas > experts - share:
+        raise ConfigError(
+            f"devices_replicas is {replicas}, and a device that holds {share} of "
+            f"{experts} experts a layer has room for {experts - share} more; give at "
+            "most that"
+        )
+    import jax
+
+    from moe_edge.engine.offloaded import free_device_bytes
+
+    needed, free = _needed_bytes(reader, share + replicas), free_device_bytes()
+    if jax.default_backend() == "cpu":  # whose devices are one memory
+        needed *= mesh.size
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"devices_replicas is {replicas}: weights would take {needed} bytes, and "
+            f"{free} are free; give fewer"
+        )
+
+
+def _needed_bytes(reader, experts: int) -> int:
+    """Of weights, with so many experts a layer."""
+    from moe_edge.engine.weights import weight_shapes
+    from moe_edge.offload.store import device_dtype
+
+    record_bytes = reader.layout.num_bytes(device_dtype(reader.dtype))
+    layers = len(reader.config.moe_layers)
+    return weight_shapes(reader).num_bytes + layers * experts * record_bytes
+
+
 def _needs_all(reader) -> bool:
     """Whether there are several devices and the first cannot hold all weights."""
     import jax
 
     from moe_edge.engine.offloaded import free_device_bytes
-    from moe_edge.engine.weights import weight_shapes
-    from moe_edge.offload.store import device_dtype
 
     # The devices of a CPU are one memory.
     if len(jax.local_devices()) == 1 or jax.default_backend() == "cpu":
         return False
-    config, free = reader.config, free_device_bytes()
-    record_bytes = reader.layout.num_bytes(device_dtype(reader.dtype))
-    experts_bytes = len(config.moe_layers) * config.moe.num_experts * record_bytes
-    needed = weight_shapes(reader).num_bytes + experts_bytes
+    free = free_device_bytes()
+    needed = _needed_bytes(reader, reader.config.moe.num_experts)
     return free is not None and needed > (1 - SPARE_SHARE) * free

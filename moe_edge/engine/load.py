@@ -44,6 +44,7 @@ def load_engine(
     devices: int | str | None = None,
     split_attention: bool = False,
     devices_trace: str | None = None,
+    devices_replicas: int = 0,
     activations: str = "float32",
     kv_cache: str = "float32",
     **options,
@@ -64,6 +65,8 @@ def load_engine(
       split_attention: each of several devices computes its heads and keeps their cache.
       devices_trace: route trace (of generate's `--trace`) by whose counts experts are
         placed on several devices; None: neighbours stand together.
+      devices_replicas: slots more of each device and layer, for copies of the experts
+        that the trace uses most: every step computes one of them.
       activations: what few tokens are when they meet interleaved blocks of a quantised
         checkpoint: exact (float32), or rounded in blocks of 32 to 8 bits (int8): faster
         on a CPU, and lossy.
@@ -94,13 +97,14 @@ def load_engine(
     # Conversion has checked our own format already.
     check_finite = not isinstance(reader, CheckpointReader)
     mesh = mesh_for(reader, devices, offload)
-    check_several(mesh, split_attention, devices_trace, offload)
+    check_several(mesh, split_attention, devices_trace, offload, devices_replicas)
     with counter("loading the model"):
         if mesh is not None:
             from moe_edge.engine.split_attention import make_sharded
 
             options |= {"devices_trace": devices_trace, "check_finite": check_finite}
             options |= {"split_attention": split_attention}
+            options |= {"devices_replicas": devices_replicas}
             engine = make_sharded(reader, mesh, **options)
         elif offload is None:
             weights = load_weights(reader, check_finite=check_finite)
@@ -184,6 +188,7 @@ def check_checkpoint(
     devices: int | str | None = None,
     split_attention: bool = False,
     devices_trace: str | None = None,
+    devices_replicas: int = 0,
     activations: str = "float32",
     kv_cache: str = "float32",
     **room,
@@ -191,8 +196,8 @@ def check_checkpoint(
     """What `load_engine` would refuse, without reading weights (for --dry_run).
 
     Args:
-      devices, split_attention, devices_trace, activations, kv_cache: as of
-        `load_engine`.
+      devices, split_attention, devices_trace, devices_replicas, activations, kv_cache:
+        as of `load_engine`.
       **room: `batch` and `capacity` as `load_engine` will get them.
     """
     reader = open_run(checkpoint, k, activations, kv_cache)
@@ -203,5 +208,6 @@ def check_checkpoint(
 
         allow_pinned(reader, offload)  # `check_offload` starts JAX
         check_offload(reader, offload, devices=homes_for(reader, devices), **room)
-    check_mesh(reader, devices, offload, split_attention, devices_trace)
+    several = split_attention, devices_trace, devices_replicas
+    check_mesh(reader, devices, offload, *several)
     check_backend(reader.config)

@@ -95,6 +95,7 @@ def run_generate(
     devices: int | str | None = None,
     split_attention: bool = False,
     devices_trace: str | None = None,
+    devices_replicas: int = 0,
     trace: str | None = None,
     trace_scores: bool = False,
     events: str | None = None,
@@ -137,6 +138,9 @@ def run_generate(
         their part of the KV cache; a GPU's logits may then differ in their last bits.
       devices_trace: route trace by whose counts experts are placed on several devices;
         None: neighbours stand together.
+      devices_replicas: slots more of each device and layer, for copies of the experts
+        that the trace uses most: every step computes one of them where there is least
+        to do.
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` next to it.
       events: file for transfers and waits (JSON lines).
@@ -154,7 +158,8 @@ def run_generate(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
     shared: dict[str, Any] = {"devices": devices, "devices_trace": devices_trace}
-    shared["split_attention"] = split_attention
+    shared |= {"split_attention": split_attention}
+    shared |= {"devices_replicas": devices_replicas}
     recorded = [path for path in (trace, events, timeline) if path]
     if offload is None and recorded:
         raise ConfigError(

@@ -13,6 +13,7 @@ import numpy as np
 
 from moe_edge.engine.mesh import DeviceMesh
 from moe_edge.engine.programs import TopPrograms
+from moe_edge.engine.replicas import with_replicas
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
 from moe_edge.engine.sharded_experts import (
     counted_places,
@@ -89,6 +90,7 @@ def load_sharded(
     mesh: DeviceMesh,
     check_finite: bool = False,
     counts_LE: np.ndarray | None = None,
+    replicas: int = 0,
 ) -> Weights:
     """A model's weights on a mesh: experts' records cut, all others whole.
 
@@ -97,6 +99,8 @@ def load_sharded(
     Args:
       counts_LE: uses of every expert, by which devices get about equally many; None:
         neighbours stand together.
+      replicas: with counts, R slots more of every device and layer, for copies of the
+        most used experts, which also take the slots that others leave; 0: no copies.
       reader, check_finite: as of `load_weights`.
     Raises: as `load_weights`.
     """
@@ -113,6 +117,8 @@ def load_sharded(
         expert_NS = even_NS
         if counts_LE is not None:
             expert_NS = counted_places(counts_LE[layer], mesh.size)
+            if replicas:
+                expert_NS = with_replicas(expert_NS, counts_LE[layer], replicas)
         return put_experts(mesh, kept(records), expert_NS, own.start, experts)
 
     given: dict[str, Any] = {"check_finite": check_finite}

@@ -3,7 +3,8 @@
 Every device gets all tokens and computes the pairs (token, chosen expert) of its own
 experts. A pair is computed on exactly one device; the others hold zeros in its row, so
 that the sum of the devices' rows is each row as it was computed. Only then rows are
-weighted and summed, in the order of one device: same bits.
+weighted and summed, in the order of one device: same bits. Of an expert that several
+devices hold, every step chooses which one computes it (`replicas.py`).
 
 For a few tokens the rows are summed on every device. A long prompt's are too many:
 each device gets the rows of its share of the tokens (`psum_scatter`), sums them, and
@@ -19,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from moe_edge.engine.mesh import AXIS, PARTED, WHOLE, DeviceMesh
+from moe_edge.engine.replicas import Replicas, choose_devices, replicas_of
 from moe_edge.kernels import grouped
 from moe_edge.model import expert_groups
 from moe_edge.model.expert_blocks import sort_pairs
@@ -33,6 +35,7 @@ class ShardedExperts(NamedTuple):
 
     records_SR: jax.Array  # of all devices [N * S, R], each with its own S
     slot_NE: jax.Array  # int32, by device: where it holds an expert; S: it does not
+    replicas: Replicas | None = None  # where several devices hold the same expert
 
 
 def even_places(experts: int, devices: int) -> np.ndarray:
@@ -53,10 +56,7 @@ def counted_places(counts_E: np.ndarray, devices: int) -> np.ndarray:
 
 
 def slots_of(expert_NS: np.ndarray, experts: int) -> np.ndarray:
-    """int32 [N, E]: the table of `ShardedExperts`, from the expert of each slot.
-
-    Every expert has one slot: two devices that compute it would add it twice.
-    """
+    """int32 [N, E]: the table of `ShardedExperts`, from the expert of each slot."""
     N, S = expert_NS.shape
     slot_NE = np.full((N, experts + 1), S, np.int32)
     slot_NE[np.arange(N)[:, None], expert_NS] = np.arange(S, dtype=np.int32)
@@ -91,6 +91,7 @@ def put_experts(
     return ShardedExperts(
         mesh.put_parts((N * S, R), part),
         mesh.put_parts((N, E), lambda device: slot_NE[device : device + 1]),
+        mesh.put(replicas_of(slot_NE < S, S)),
     )
 
 
@@ -111,20 +112,23 @@ def run_sharded(
     waves = ExpertWaves(layout, E, method, activation, swiglu_limit)
     run = mesh.per_device(
         functools.partial(_run_own, waves=waves, devices=mesh.size),
-        (WHOLE, WHOLE, WHOLE, ShardedExperts(PARTED, PARTED)),
+        (WHOLE, WHOLE, WHOLE, ShardedExperts(PARTED, PARTED, WHOLE)),
     )
     return run(x_TD, ids_TK, weights_TK, experts)
 
 
 def _run_own(x_TD, ids_TK, weights_TK, experts, *, waves: ExpertWaves, devices: int):
     """What one device does: the sum of all experts."""
-    records_SR, slot_1E = experts
-    E, S = slot_1E.shape[1], records_SR.shape[0]
-    slot_TK = jnp.append(slot_1E[0], S)[ids_TK]
+    records_SR, (slot_E,), replicas = experts
+    E, S = slot_E.shape[0], records_SR.shape[0]
+    if replicas is not None:
+        is_own_E = choose_devices(ids_TK, replicas) == lax.axis_index(AXIS)
+        slot_E = jnp.where(is_own_E, slot_E, S)
+    slot_TK = jnp.append(slot_E, S)[ids_TK]
     # A choice, not a product: outputs of padding tokens may have overflowed.
     weights_TK = jnp.where(ids_TK < E, weights_TK, 0.0)
     if waves.method == "blocks":
-        rows_PD = waves.rows(x_TD, ids_TK, records_SR, slot_1E[0])
+        rows_PD = waves.rows(x_TD, ids_TK, records_SR, slot_E)
         rows_PD = rows_PD[_places(ids_TK, E)]
     elif grouped.suits(records_SR):
         rows_PD = expert_groups.pair_rows(

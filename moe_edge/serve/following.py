@@ -23,7 +23,8 @@ def follow_server(
     none may leave before the others. A second one ends this process.
 
     Args:
-      **shared: devices, split_attention, devices_trace, as of `load_engine`.
+      **shared: devices, split_attention, devices_trace, devices_replicas, as of
+        `load_engine`.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
 

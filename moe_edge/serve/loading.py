@@ -30,7 +30,8 @@ def load_driver(
     Args:
       link: of a process among several. Those that follow process 0 compile when it
         says so.
-      **shared: devices, split_attention, devices_trace, as of `load_engine`.
+      **shared: devices, split_attention, devices_trace, devices_replicas, as of
+        `load_engine`.
     Raises: as `load_engine` and `make_driver`.
     """
     room = {"activations": serving.activations, "kv_cache": serving.kv_cache}

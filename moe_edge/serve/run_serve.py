@@ -30,6 +30,7 @@ def run_serve(
     devices: int | str | None = None,
     split_attention: bool = False,
     devices_trace: str | None = None,
+    devices_replicas: int = 0,
     servers: int | None = None,
     slots: str | None = None,
     serving: ServingOptions,
@@ -58,6 +59,9 @@ def run_serve(
         their part of the KV cache; a GPU's logits may then differ in their last bits.
       devices_trace: route trace by whose counts experts are placed on several devices;
         None: neighbours stand together.
+      devices_replicas: slots more of each device and layer, for copies of the experts
+        that the trace uses most: every step computes one of them where there is least
+        to do.
       servers: processes that hold the experts together (Prism); the first one answers
         clients. None: one process.
       slots: with `servers`, experts that each may hold, separated by commas; None: 1.3
@@ -103,7 +107,8 @@ def run_serve(
     reader.config = at_k(reader.config, k).with_cache(serving.kv_cache)
     config = reader.config
     shared: dict[str, Any] = {"devices": devices, "devices_trace": devices_trace}
-    shared["split_attention"] = split_attention
+    shared |= {"split_attention": split_attention}
+    shared |= {"devices_replicas": devices_replicas}
     check_mesh(reader, offload=offload, **shared)
     if not config.moe_layers:
         raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")

@@ -46,6 +46,12 @@ def test_no_flag_of_one_device_goes_with_several(tiny, run_script, tmp_path):
     assert "resident engine, and experts are offloaded; leave it out" in error
     error = run_script("generate", *COMMANDS["generate"], *given, "--devices_trace=t")
     assert error.error.startswith("error: t: no such file or directory")
+    for name in ("generate", "serve"):
+        copies = *COMMANDS[name], *given, "--devices_replicas"
+        error = run_script(name, *copies, "-1").error
+        assert "devices_replicas is -1, expected a number from 0" in error
+        error = run_script(name, *copies, "1").error
+        assert "no counts say which experts to copy; give devices_trace" in error
 
 
 @pytest.mark.parametrize("name", ["generate", "evaluate"])
