@@ -116,13 +116,19 @@ def draw(path: Path) -> None:
     """Left: decoding on a GPU by budget, measured. Right: hits by policy, replayed."""
     with picture(path, ncols=2, figsize=(8.6, 3.2)) as (_, (left, right)):
         draw_speed(left, values("benchmark_traced_h200"))
-        draw_hits(right, values("replay_public_traces"))
+        draw_hits(right, hits("replay_public_traces"))
 
 
 def values(entry: str) -> dict[tuple[str, str], float]:
     """(policy, name) -> value of a results entry."""
     result = read_json(ROOT / "results" / entry / "result.json")
     return {(each["policy"], each["name"]): each["value"] for each in result["metrics"]}
+
+
+def hits(entry: str) -> dict[tuple[str, str, int], float]:
+    """(trace, policy, slots a layer) -> hit ratio of a replay."""
+    found = read_json(ROOT / "results" / entry / "result.json")["frames"]["ratios"]
+    return {tuple(key): ratio for *key, ratio in found["rows"]}
 
 
 def draw_speed(axes, measured: dict) -> None:
@@ -152,10 +158,9 @@ def draw_hits(axes, replayed: dict) -> None:
         "belady": "knows the future (Belady)",
     }
     for policy, label in labels.items():
-        name = "decode hit ratio, {} slots a layer, {}"
-        hits = [replayed[policy, name.format(count, trace)] for count in slots]
+        ratios = [replayed[trace, policy, count] for count in slots]
         style = "k--" if policy == "belady" else "o-"
-        axes.plot([100 * n / 128 for n in slots], hits, style, label=label)
+        axes.plot([100 * n / 128 for n in slots], ratios, style, label=label)
     axes.set(xlabel="% of the experts on the device", ylabel="hit ratio")
     axes.set_title("Hits by eviction policy (replayed)")
     axes.legend(frameon=False, loc="lower right")

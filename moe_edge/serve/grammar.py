@@ -183,7 +183,8 @@ def rule_of(spec: GrammarSpec, rules: Rules) -> str:
       ApiError: as `text_of`.
     """
     text_of(spec)
-    return getattr(rules, spec.kind)(spec.value)
+    makers = {"json": rules.json, "regex": rules.regex, "choice": rules.choice}
+    return makers[spec.kind](spec.value)
 
 
 def _unsupported(reason: str) -> ApiError:

@@ -91,6 +91,11 @@ class Rules:
         guided = {**guided, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
         return self.add(f"%json {json.dumps(guided)}")
 
+    def regex(self, pattern: str) -> str:
+        """The name of a rule for text of a pattern."""
+        escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", pattern)
+        return self.add("/" + escaped.replace("\n", r"\n") + "/")
+
     def choice(self, texts: Sequence[str]) -> str:
         """The name of a rule for one of some texts."""
         return self.add(" | ".join(map(json.dumps, texts)))

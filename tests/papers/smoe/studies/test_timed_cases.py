@@ -161,7 +161,7 @@ def test_fig12_holds_the_better_smoe_against_the_best_baseline(tmp_path):
     assert gain["policy"] == "SMoE, one pool" and gain["over"] == pytest.approx(1.8)
     assert gain["baseline"] == "LFU, equal slots" and not gain["none"]
     assert "| 25%, batch 1 | SMoE, one pool | 0.9 | LFU, equal slots | 0.5 |" in page
-    assert "ratio is +80% of" in page and "No difference" not in page
+    assert "ratio is +80% over" in page and "No difference" not in page
     figures.draw(tmp_path)
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
