@@ -172,7 +172,8 @@ def convert_checkpoint(
     items = stream_items(reader.config)
     try:
         with run.taken(), unfinished_work(run.path, facts) as work:
-            folder, left = work.made, [i for i in items if i not in work.done(items)]
+            folder, done = work.made, work.done(items)
+            left = [item for item in items if item not in done]
             check_room(folder, num_bytes(reader, left[:max_layers]))
             if to == "ours":
                 subs = reader.config.moe.sub_experts

@@ -206,6 +206,14 @@ def expert_shapes(
     }
 
 
+def item_names(config: ModelConfig, item: Item) -> list[str]:
+    """HF names of an item's tensors, each once, its routed experts among them."""
+    names = [*dict.fromkeys(dense_names(config, item).values())]
+    if item in config.moe_layers:
+        names += expert_shapes(config, item)
+    return names
+
+
 def hf_shapes(config: ModelConfig, found: Container[str] = ()) -> Shapes:
     """HF name -> shape of every tensor of the model, item by item.
 

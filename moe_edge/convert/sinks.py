@@ -173,10 +173,7 @@ class HfSink:
         self._writer.skip(facts)
 
     def facts(self, item):
-        names = rules.dense_names(self._config, item).values()
-        if item in self._config.moe_layers:
-            names = *names, *rules.expert_shapes(self._config, item)
-        return list(names)
+        return rules.item_names(self._config, item)
 
     def dense(self, item, arrays):
         self._writer.write(*dense_pieces(self._config, item, arrays))

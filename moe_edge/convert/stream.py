@@ -76,7 +76,7 @@ def stream(
             count(len(done))
             for item in mover.moved(left[:most]):
                 if unfinished is not None:
-                    lines = mover.content.lines(mover.names(item))
+                    lines = mover.content.lines(rules.item_names(reader.config, item))
                     facts = {"lines": lines, "sink": sink.facts(item)}
                     unfinished.note(item, facts)
                 count(1)
@@ -97,8 +97,7 @@ class _Mover:
         self._reader, self._sink = reader, sink
         self._allow_nonfinite, workers = allow_nonfinite, min(workers, MAX_WORKERS)
         self.config = config = reader.config
-        self._shapes = rules.hf_shapes(config)
-        self.content = ContentHash(self._shapes)
+        self.content = ContentHash(rules.hf_shapes(config))
         rows = config.moe.num_experts
         self._step = min(chunk_rows(reader, rows), -(-rows // workers))
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
@@ -112,13 +111,6 @@ class _Mover:
     def close(self) -> None:
         """Ends the threads; tasks that have not begun are dropped."""
         self._pool.shutdown(cancel_futures=True)
-
-    def names(self, item: Item) -> list[str]:
-        """Hugging Face names of an item's tensors, its routed experts among them."""
-        names = [*dict.fromkeys(rules.dense_names(self.config, item).values())]
-        if item in self.config.moe_layers:
-            names += rules.expert_shapes(self.config, item)
-        return names
 
     def moved(self, items: Iterable[Item]) -> Iterator[Item]:
         """Moves items; yields each once all of it has been given to the sink."""
