@@ -10,7 +10,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.layer_programs import Routed
 from moe_edge.engine.layer_words import Reads, split
 from moe_edge.engine.offload_options import AVAILABLE
@@ -19,7 +18,7 @@ from moe_edge.model.router import Routing
 from moe_edge.offload.evict_base import check_needs
 from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.layer_visit import LayerVisit
-from moe_edge.route.base import Route, TopK, check_choice, gate_scores, may_act
+from moe_edge.route.base import Route, TopK, gate_scores, host_choice
 from moe_edge.workload.traces import DECODE, PREFILL, TraceRecorder
 
 
@@ -72,7 +71,6 @@ class RoutingReader:
         self._statistics, self._recorder = layer_step.statistics, layer_step.recorder
         self._traces_scores = trace is not None and trace_scores
         self._asks_route = type(route) is not TopK
-        self._is_foreign = not is_ours(route)
         self._keeps_scores = self._traces_scores or self._asks_route
         self._keeps_scores |= "scores" in cache.policy.needs
         self._keeps_scores |= predictions.reads("scores")
@@ -112,16 +110,9 @@ class RoutingReader:
             self._note_compute(layer, step, read_s)
         if self._asks_route and shape_BS[1] == 1:
             resident_E, own_TK = self._residency.arrived(layer), ids_TK
-            weights_TK = host_TK  # changed or not: one kind of argument of programs
-            if may_act(self._route, own_TK, resident_E):
-                seen = raw_TE, resident_E, self._moe
-                found = self._route.route(layer, *seen, own_TK, host_TK)
-                if self._is_foreign:
-                    E = self._moe.num_experts
-                    check_choice(self._route, found, own_TK.shape, E)
-                # A policy may compute with jax.numpy; here both are the host's.
-                ids_TK = np.asarray(found[0], np.int32)
-                weights_TK = np.asarray(found[1], np.float32)
+            seen = raw_TE, resident_E, self._moe, own_TK, host_TK
+            # Changed or not, both are the host's: one kind of argument of programs.
+            ids_TK, weights_TK = host_choice(self._route, layer, *seen)
             changed = int(np.count_nonzero(ids_TK != own_TK))
             real = int(np.count_nonzero(own_TK < self._moe.num_experts))
             self._statistics.count_route(real, changed)

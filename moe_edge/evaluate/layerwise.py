@@ -27,7 +27,7 @@ from moe_edge.evaluate.stepwise import ForcedRun
 from moe_edge.model.transformer import layer_window
 from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slot_cache import SlotCache
-from moe_edge.route.base import Route, TopK, gate_scores, may_act
+from moe_edge.route.base import Route, TopK, gate_scores, host_choice
 from moe_edge.workload.traces import DECODE, Trace, ordered_trace
 
 ROWS = 4  # that pass a program together
@@ -206,12 +206,10 @@ class _Walk:
         for t in range(len(ids_TK)):
             one = slice(t, t + 1)
             if is_lossy:
-                here_E = self._here(layer)
-                if may_act(self._route, ids_TK[one], here_E):
-                    given = self._moe, ids_TK[one], weights_TK[one]
-                    ids_TK[one], weights_TK[one] = self._route.route(
-                        layer, scores_TE[one], here_E, *given
-                    )
+                seen = scores_TE[one], self._here(layer), self._moe
+                ids_TK[one], weights_TK[one] = host_choice(
+                    self._route, layer, *seen, ids_TK[one], weights_TK[one]
+                )
             if missed := self._look_up(layer, ids_TK[one], shares_TE[one], t):
                 hit_TK[t] = [expert not in missed for expert in ids_TK[t].tolist()]
                 self.misses += len(missed)

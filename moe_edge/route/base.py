@@ -8,7 +8,7 @@ import numpy as np
 
 from moe_edge.core.arrays import module_of
 from moe_edge.core.checks import ConfigError, check_shape
-from moe_edge.core.plug_in import PlugIn, Registry, register
+from moe_edge.core.plug_in import PlugIn, Registry, is_ours, register
 from moe_edge.core.plug_in_result import kind_of, wrong_result
 from moe_edge.model.config import MoeConfig
 
@@ -129,6 +129,26 @@ def may_act(route: Route, ids_TK: np.ndarray, resident_E: np.ndarray) -> bool:
     if not route.acts_on_absent_only:
         return True
     return not resident_E[ids_TK[ids_TK < len(resident_E)]].all()
+
+
+def host_choice(
+    route: Route,
+    layer: int,
+    scores_TE,
+    resident_E,
+    params: MoeConfig,
+    own_TK,
+    weights_TK,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ids_TK, weights_TK) of a step on the host: the route's, checked where the route
+    is another author's, or the very arrays given where it could change nothing."""
+    if not may_act(route, own_TK, resident_E):
+        return own_TK, weights_TK
+    found = route.route(layer, scores_TE, resident_E, params, own_TK, weights_TK)
+    if not is_ours(route):
+        check_choice(route, found, own_TK.shape, params.num_experts)
+    # A policy may compute with jax.numpy; here both are the host's.
+    return np.asarray(found[0], np.int32), np.asarray(found[1], np.float32)
 
 
 def repeats(ids_TK, num_experts: int):

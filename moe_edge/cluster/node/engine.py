@@ -16,7 +16,6 @@ from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote, cut
 from moe_edge.cluster.node.tables import HERE, View
-from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.base import Engine
 from moe_edge.engine.expert_state import Moved
 from moe_edge.engine.layer_exchange import Arrays, Placed
@@ -24,7 +23,7 @@ from moe_edge.engine.layer_programs import Routed
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights, load_weights
-from moe_edge.route.base import Route, TopK, check_choice, may_act
+from moe_edge.route.base import Route, TopK, host_choice
 
 
 def dense_weights(reader) -> Weights:
@@ -144,17 +143,13 @@ class PlacedEngine(Engine):
         moe, routing = self.config.moe, routed.routing
         here_E = view.asked_LE[layer][:-1] == HERE
         self._routed += int(np.count_nonzero(own_TK < moe.num_experts))
-        if not may_act(self.route, own_TK, here_E):
+        scores_TE, weights_TK = map(np.asarray, (routing.scores_TE, routing.weights_TK))
+        given = scores_TE, here_E, moe, own_TK, weights_TK
+        ids_TK, weights_TK = host_choice(self.route, layer, *given)
+        if ids_TK is own_TK:
             return routed
-        given = np.asarray(routing.scores_TE), here_E, moe
-        weights_TK = np.asarray(routing.weights_TK)
-        found = self.route.route(layer, *given, own_TK, weights_TK)
-        if not is_ours(self.route):
-            check_choice(self.route, found, own_TK.shape, moe.num_experts)
-        ids_TK = np.asarray(found[0], np.int32)
         self._substituted += int(np.count_nonzero(ids_TK != own_TK))
-        both = ids_TK, np.asarray(found[1], np.float32)
-        ids_TK, weights_TK = self.put(both)
+        ids_TK, weights_TK = self.put((ids_TK, weights_TK))
         changed = routing._replace(ids_TK=ids_TK, weights_TK=weights_TK)
         return routed._replace(routing=changed)
 
