@@ -1,7 +1,11 @@
 """What is in the package; builds the host kernels, where there is a C++ compiler."""
 
+import hashlib
 import itertools
+import os
 import runpy
+import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,18 +22,49 @@ BUILD_ID = runpy.run_path("moe_edge/kernels/build_id.py")["build_id"]()
 
 
 class BuildAtOnce(build_ext):
-    """Compiles the sources of an extension side by side."""
+    """Compiles the sources of an extension side by side.
+
+    With MOE_EDGE_OBJECTS=FOLDER, builds of the same sources by the same compiler share
+    the objects there, also builds at once: one of them compiles a source.
+    """
 
     def build_extensions(self):
         compile_all = self.compiler.compile
+        objects = os.environ.get("MOE_EDGE_OBJECTS")
 
         def compile_each(sources, **options):
+            def compile_one(source):
+                return compile_all([source], **options)
+
+            def shared(source):
+                return [compile_once(Path(objects), said, source, compile_one)]
+
+            said = Path(__file__).read_text(), BUILD_ID, jax.__version__, sys.version
+            names = "compiler_so", "compiler_so_cxx"
+            said += tuple(getattr(self.compiler, name, None) for name in names)
             with ThreadPoolExecutor() as pool:
-                found = pool.map(lambda one: compile_all([one], **options), sources)
+                found = pool.map(shared if objects else compile_one, sources)
                 return [*itertools.chain.from_iterable(found)]
 
         self.compiler.compile = compile_each
         super().build_extensions()
+
+
+def compile_once(folder: Path, said: tuple, source: str, compile_one) -> str:
+    """Path of a source's object in a folder, compiled if it is not there."""
+    import fcntl  # not on Windows, where nothing is shared
+
+    name = hashlib.sha256(repr((said, Path(source).name)).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{Path(source).stem}-{name}.o"
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            (made,) = compile_one(source)
+            partial = path.with_suffix(".partial")
+            shutil.copyfile(made, partial)
+            partial.rename(path)
+    return str(path)
 
 
 setup(
