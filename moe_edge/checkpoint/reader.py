@@ -31,7 +31,8 @@ from moe_edge.model.shapes import layer_shapes
 
 
 class DenseReader:
-    """What readers of both formats derive from their `config` and `dense(item)`.
+    """What readers of all formats derive from their `config`, `dense` and
+    `read_experts`.
 
     Attributes:
       dense_kind: the kinds of blocks that dense matrices are read in, such as "q4_0" or
@@ -44,6 +45,12 @@ class DenseReader:
         """Canonical name -> kind of those that `dense` returns as a `Matrix`."""
         del item
         return {}
+
+    def experts(self, layer: int) -> np.ndarray:
+        """The records [E, R] of a MoE layer, assembled in memory."""
+        records = np.empty((self.config.moe.num_experts, self.layout.size), self.dtype)
+        self.read_experts(layer, 0, records)
+        return records
 
     def top(self) -> dict[str, np.ndarray | Matrix]:
         """Canonical name -> array, outside the layers."""

@@ -5,6 +5,7 @@ conversion has done is kept beside it (unfinished.py), and the same command goes
 """
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ from moe_edge.core.files import check_room
 from moe_edge.core.process import peak_rss_bytes
 from moe_edge.core.progress import say
 from moe_edge.core.run_folder import RunFolder
+from moe_edge.model.config import ModelConfig
 from moe_edge.model.quantised import DENSE_KINDS, format_of
 from moe_edge.model.record import RecordLayout
 
@@ -120,41 +122,12 @@ def convert_checkpoint(
     check_from_zero("workers", workers)
     if max_layers is not None:
         check_count("max_layers", max_layers)
-    source = open_checkpoint(src, wanted)
-    reader = as_written(source, to, expert_dtype, dense, wanted)
-    raw, refactor, pruned = reader.config.hf_config, None, None
-    generation = read_generation(reader.hf_files)
-    if reader.config.moe.sub_experts > 1 and to == "ours":
-        if expert_dtype is None:
-            raise CheckpointError(
-                f"{src} is refactored and in our format already; to change its dtype, "
-                "convert the checkpoint it was made from and refactor that"
-            )
-        refactor = source.manifest["refactor"]
-    elif reader.config.moe.sub_experts > 1:
-        raw = refactored_hf_config(reader.config, generation)
-    if isinstance(source, CheckpointReader):
-        pruned = source.manifest.get("pruned")
-        if pruned is not None and to == "hf":
-            raise CheckpointError(
-                f"{src} is pruned, and Hugging Face has no such model; export the "
-                "checkpoint it was made from"
-            )
+    work = _work(src, to, wanted, expert_dtype, dense)
+    source, reader = work.source, work.reader
     run = RunFolder(dst, overwrite, dry_run, config_text)
     run.check_apart(reader.path)
     if reader.tokenizer_path is not None:
         load_tokenizer(reader)  # a broken one is refused before it is copied
-    cast = wanted is not None or reader.quantized is not None
-    dequantised = isinstance(reader, Dequantised)
-    held = reader if dequantised else source
-    was = format_of(reader.kind) if dequantised else None
-    if isinstance(source, GgufReader) and expert_dtype is None:
-        was = was or source.decoded_experts
-    stated = wanted or held.layout.value_dtype(held.dtype)
-    raw = converted_config(raw, stated.name, cast or dequantised)
-    config = with_kind(
-        config_from_hf(raw, generation), reader.layout.kind or reader.dtype.name
-    )
     if dry_run:
         return {
             "dry_run": True,
@@ -171,33 +144,22 @@ def convert_checkpoint(
     }
     items = stream_items(reader.config)
     try:
-        with run.taken(), unfinished_work(run.path, facts) as work:
-            folder, done = work.made, work.done(items)
+        with run.taken(), unfinished_work(run.path, facts) as kept:
+            folder, done = kept.made, kept.done(items)
             left = [item for item in items if item not in done]
             check_room(folder, num_bytes(reader, left[:max_layers]))
-            if to == "ours":
-                subs = reader.config.moe.sub_experts
-                sink = OursSink(folder, config, reader, subs, refactor, pruned)
-            else:
-                sink = HfSink(folder, config, reader, hf_dtypes(reader), shard_bytes)
-            with contextlib.closing(sink):
-                how = {"workers": workers, "unfinished": work, "most": max_layers}
+            with contextlib.closing(work.sink(folder, to, shard_bytes)) as sink:
+                how = {"workers": workers, "unfinished": kept, "most": max_layers}
                 digest = stream(reader, sink, allow_nonfinite, progress, **how)
                 if digest is None:
-                    say(f"stopped; the same command goes on in {work.path}")
+                    say(f"stopped; the same command goes on in {kept.path}")
                     return {
                         "finished": False,
                         "items_left": len(left) - max_layers,
-                        "work_dir": str(work.path),
+                        "work_dir": str(kept.path),
                         **_measured(start),
                     }
-                if isinstance(source, CheckpointReader):
-                    if not cast and expert_dtype is None:
-                        _check_digest(source, digest)
-                    elif source.checksums is None:
-                        # `digest` is of what was written, and no CRC has vouched for
-                        # what was read: read once more.
-                        _check_digest(source)
+                work.check(digest)
                 sink.finish(digest)
             run.move(folder)
     except OSError as error:
@@ -210,8 +172,98 @@ def convert_checkpoint(
         "dropped": reader.dropped,
         **({"expert_dtype": expert_dtype} if expert_dtype else {}),
         **({"dense_dtype": dense} if dense else {}),
-        **({"dequantised": was} if was else {}),
+        **({"dequantised": work.was} if work.was else {}),
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What becomes of a checkpoint.
+
+    Attributes:
+      source: as it is stored; reader: as it is written.
+      config: of the new folder.
+      manifest: of a refactored or pruned model, what the manifest says of that.
+      is_changed: whether weights are other numbers than the source's.
+      was: what weights were that are dequantised.
+    """
+
+    source: Any
+    reader: Any
+    config: ModelConfig
+    manifest: dict[str, Any]
+    is_changed: bool
+    was: str | None
+
+    def sink(self, folder: Path, to: str, shard_bytes: int) -> OursSink | HfSink:
+        """What writes the new folder."""
+        reader = self.reader
+        if to == "hf":
+            dtypes = hf_dtypes(reader)
+            return HfSink(folder, self.config, reader, dtypes, shard_bytes)
+        subs = reader.config.moe.sub_experts
+        return OursSink(folder, self.config, reader, subs, **self.manifest)
+
+    def check(self, digest: str) -> None:
+        """Refuses a source of our format whose weights have not its hash.
+
+        Args:
+          digest: of what was written.
+        """
+        if not isinstance(self.source, CheckpointReader):
+            return
+        if not self.is_changed:
+            _check_digest(self.source, digest)
+        elif self.source.checksums is None:
+            # No CRC has vouched for what was read: read once more.
+            _check_digest(self.source)
+
+
+def _work(
+    src: str | Path,
+    to: str,
+    wanted: np.dtype | None,
+    expert_dtype: str | None,
+    dense: str | None,
+) -> _Work:
+    """Opens a checkpoint; the arguments are those of `as_written`.
+
+    Raises:
+      CheckpointError, ConfigError: a bad source, or one that has no such form.
+    """
+    source = open_checkpoint(src, wanted)
+    reader = as_written(source, to, expert_dtype, dense, wanted)
+    raw, manifest = reader.config.hf_config, {}
+    generation = read_generation(reader.hf_files)
+    if reader.config.moe.sub_experts > 1 and to == "ours":
+        if expert_dtype is None:
+            raise CheckpointError(
+                f"{src} is refactored and in our format already; to change its dtype, "
+                "convert the checkpoint it was made from and refactor that"
+            )
+        manifest["refactor"] = source.manifest["refactor"]
+    elif reader.config.moe.sub_experts > 1:
+        raw = refactored_hf_config(reader.config, generation)
+    if isinstance(source, CheckpointReader) and source.manifest.get("pruned"):
+        if to == "hf":
+            raise CheckpointError(
+                f"{src} is pruned, and Hugging Face has no such model; export the "
+                "checkpoint it was made from"
+            )
+        manifest["pruned"] = source.manifest["pruned"]
+    is_cast = wanted is not None or reader.quantized is not None
+    is_dequantised = isinstance(reader, Dequantised)
+    held = reader if is_dequantised else source
+    was = format_of(reader.kind) if is_dequantised else None
+    if isinstance(source, GgufReader) and expert_dtype is None:
+        was = was or source.decoded_experts
+    stated = wanted or held.layout.value_dtype(held.dtype)
+    raw = converted_config(raw, stated.name, is_cast or is_dequantised)
+    config = with_kind(
+        config_from_hf(raw, generation), reader.layout.kind or reader.dtype.name
+    )
+    is_changed = is_cast or expert_dtype is not None
+    return _Work(source, reader, config, manifest, is_changed, was)
 
 
 def _measured(start: float) -> dict[str, Any]:

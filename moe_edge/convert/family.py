@@ -19,11 +19,15 @@ class ExpertNames(NamedTuple):
     shared: tuple[str, ...] = ()  # how many experts wide the shared one is
 
 
-_EXPERT_TENSORS = {
-    "gate": "gate_proj.weight",
-    "up": "up_proj.weight",
-    "down": "down_proj.weight",
-}
+_PROJ = {"gate": "gate_proj.weight", "up": "up_proj.weight", "down": "down_proj.weight"}
+NUMBERED = {"gate": "w1.weight", "up": "w3.weight", "down": "w2.weight"}
+
+
+def mlp_names(
+    part: str, module: str, names: Mapping[str, str] = _PROJ
+) -> dict[str, str]:
+    """Canonical -> published name of an MLP's matrices, in a module of a layer."""
+    return {f"{part}.{which}": module + name for which, name in names.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,9 +50,7 @@ class Family:
     # A name of two is one tensor with their rows one behind the other.
     tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     expert_module: str = "mlp.experts."
-    expert_tensors: Mapping[str, str] = dataclasses.field(
-        default_factory=_EXPERT_TENSORS.copy
-    )
+    expert_tensors: Mapping[str, str] = dataclasses.field(default_factory=_PROJ.copy)
     # Published with one tensor of all experts of a layer: "halves", `[E, 2F, D]` (gate,
     # then up) and `[E, D, F]`, these "turned", `[E, D, 2F]` and `[E, F, D]`, or
     # gpt-oss's "columns", see `rules.py`.

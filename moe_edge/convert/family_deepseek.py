@@ -76,14 +76,13 @@ def deepseek(fields: Fields, common: dict) -> dict:
 
     Layer i is MoE if i >= first_k_dense_replace and i % moe_layer_freq == 0.
     """
-    bias = fields.bool("attention_bias", False)
     first = fields.int("first_k_dense_replace", 0, low=0)
     step = fields.int("moe_layer_freq", 1)
     layers = range(common["num_layers"])
     return {
         "dense_layers": tuple(i for i in layers if i < first or i % step),
         "dense_dim": fields.int("intermediate_size"),
-        "attention": read_gqa(fields, common, qkv_bias=bias, out_bias=bias),
+        "attention": read_gqa(fields, common, bias=False),
         "moe": read_moe(fields, common, norm=False),
     }
 

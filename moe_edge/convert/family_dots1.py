@@ -24,13 +24,11 @@ def dots1(fields: Fields, common: dict) -> dict:
     ]
     # Published files call the rule of DeepSeek-V3 by the name of its bias.
     fields.only("scoring_func", ("sigmoid", "noaux_tc", None), "the family's only one")
-    bias = fields.bool("attention_bias", False)
     attention = read_gqa(
         fields,
         common,
         kv_heads=32,
-        qkv_bias=bias,
-        out_bias=bias,
+        bias=False,
         qk_norm="head",
         windows=read_windows(types, window),
     )

@@ -15,6 +15,7 @@ from moe_edge.convert.family_parts import (
     read_mla,
     read_moe_v3,
     read_mtp,
+    typed_dense_layers,
 )
 from moe_edge.convert.hf_config import Fields
 from moe_edge.core.checks import ConfigError
@@ -30,6 +31,8 @@ def _read(fields: Fields, common: dict, heads: int, groups, **latent) -> dict:
     fields.int("q_lora_rank", latent["q_rank"])  # null is nothing to an indexer
     indexed = ["indexed_attention"] * layers
     fields.only("layer_types", (indexed, None), "all layers have this attention")
+    dense = read_first_dense(fields, common, 3)
+    dense_layers = typed_dense_layers(fields, layers, dense["dense_layers"])
     top_k = fields.int("index_topk", 2048)
     why = f"beyond index_topk={top_k} its sparse attention chooses positions, which"
     return {
@@ -43,20 +46,9 @@ def _read(fields: Fields, common: dict, heads: int, groups, **latent) -> dict:
             top_k=top_k,
             layers=tuple(range(layers)),
         ),
-        **_dense_layers(fields, common),
+        **dense | {"dense_layers": dense_layers},
         **end_positions(common, top_k, f"{why} is not implemented"),
     }
-
-
-def _dense_layers(fields: Fields, common: dict) -> dict:
-    """By `mlp_layer_types`, else the first `first_k_dense_replace`."""
-    parts = read_first_dense(fields, common, 3)
-    kinds = ("dense", "sparse")
-    types = listed_layers(fields, "mlp_layer_types", common["num_layers"], kinds)
-    if types is None:
-        return parts
-    dense = tuple(i for i, kind in enumerate(types) if kind == "dense")
-    return parts | {"dense_layers": dense}
 
 
 def deepseek_v32(fields: Fields, common: dict) -> dict:

@@ -10,12 +10,12 @@ import dataclasses
 from moe_edge.convert.family import ExpertNames, Family
 from moe_edge.convert.family_parts import (
     layer_kinds,
-    listed_layers,
     read_gqa,
     read_layer_types,
     read_moe_v3,
     read_mtp,
     read_windows,
+    typed_dense_layers,
 )
 from moe_edge.convert.hf_config import Fields
 
@@ -54,9 +54,7 @@ def _layer_types(fields: Fields, layers: int) -> list[str]:
 
 def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
     first = fields.int("first_k_dense_replace", 1, low=0)
-    types = listed_layers(fields, "mlp_layer_types", layers, ("dense", "sparse"))
-    types = types or ["dense" if i < first else "sparse" for i in range(layers)]
-    dense = tuple(i for i, each in enumerate(types) if each == "dense")
+    dense = typed_dense_layers(fields, layers, range(min(first, layers)))
     stated = [i not in dense for i in range(layers)]
     fields.only("is_moe_layer", (stated, None), "as mlp_layer_types says")
     count = len(dense) if dense == tuple(range(len(dense))) else None

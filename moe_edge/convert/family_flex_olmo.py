@@ -9,14 +9,12 @@ from moe_edge.convert.hf_config import Fields
 
 
 def flex_olmo(fields: Fields, common: dict) -> dict:
-    bias = fields.bool("attention_bias", False)
     return {
         "attention": read_gqa(
             fields,
             common,
             theta=500_000.0,
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=False,
             qk_norm="full",
         ),
         "moe": read_moe(fields, common, top_k=5, width=11_008, norm=False),

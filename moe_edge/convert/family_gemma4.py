@@ -8,7 +8,7 @@ older ones in `global_head_dim` and `num_global_key_value_heads`.
 
 from typing import Any
 
-from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family import ExpertNames, Family, mlp_names
 from moe_edge.convert.family_parts import (
     ACTIVATIONS,
     layer_kinds,
@@ -154,7 +154,6 @@ def _stated_changes(fields: Fields, stated: Any, layers: int) -> list[dict[str, 
     return changes
 
 
-_MLP = ("gate", "up", "down")
 GEMMA4_TEXT = Family(
     read=gemma4_text,
     experts=ExpertNames(("num_experts",), ("top_k_experts",)),
@@ -174,7 +173,7 @@ GEMMA4_TEXT = Family(
         "router.weight": "router.proj.weight",
         "router.input_scale": "router.scale",
         "router.expert_scale": "router.per_expert_scale",
-        **{f"shared.{name}": f"mlp.{name}_proj.weight" for name in _MLP},
+        **mlp_names("shared", "mlp."),
     },
     expert_module="experts.",
     fused="halves",

@@ -6,12 +6,12 @@ every field are those of transformers 5.24. All choose experts as DeepSeek-V3 do
 
 from moe_edge.convert.family import ExpertNames, Family
 from moe_edge.convert.family_parts import (
-    listed_layers,
     read_first_dense,
     read_gqa,
     read_mla,
     read_moe_v3,
     read_mtp,
+    typed_dense_layers,
 )
 from moe_edge.convert.hf_config import Fields
 
@@ -43,18 +43,11 @@ def glm4_moe_lite(fields: Fields, common: dict) -> dict:
     attention = read_mla(fields, common, interleaved, nope=192, values=256, q_rank=768)
     moe = read_moe_v3(fields, common, top_k=4, width=1536, **_MOE | {"scaling": 1.8})
     return {
-        "dense_layers": _dense_layers(fields, common["num_layers"]),
+        "dense_layers": typed_dense_layers(fields, common["num_layers"], (0,)),
         "dense_dim": fields.int("intermediate_size", 10_240),
         "attention": attention,
         "moe": moe,
     }
-
-
-def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
-    types = listed_layers(fields, "mlp_layer_types", layers, ("dense", "sparse"))
-    if types is None:
-        return (0,)
-    return tuple(i for i, each in enumerate(types) if each == "dense")
 
 
 def solar_open(fields: Fields, common: dict) -> dict:

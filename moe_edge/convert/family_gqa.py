@@ -4,7 +4,7 @@ Each function returns keyword arguments of ModelConfig. Defaults are those of th
 config classes of transformers 5.24, and so is the meaning of every field.
 """
 
-from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family import NUMBERED, ExpertNames, Family, mlp_names
 from moe_edge.convert.family_parts import (
     read_dense_layers,
     read_gqa,
@@ -19,13 +19,11 @@ _DENSE_WIDTH = ("intermediate_size",)
 
 
 def olmoe(fields: Fields, common: dict) -> dict:
-    bias = fields.bool("attention_bias", False)
     clip = fields.get("clip_qkv")
     attention = read_gqa(
         fields,
         common,
-        qkv_bias=bias,
-        out_bias=bias,
+        bias=False,
         qk_norm="full",
         clip_qkv=None if clip is None else fields.number("clip_qkv", clip),
     )
@@ -65,7 +63,7 @@ MIXTRAL = Family(
     eos=2,
     tensors={"router.weight": "block_sparse_moe.gate.weight"},
     expert_module="block_sparse_moe.experts.",
-    expert_tensors={"gate": "w1.weight", "up": "w3.weight", "down": "w2.weight"},
+    expert_tensors=NUMBERED,
     # transformers 5 calls this module as that of all others.
     renamed={
         "mlp.gate.": "block_sparse_moe.gate.",
@@ -111,17 +109,12 @@ QWEN2_MOE = Family(
     experts=ExpertNames(("num_experts",)),
     max_positions=32_768,
     norm_eps=1e-6,
-    tensors={
-        "shared.gate": "mlp.shared_expert.gate_proj.weight",
-        "shared.up": "mlp.shared_expert.up_proj.weight",
-        "shared.down": "mlp.shared_expert.down_proj.weight",
-    },
+    tensors=mlp_names("shared", "mlp.shared_expert."),
 )
 
 
 def qwen3_moe(fields: Fields, common: dict) -> dict:
     layers = common["num_layers"]
-    bias = fields.bool("attention_bias", False)
     # Every layer slides or none: transformers does not read layer_types here.
     sliding = fields.bool("use_sliding_window", False)
     window = fields.get("sliding_window", 4096)
@@ -138,8 +131,7 @@ def qwen3_moe(fields: Fields, common: dict) -> dict:
         fields,
         common,
         kv_heads=4,
-        qkv_bias=bias,
-        out_bias=bias,
+        bias=False,
         qk_norm="head",
         windows=read_windows(uniform, window),
     )
@@ -161,7 +153,6 @@ def gpt_oss(fields: Fields, common: dict) -> dict:
     fields.only("hidden_act", ("silu",), "gpt-oss experts use clamped swiglu")
     fields.only("swiglu_alpha", (1.702, None), "fixed in this family")
     fields.get("initial_context_length")
-    bias = fields.bool("attention_bias", True)
     types = read_layer_types(fields, layers) or [
         "full_attention" if i % 2 else "sliding_attention" for i in range(layers)
     ]
@@ -179,8 +170,7 @@ def gpt_oss(fields: Fields, common: dict) -> dict:
         kv_heads=8,
         theta=150_000.0,
         default_rope=default_rope,
-        qkv_bias=bias,
-        out_bias=bias,
+        bias=True,
         sinks=True,
         windows=read_windows(types, fields.get("sliding_window", 128)),
     )

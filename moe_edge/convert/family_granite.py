@@ -12,13 +12,11 @@ from moe_edge.convert.hf_config import Fields
 
 
 def granitemoe(fields: Fields, common: dict, **parts) -> dict:
-    bias = fields.bool("attention_bias", False)
     return {
         "attention": read_gqa(
             fields,
             common,
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=False,
             softmax_scale=fields.float("attention_multiplier", 1.0),
         ),
         "moe": read_moe(

@@ -4,7 +4,7 @@ Defaults and the meaning of every field are those of transformers 5.24; publishe
 have fields of the authors' own modeling code besides, which say what the model is.
 """
 
-from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family import ExpertNames, Family, mlp_names
 from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import Fields
 
@@ -46,13 +46,11 @@ def hunyuan_v1_moe(fields: Fields, common: dict) -> dict:
         fields.only(name, allowed, reason)
     for name in _UNREAD:
         fields.get(name)
-    bias = fields.bool("attention_bias", False)
     attention = read_gqa(
         fields,
         common,
         stretched=True,
-        qkv_bias=bias,
-        out_bias=bias,
+        bias=False,
         qk_norm="head",
         qk_norm_after_rope=True,
     )
@@ -79,9 +77,7 @@ HUNYUAN_V1_MOE = Family(
         "attn.q_norm": "self_attn.query_layernorm.weight",
         "attn.k_norm": "self_attn.key_layernorm.weight",
         "router.weight": "mlp.gate.wg.weight",
-        "shared.gate": "mlp.shared_mlp.gate_proj.weight",
-        "shared.up": "mlp.shared_mlp.up_proj.weight",
-        "shared.down": "mlp.shared_mlp.down_proj.weight",
+        **mlp_names("shared", "mlp.shared_mlp."),
     },
     exported=False,  # its config has one width for sub-experts and the shared expert
 )

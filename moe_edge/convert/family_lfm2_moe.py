@@ -4,7 +4,7 @@ Defaults and the meaning of every field are those of transformers 5.24. Experts 
 chosen by sigmoid scores and a bias, their weights divided by their sum and a millionth.
 """
 
-from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family import NUMBERED, ExpertNames, Family, mlp_names
 from moe_edge.convert.family_parts import listed_layers, read_gqa, read_moe, state_kinds
 from moe_edge.convert.hf_config import REQUIRED, Fields
 from moe_edge.core.checks import ConfigError
@@ -49,7 +49,6 @@ def lfm2_moe(fields: Fields, common: dict) -> dict:
     }
 
 
-_MLP = {"gate": "w1.weight", "up": "w3.weight", "down": "w2.weight"}
 LFM2_MOE = Family(
     read=lfm2_moe,
     experts=ExpertNames(("num_experts",)),
@@ -70,8 +69,8 @@ LFM2_MOE = Family(
         "attn.out_proj": "conv.out_proj.weight",
         "router.weight": "feed_forward.gate.weight",
         "router.correction_bias": "feed_forward.expert_bias",
-        **{f"mlp.{part}": f"feed_forward.{name}" for part, name in _MLP.items()},
+        **mlp_names("mlp", "feed_forward.", NUMBERED),
     },
     expert_module="feed_forward.experts.",
-    expert_tensors=_MLP,
+    expert_tensors=NUMBERED,
 )

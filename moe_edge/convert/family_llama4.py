@@ -7,7 +7,7 @@ one expert takes; the shared expert takes the token as it is.
 
 import dataclasses
 
-from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family import ExpertNames, Family, mlp_names
 from moe_edge.convert.family_parts import (
     layer_kinds,
     listed_layers,
@@ -22,7 +22,6 @@ _TYPES = ("chunked_attention", "full_attention")
 
 def llama4_text(fields: Fields, common: dict) -> dict:
     layers = common["num_layers"]
-    bias = fields.bool("attention_bias", False)
     full = read_gqa(
         fields,
         common,
@@ -30,8 +29,7 @@ def llama4_text(fields: Fields, common: dict) -> dict:
         head_dim=128,
         theta=500_000.0,
         interleaved=True,
-        qkv_bias=bias,
-        out_bias=bias,
+        bias=False,
     )
     if fields.bool("use_qk_norm", True):
         full = dataclasses.replace(full, qk_norm="unit", qk_norm_after_rope=True)
@@ -107,7 +105,6 @@ def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
     return tuple(i for i in range(layers) if i not in moe)
 
 
-_MLP = ("gate", "up", "down")
 LLAMA4_TEXT = Family(
     read=llama4_text,
     experts=ExpertNames(
@@ -119,11 +116,8 @@ LLAMA4_TEXT = Family(
     eos=2,
     tensors={
         "router.weight": "feed_forward.router.weight",
-        **{f"mlp.{name}": f"feed_forward.{name}_proj.weight" for name in _MLP},
-        **{
-            f"shared.{name}": f"feed_forward.shared_expert.{name}_proj.weight"
-            for name in _MLP
-        },
+        **mlp_names("mlp", "feed_forward."),
+        **mlp_names("shared", "feed_forward.shared_expert."),
     },
     expert_module="feed_forward.experts.",
     fused="turned",

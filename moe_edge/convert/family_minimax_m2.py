@@ -4,7 +4,7 @@ Defaults and the meaning of every field are those of transformers 5.24; publishe
 have fields of the authors' own modeling code besides, which say what the model is.
 """
 
-from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family import NUMBERED, ExpertNames, Family
 from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import Fields
 
@@ -60,7 +60,7 @@ MINIMAX_M2 = Family(
         "router.correction_bias": _MODULE + "e_score_correction_bias",
     },
     expert_module=_MODULE + "experts.",
-    expert_tensors={"gate": "w1.weight", "up": "w3.weight", "down": "w2.weight"},
+    expert_tensors=NUMBERED,
     # transformers 5 calls this module as that of all others.
     renamed={
         "mlp." + name: _MODULE + name

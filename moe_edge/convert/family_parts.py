@@ -1,6 +1,7 @@
 """Config fields that families share: sizes, experts, attention, windows, layers."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from moe_edge.convert.hf_config import REQUIRED, Fields
@@ -140,6 +141,16 @@ def read_first_dense(fields: Fields, common: dict, first: int) -> dict:
     }
 
 
+def typed_dense_layers(
+    fields: Fields, layers: int, default: Iterable[int]
+) -> tuple[int, ...]:
+    """Layers that are dense by `mlp_layer_types`, else these."""
+    types = listed_layers(fields, "mlp_layer_types", layers, ("dense", "sparse"))
+    if types is None:
+        return tuple(default)
+    return tuple(i for i, each in enumerate(types) if each == "dense")
+
+
 def read_dense_layers(fields: Fields, layers: int, default_dim: int) -> dict:
     """Layer i is MoE if not in `mlp_only_layers` and (i + 1) % step == 0."""
     only = fields.get("mlp_only_layers") or []
@@ -164,6 +175,7 @@ def read_gqa(
     rotated: float | None = None,
     interleaved: bool = False,
     stretched: bool = False,
+    bias: bool | None = None,
     **parts,
 ) -> AttentionConfig:
     """Grouped-query attention.
@@ -175,6 +187,8 @@ def read_gqa(
         heads.
       interleaved: whether rotary pairs are (2i, 2i + 1), not halves of the head.
       stretched: whether `alpha` of a dynamic rope stretches theta (HunYuan).
+      bias: where the file is silent, of `attention_bias`, which gives all four
+        products a bias; None: the family has no such field.
       **parts: further fields of `AttentionConfig`.
     """
     heads = fields.int("num_attention_heads")
@@ -186,6 +200,8 @@ def read_gqa(
     width = head_dim
     if rotated is not None:
         width = rotated_width(fields, parameters, head_dim, rotated)
+    if bias is not None:
+        parts["qkv_bias"] = parts["out_bias"] = fields.bool("attention_bias", bias)
     positions = common["max_positions"]
     return AttentionConfig(
         num_heads=heads,
@@ -306,17 +322,8 @@ def listed_layers(fields: Fields, name: str, layers: int, known: tuple) -> list 
 
 
 def read_layer_types(fields: Fields, layers: int) -> list[str] | None:
-    types = fields.get("layer_types")
-    if types is None:
-        return None
     known = ("full_attention", "sliding_attention")
-    if not isinstance(types, list) or any(t not in known for t in types):
-        raise ConfigError(f"layer_types is {types!r}, expected a list of {known}")
-    if len(types) != layers:
-        raise ConfigError(
-            f"layer_types names {len(types)} layers, num_hidden_layers is {layers}"
-        )
-    return types
+    return listed_layers(fields, "layer_types", layers, known)
 
 
 def read_windows(types: list[str], window: Any) -> tuple[int | None, ...]:

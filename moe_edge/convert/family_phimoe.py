@@ -3,7 +3,7 @@
 Defaults and meaning of the fields are those of transformers 5.24.
 """
 
-from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family import NUMBERED, ExpertNames, Family
 from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import Fields
 from moe_edge.core.checks import ConfigError
@@ -40,7 +40,6 @@ def phimoe(fields: Fields, common: dict) -> dict:
     if window is not None:
         window = fields.int("sliding_window")
     slides = window is not None and window < common["max_positions"]
-    bias = fields.bool("attention_bias", False)
     noise = fields.float("router_jitter_noise", 0.01, positive=False)
     return {
         "attention": read_gqa(
@@ -48,8 +47,7 @@ def phimoe(fields: Fields, common: dict) -> dict:
             common,
             kv_heads=8,
             theta=1e6,
-            qkv_bias=bias,
-            out_bias=bias,
+            bias=False,
             windows=(window,) * common["num_layers"] if slides else (),
         ),
         "moe": read_moe(
@@ -69,7 +67,7 @@ PHIMOE = Family(
     eos=2,
     tensors={"router.weight": "block_sparse_moe.gate.weight"},
     expert_module="block_sparse_moe.experts.",
-    expert_tensors={"gate": "w1.weight", "up": "w3.weight", "down": "w2.weight"},
+    expert_tensors=NUMBERED,
     renamed={
         "mlp.router.": "block_sparse_moe.gate.",
         "mlp.experts.": "block_sparse_moe.experts.",

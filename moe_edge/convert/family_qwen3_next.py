@@ -6,7 +6,7 @@ and gate what attention gives. A folder of Qwen3.5 also sees images: its text mo
 read.
 """
 
-from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family import ExpertNames, Family, mlp_names
 from moe_edge.convert.family_parts import (
     listed_layers,
     read_dense_layers,
@@ -87,11 +87,8 @@ _DELTA = {
     **{f"in_{x}": f"in_proj_{x}.weight" for x in ("qkvz", "ba", "qkv", "z", "b", "a")},
 }
 _TENSORS = {
-    **{
-        f"shared.{part}": f"mlp.shared_expert.{part}_proj.weight"
-        for part in ("gate", "up", "down")
-    },
-    **{f"attn.{part}": f"linear_attn.{name}" for part, name in _DELTA.items()},
+    **mlp_names("shared", "mlp.shared_expert."),
+    **mlp_names("attn", "linear_attn.", _DELTA),
 }
 QWEN3_NEXT = Family(
     read=qwen3_next,

@@ -123,12 +123,6 @@ class HfReader(DenseReader):
             for name, hf_name in rules.dense_names(self.config, item).items()
         }
 
-    def experts(self, layer: int) -> np.ndarray:
-        """The records [E, R] of a MoE layer, assembled in memory."""
-        records = np.empty((self.config.moe.num_experts, self.layout.size), self.dtype)
-        self.read_experts(layer, 0, records)
-        return records
-
     def read_experts(self, layer: int, first: int, out_NR: np.ndarray) -> None:
         """Fills `out_NR` with the records of experts first, first + 1, ..."""
         out_NR[:, self.layout.num_values :] = 0

@@ -68,10 +68,6 @@ class Pruned(DenseReader):
         for i, out_R in enumerate(out_NR, first):
             self._inner.read_experts(layer, self._kept[layer][i], out_R[None])
 
-    def experts(self, layer: int) -> np.ndarray:
-        """Records [E, R] of a MoE layer."""
-        return self._inner.experts(layer)[self._kept[layer]]
-
 
 def write_pruned(
     reader, kept: Kept, folder: Path, origin: dict[str, Any]

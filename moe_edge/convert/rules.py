@@ -20,7 +20,7 @@ import numpy as np
 
 from moe_edge.checkpoint.schema import Item, Shapes, dense_items, item_shapes
 from moe_edge.convert.families import FAMILIES
-from moe_edge.convert.family import Family
+from moe_edge.convert.family import Family, mlp_names
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 
@@ -73,13 +73,9 @@ _LAYER = {
     "router.removed_bias": "mlp.gate.removed.bias",
     "router.level_weight": "mlp.gate.level.weight",
     "router.level_bias": "mlp.gate.level.bias",
-    "shared.gate": "mlp.shared_experts.gate_proj.weight",
-    "shared.up": "mlp.shared_experts.up_proj.weight",
-    "shared.down": "mlp.shared_experts.down_proj.weight",
+    **mlp_names("shared", "mlp.shared_experts."),
     "shared_gate": "mlp.shared_expert_gate.weight",
-    "mlp.gate": "mlp.gate_proj.weight",
-    "mlp.up": "mlp.up_proj.weight",
-    "mlp.down": "mlp.down_proj.weight",
+    **mlp_names("mlp", "mlp."),
 }
 # What a model without a head is saved as lacks the first word of these names.
 _WITHOUT_MODEL = ("embed_tokens.", "layers.", "norm.", "embedding_norm.")

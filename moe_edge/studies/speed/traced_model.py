@@ -113,12 +113,6 @@ class TracedReader(DenseReader):
         weight_ED[chosen_SK, np.arange(steps)[:, None]] = 0.25 * (K - np.arange(K))
         return weight_ED
 
-    def experts(self, layer: int) -> np.ndarray:
-        """Records [E, R] of a MoE layer."""
-        records = np.empty((self.config.moe.num_experts, self.layout.size), self.dtype)
-        self.read_experts(layer, 0, records)
-        return records
-
     def read_experts(self, layer: int, first: int, out_NR: np.ndarray) -> None:
         """Fills `out_NR` with consecutive records beginning with row `first`."""
         steps = len(self._chosen_SLK)
