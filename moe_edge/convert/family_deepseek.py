@@ -5,8 +5,8 @@ Each function returns keyword arguments of ModelConfig. V2 and V3 follow transfo
 """
 
 from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family_layers import read_first_dense
 from moe_edge.convert.family_parts import (
-    read_first_dense,
     read_gqa,
     read_mla,
     read_moe,

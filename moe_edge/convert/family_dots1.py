@@ -4,13 +4,12 @@ Defaults and the meaning of every field are those of transformers 5.24.
 """
 
 from moe_edge.convert.family import ExpertNames, Family
-from moe_edge.convert.family_parts import (
+from moe_edge.convert.family_layers import (
     read_first_dense,
-    read_gqa,
     read_layer_types,
-    read_moe_v3,
     read_windows,
 )
+from moe_edge.convert.family_parts import read_gqa, read_moe_v3
 from moe_edge.convert.hf_config import REQUIRED, Fields
 
 

@@ -8,15 +8,12 @@ import dataclasses
 
 from moe_edge.convert.family import Family
 from moe_edge.convert.family_deepseek import EXPERTS
-from moe_edge.convert.family_parts import (
-    end_positions,
+from moe_edge.convert.family_layers import (
     listed_layers,
     read_first_dense,
-    read_mla,
-    read_moe_v3,
-    read_mtp,
     typed_dense_layers,
 )
+from moe_edge.convert.family_parts import end_positions, read_mla, read_moe_v3, read_mtp
 from moe_edge.convert.hf_config import Fields
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.attention_config import IndexerConfig

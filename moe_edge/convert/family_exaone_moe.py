@@ -8,15 +8,13 @@ which must agree.
 import dataclasses
 
 from moe_edge.convert.family import ExpertNames, Family
-from moe_edge.convert.family_parts import (
+from moe_edge.convert.family_layers import (
     layer_kinds,
-    read_gqa,
     read_layer_types,
-    read_moe_v3,
-    read_mtp,
     read_windows,
     typed_dense_layers,
 )
+from moe_edge.convert.family_parts import read_gqa, read_moe_v3, read_mtp
 from moe_edge.convert.hf_config import Fields
 
 _SLIDING = "sliding_attention"

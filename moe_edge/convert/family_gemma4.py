@@ -9,13 +9,8 @@ older ones in `global_head_dim` and `num_global_key_value_heads`.
 from typing import Any
 
 from moe_edge.convert.family import ExpertNames, Family, mlp_names
-from moe_edge.convert.family_parts import (
-    ACTIVATIONS,
-    layer_kinds,
-    read_layer_types,
-    read_moe,
-    read_windows,
-)
+from moe_edge.convert.family_layers import layer_kinds, read_layer_types, read_windows
+from moe_edge.convert.family_parts import ACTIVATIONS, read_moe
 from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.rope_config import (
     proportional_rope,

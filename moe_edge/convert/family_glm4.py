@@ -5,14 +5,8 @@ every field are those of transformers 5.24. All choose experts as DeepSeek-V3 do
 """
 
 from moe_edge.convert.family import ExpertNames, Family
-from moe_edge.convert.family_parts import (
-    read_first_dense,
-    read_gqa,
-    read_mla,
-    read_moe_v3,
-    read_mtp,
-    typed_dense_layers,
-)
+from moe_edge.convert.family_layers import read_first_dense, typed_dense_layers
+from moe_edge.convert.family_parts import read_gqa, read_mla, read_moe_v3, read_mtp
 from moe_edge.convert.hf_config import Fields
 
 EXPERTS = ExpertNames(

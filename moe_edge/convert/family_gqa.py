@@ -5,13 +5,12 @@ config classes of transformers 5.24, and so is the meaning of every field.
 """
 
 from moe_edge.convert.family import NUMBERED, ExpertNames, Family, mlp_names
-from moe_edge.convert.family_parts import (
+from moe_edge.convert.family_layers import (
     read_dense_layers,
-    read_gqa,
     read_layer_types,
-    read_moe,
     read_windows,
 )
+from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import Fields
 from moe_edge.core.checks import ConfigError
 

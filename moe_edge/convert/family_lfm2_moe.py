@@ -5,7 +5,8 @@ chosen by sigmoid scores and a bias, their weights divided by their sum and a mi
 """
 
 from moe_edge.convert.family import NUMBERED, ExpertNames, Family, mlp_names
-from moe_edge.convert.family_parts import listed_layers, read_gqa, read_moe, state_kinds
+from moe_edge.convert.family_layers import listed_layers, state_kinds
+from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import REQUIRED, Fields
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.state_config import ConvConfig

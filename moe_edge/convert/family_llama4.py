@@ -8,12 +8,8 @@ one expert takes; the shared expert takes the token as it is.
 import dataclasses
 
 from moe_edge.convert.family import ExpertNames, Family, mlp_names
-from moe_edge.convert.family_parts import (
-    layer_kinds,
-    listed_layers,
-    read_gqa,
-    read_moe,
-)
+from moe_edge.convert.family_layers import layer_kinds, listed_layers
+from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import Fields
 from moe_edge.core.checks import ConfigError
 

@@ -9,13 +9,13 @@ and thetas of the sliding layers in fields of their own (`hybrid_layer_pattern`,
 import dataclasses
 
 from moe_edge.convert.family import ExpertNames, Family
-from moe_edge.convert.family_parts import (
+from moe_edge.convert.family_layers import (
     layer_kinds,
     listed_layers,
     read_layer_types,
-    read_moe_v3,
     read_windows,
 )
+from moe_edge.convert.family_parts import read_moe_v3
 from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.rope_config import rope_config, rope_of_type, rotated_width
 from moe_edge.model.attention_config import AttentionConfig, RopeConfig

@@ -7,13 +7,8 @@ read.
 """
 
 from moe_edge.convert.family import ExpertNames, Family, mlp_names
-from moe_edge.convert.family_parts import (
-    listed_layers,
-    read_dense_layers,
-    read_gqa,
-    read_moe,
-    state_kinds,
-)
+from moe_edge.convert.family_layers import listed_layers, read_dense_layers, state_kinds
+from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import Fields
 from moe_edge.model.state_config import DeltaConfig
 

@@ -1,0 +1,113 @@
+"""Which layer of a model is dense, which attention it has, and which window."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from moe_edge.convert.hf_config import Fields
+from moe_edge.convert.neutral_fields import same
+from moe_edge.core.checks import ConfigError
+from moe_edge.model.attention_config import AttentionConfig
+from moe_edge.model.state_config import StateConfig
+
+
+def read_first_dense(fields: Fields, common: dict, first: int) -> dict:
+    """The first `first_k_dense_replace` layers have a plain MLP."""
+    count = fields.int("first_k_dense_replace", first, low=0)
+    return {
+        "dense_layers": tuple(range(min(count, common["num_layers"]))),
+        "dense_dim": fields.int("intermediate_size"),
+    }
+
+
+def typed_dense_layers(
+    fields: Fields, layers: int, default: Iterable[int]
+) -> tuple[int, ...]:
+    """Layers that are dense by `mlp_layer_types`, else these."""
+    types = listed_layers(fields, "mlp_layer_types", layers, ("dense", "sparse"))
+    if types is None:
+        return tuple(default)
+    return tuple(i for i, each in enumerate(types) if each == "dense")
+
+
+def read_dense_layers(fields: Fields, layers: int, default_dim: int) -> dict:
+    """Layer i is MoE if not in `mlp_only_layers` and (i + 1) % step == 0."""
+    only = fields.get("mlp_only_layers") or []
+    if not isinstance(only, list) or any(type(i) is not int for i in only):
+        raise ConfigError(f"mlp_only_layers is {only!r}, expected a list of layer ids")
+    step = fields.int("decoder_sparse_step", 1)
+    dense = tuple(i for i in range(layers) if i in only or (i + 1) % step)
+    return {
+        "dense_layers": dense,
+        "dense_dim": fields.int("intermediate_size", default_dim),
+    }
+
+
+def layer_kinds(attention_L: list[AttentionConfig], windows: tuple) -> dict:
+    """Arguments of `ModelConfig` for layers whose attention may differ.
+
+    Args:
+      attention_L: of every layer; windows: of `read_windows`.
+    """
+    kinds = list(dict.fromkeys(attention_L))
+    numbers = tuple(map(kinds.index, attention_L))
+    return {
+        "attention": dataclasses.replace(kinds[0], windows=windows),
+        "other_attention": tuple(kinds[1:]),
+        "attention_kinds": numbers if len(kinds) > 1 else (),
+    }
+
+
+def state_kinds(
+    fields: Fields, attention: AttentionConfig, state: StateConfig, keeps: list[bool]
+) -> dict:
+    """Arguments of `ModelConfig` for layers with attention, and others with a state.
+
+    Args:
+      keeps: of every layer, whether it keeps a state.
+    Raises:
+      ConfigError: no layer of either kind.
+    """
+    if len(set(keeps)) != 2:
+        which = "keep a state" if all(keeps) else "have attention"
+        raise ConfigError(
+            f"config.json of {fields.family}: all layers {which}, expected some of "
+            "each kind in layer_types (or by full_attention_interval)"
+        )
+    kinds = tuple(map(int, keeps))
+    return {
+        "attention": attention,
+        "other_attention": (state,),
+        "attention_kinds": kinds,
+    }
+
+
+def listed_layers(fields: Fields, name: str, layers: int, known: tuple) -> list | None:
+    """A field that holds one of the known values for every layer; None if absent."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    is_list = isinstance(value, list) and len(value) == layers
+    if not is_list or not all(any(same(each, k) for k in known) for each in value):
+        raise ConfigError(
+            f"{name} is {value!r:.80}, expected a list of {layers} of {known} (one for "
+            "each of num_hidden_layers)"
+        )
+    return value
+
+
+def read_layer_types(fields: Fields, layers: int) -> list[str] | None:
+    known = ("full_attention", "sliding_attention")
+    return listed_layers(fields, "layer_types", layers, known)
+
+
+def read_windows(types: list[str], window: Any) -> tuple[int | None, ...]:
+    """Per layer the sliding window, or () where no layer has one."""
+    if "sliding_attention" not in types:
+        return ()
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise ConfigError(
+            f"sliding_window is {window!r} but layer_types has sliding layers; "
+            "expected an integer >= 1"
+        )
+    return tuple(window if t == "sliding_attention" else None for t in types)
