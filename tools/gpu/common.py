@@ -1,7 +1,7 @@
 """What the parts share: flags, a report that is written as it grows, the model.
 
 The model has the shape of OLMoE-1B-7B with random weights; its routers repeat a
-recorded trace, so that caches meet what they would meet (`studies/speed/traced.py`).
+recorded trace, so that caches meet what they would meet (`studies/speed/traced_cases`).
 On a CPU it is a smaller one, to try the parts.
 """
 
@@ -32,7 +32,7 @@ from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights, load_weights
 from moe_edge.offload.store import HostStore
-from moe_edge.studies.speed import traced
+from moe_edge.studies.speed import traced_cases
 from moe_edge.studies.speed.traced_model import TracedReader, trace_choices
 from moe_edge.workload.trace_reader import read_trace
 
@@ -89,10 +89,10 @@ class Model:
 
     @classmethod
     def load(cls, trace: str, layers: int) -> "Model":
-        hf_config = next(iter(traced.models(("olmoe_7b",)).values()))
+        hf_config = next(iter(traced_cases.models(("olmoe_7b",)).values()))
         fewer = {"num_hidden_layers": min(layers, hf_config["num_hidden_layers"])}
         config = config_from_hf(hf_config | fewer)
-        recorded = read_trace(trace, num_experts=traced.TRACE_EXPERTS)
+        recorded = read_trace(trace, num_experts=traced_cases.TRACE_EXPERTS)
         chosen_SLK = trace_choices(recorded, config)
         reader = TracedReader(config, chosen_SLK, ml_dtypes.bfloat16)
         dense = load_weights(reader, with_experts=False)
@@ -101,12 +101,12 @@ class Model:
     @functools.cached_property
     def whole(self) -> Weights:
         """Weights with the experts on the device."""
-        return traced._with_experts(self.dense, self.reader)
+        return traced_cases.with_experts(self.dense, self.reader)
 
     @functools.cached_property
     def hosts(self) -> list[jax.Array | None]:
         """Records of each layer in pinned memory, for mode fused."""
-        return traced._pinned_layers(self.reader)
+        return traced_cases.pinned_layers(self.reader)
 
     @functools.cached_property
     def store(self) -> HostStore:
@@ -123,17 +123,17 @@ class Model:
         return ResidentEngine(self.whole, **options)
 
     def offloaded(self, way: str, budget: str, programs=None) -> Engine:
-        """An engine of one of `traced.WAYS`; layered ones share `programs`."""
-        fused = traced.WAYS[way]["mode"] == "fused"
+        """An engine of one of `traced_cases.WAYS`; layered ones share `programs`."""
+        fused = traced_cases.WAYS[way]["mode"] == "fused"
         store = self.plain_store if fused else self.store
         options = OffloadOptions(
-            device_memory=budget, memory=store.memory, **traced.WAYS[way]
+            device_memory=budget, memory=store.memory, **traced_cases.WAYS[way]
         )
         more = {"hosts": self.hosts} if fused else {"programs": programs}
         return assemble(options, self.dense, store, **more)
 
     def tokens(self, batch: int, step: int) -> jax.Array:
-        rows_B = traced.APART * np.arange(batch, dtype=np.int32)
+        rows_B = traced_cases.APART * np.arange(batch, dtype=np.int32)
         return jax.device_put((rows_B + np.int32(step)) % np.int32(self.steps))
 
     def logits(self, engine: Engine, batch: int, count: int = 6) -> list[np.ndarray]:
@@ -146,7 +146,7 @@ class Model:
 
     def step_ms(self, engine: Engine, batch: int) -> float:
         """Mean milliseconds of a step; each waits for its logits."""
-        return traced.decode_ms(engine, batch, self.steps)
+        return traced_cases.decode_ms(engine, batch, self.steps)
 
 
 def everyone(batch: int) -> jax.Array:

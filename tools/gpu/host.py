@@ -32,7 +32,7 @@ def main() -> None:
     with report.attempt("empty programs"):
         report.add("empty programs, us", _empty(model, engine))
     with report.attempt("profile"):
-        steps = 2 * common.traced.STEPS[1]
+        steps = 2 * common.traced_cases.STEPS[1]
         run = common.profile(lambda: model.step_ms(engine, 1), steps, host=True)
         report.add("profile", run)
     report.add("Python", _python(model, engine))

@@ -92,7 +92,7 @@ def _traced(report, model, engines, batches, rounds) -> None:
         _over(report, f"batch {batch}", found, model)
         for name in cases:
             moved = engines[name].movement()
-            moved["steps"] = common.traced.STEPS[batch]
+            moved["steps"] = common.traced_cases.STEPS[batch]
             report.add(f"batch {batch}: {name}, moved", moved)
 
 
@@ -111,7 +111,7 @@ def _inside(model, engine) -> dict:
     model.step_ms(engine, 1)
     for owner, attribute, call in undo:
         setattr(owner, attribute, call)
-    steps = 2 * common.traced.STEPS[1]
+    steps = 2 * common.traced_cases.STEPS[1]
     return {
         name: [1e6 * statistics.median(took), len(took) / steps]
         for name, took in spent.items()

@@ -18,7 +18,7 @@ def main() -> None:
     for parts in ("1", "2"):
         engine = model.resident()
         os.environ[grouped.VARIABLE] = parts  # read in compilation
-        cases[parts] = lambda e=engine: common.traced.prefill_ms(e, model.steps)
+        cases[parts] = lambda e=engine: common.traced_cases.prefill_ms(e, model.steps)
         cases[parts]()
         report.say("compiled")
     report.add("ms by parts", common.in_turn(cases, given.rounds))

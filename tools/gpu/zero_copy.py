@@ -50,14 +50,14 @@ def _at(budget, report, model, resident, want, link, rounds) -> None:
         report.add(f"{budget} batch {batch}: resident, ms a step", found.pop(""))
         for way, step_ms in found.items():
             seen = moved[way, batch]
-            step_bytes = seen["bytes_moved"] / common.traced.STEPS[batch]
+            step_bytes = seen["bytes_moved"] / common.traced_cases.STEPS[batch]
             result = {
                 "ms": step_ms,
                 "missed_ms": common.MS * step_bytes / link,
                 "hit_ratio": seen["hit_ratio"],
             }
             report.add(f"{budget} batch {batch}: {way}", result)
-    steps = 2 * common.traced.STEPS[1]
+    steps = 2 * common.traced_cases.STEPS[1]
     for way, engine in engines.items():
         with report.attempt(f"{budget} batch 1: {way}, profile"):
             run = common.profile(lambda e=engine: model.step_ms(e, 1), steps)

@@ -10,7 +10,7 @@ from moe_edge.convert.families import config_from_hf
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
-from moe_edge.studies.speed import traced
+from moe_edge.studies.speed import traced, traced_cases
 from moe_edge.studies.speed.models import olmoe_config
 from moe_edge.studies.speed.traced_model import TracedReader, distinct, trace_choices
 from moe_edge.workload.traces import DECODE, Trace
@@ -152,7 +152,9 @@ def test_settings_leave_out_what_takes_long_to_compile(settings, expected):
     given = traced.TracedSettings(ways=("fused",), **settings)
     found: dict[str, str] = {}
     with ExitStack() as stack:
-        for way, budget, batch in dict(traced._cases(reader, stack, STEPS, given)):
+        for way, budget, batch in dict(
+            traced_cases.cases_of(reader, stack, STEPS, given)
+        ):
             name = way if way == "resident" else f"{way} {budget}"
             found[name] = f"{found.get(name, name)} {batch}"
     assert [*found.values()] == expected
@@ -165,13 +167,14 @@ def test_the_suite_runs_all_engines_over_one_model(monkeypatch):
     monkeypatch.setattr(traced, "read_trace", lambda path, num_experts: random_trace())
     monkeypatch.setattr(traced, "device_bandwidth", lambda: 1e9)
     monkeypatch.setattr(traced, "link_rate", lambda: 1e9)
-    monkeypatch.setattr(traced, "STEPS", {1: 3, 8: 2})
-    monkeypatch.setattr(traced, "PROMPT", 16)
+    for module in (traced, traced_cases):
+        monkeypatch.setattr(module, "STEPS", {1: 3, 8: 2})
+        monkeypatch.setattr(module, "PROMPT", 16)
     rows = traced.traced_rows(traced.TracedSettings(repeats=2), None)
     assert len(rows) == 3 + 2 * (2 + 3)
     hits = {row["case"]: row.get("hit_ratio") for row in rows}
     # The same experts, the same LRU: both modes miss alike.
     for case in ("batch1", "batch8"):
-        for budget in traced.BUDGETS:
+        for budget in traced_cases.BUDGETS:
             where = f"traced/tiny/{case}"
             assert hits[f"{where}/fused/{budget}"] == hits[f"{where}/layered/{budget}"]
