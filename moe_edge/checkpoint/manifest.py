@@ -5,7 +5,7 @@ OURS/experts/layer_LLL.bin    expert records of a MoE layer (experts_file.py)
 OURS/dense/top, layer_LLL     everything else, one Orbax item each (dense.py)
 OURS/hf/                      small files of the HF folder, byte for byte
 
-A refactored model has an object `refactor`: {"gate": one of `model.config.GATES`,
+A refactored model has an object `refactor`: {"gate": one of `config_checks.GATES`,
 "gate_neurons": r, "rank_shares": [[..]], and where it came from: inactive, solver,
 seed, parent_sha256, profile, fine_tuned}. `hf_config`, `E` and the like stay the
 parent's; only `U` and the records tell of the split.

@@ -29,7 +29,7 @@ def down_factor(moe: MoeConfig, subs: int, gate: str) -> int:
 
     Args:
       moe: of the parent.
-      gate: of the child, one of `model.config.GATES`.
+      gate: of the child, one of `model.config_checks.GATES`.
     """
     if gate != "linear":
         return 1

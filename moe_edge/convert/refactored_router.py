@@ -58,7 +58,7 @@ def repeat_router(
     Args:
       dense: canonical name -> array of a MoE layer.
       subs: U.
-      scoring: of the router, see `model/config.py`.
+      scoring: of the router, see `model/config_checks.py`.
     """
     found = {
         name: np.repeat(array, subs, axis=0) if name in ROUTER_TENSORS else array

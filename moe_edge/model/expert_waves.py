@@ -34,7 +34,7 @@ class ExpertWaves:
       layout: where the parts stand in a record.
       num_experts: E.
       method: `pairs` or `blocks`.
-      activation: one of `config.ACTIVATIONS`.
+      activation: one of `config_checks.ACTIVATIONS`.
       swiglu_limit: clip of gate and up, for clamped_swiglu only.
     """
 

@@ -17,7 +17,7 @@ from moe_edge.core.checks import ConfigError, check_known, check_shape
 from moe_edge.core.float32 import to_float32
 from moe_edge.kernels import grouped, native
 from moe_edge.model import expert_groups
-from moe_edge.model.config import ACTIVATIONS
+from moe_edge.model.config_checks import ACTIVATIONS
 from moe_edge.model.expert_blocks import (
     ffn,
     load_expert,
@@ -50,7 +50,7 @@ def run_experts(
       experts_ER: records; float32, bfloat16, uint16 holding bfloat16 bits, or uint8
         of a quantised layout.
       layout: where the parts stand in a record (static).
-      activation: one of `config.ACTIVATIONS` (static).
+      activation: one of `config_checks.ACTIVATIONS` (static).
       swiglu_limit: clip of gate and up, for clamped_swiglu only.
       method: one of METHODS, or None to choose by tokens and backend.
     Returns:

@@ -95,7 +95,7 @@ def add_bias(x: jax.Array, bias) -> jax.Array:
 
 
 def activate(gate: jax.Array, up: jax.Array, kind: str, limit: float | None = None):
-    """Combines gate and up `[..., F]`; `kind` is one of `config.ACTIVATIONS`.
+    """Combines gate and up `[..., F]`; `kind` is one of `config_checks.ACTIVATIONS`.
 
     "clamped_swiglu" is gpt-oss's: both inputs clipped at `limit`, one added to up.
     """

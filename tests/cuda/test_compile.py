@@ -20,7 +20,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
 from moe_edge.kernels import decode_attention, delta_state, native, switches
-from moe_edge.model.config import ACTIVATIONS
+from moe_edge.model.config_checks import ACTIVATIONS
 from moe_edge.model.delta_net import DeltaNet
 from moe_edge.model.experts import run_experts
 from moe_edge.model.kv_cache import empty_caches

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moe_edge.model.config import GATES
+from moe_edge.model.config_checks import GATES
 from tests.support.conversion import convert
 from tests.support.refactored import write_random
 from tests.support.tiny_checkpoint import tiny_tokenizer

@@ -139,7 +139,7 @@ class Settings(PartitionOptions):
 
     @property
     def model_gate(self) -> str:
-        """One of `model.config.GATES`."""
+        """One of `model.config_checks.GATES`."""
         kind = GATES[self.gate]
         return f"proxy_{self.proxy_rule}" if kind == "proxy" else kind
 
