@@ -135,7 +135,7 @@ class Worker:
         if self._over is not None:
             self.passed(self._over)
             self._over = None
-        self.slots.queue.copy()
+        self.slots.carrier.copy()
 
     def _compute_some(self, call: Call, count: int, blocks: list[int]) -> np.ndarray:
         layer = call.layer
