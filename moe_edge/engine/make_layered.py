@@ -12,6 +12,7 @@ from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.weights import Weights
+from moe_edge.kernels import native
 from moe_edge.offload.direct_carrier import DirectCarrier
 from moe_edge.offload.home_slots import HomeSlots
 from moe_edge.offload.homes import Homes
@@ -48,9 +49,9 @@ def make_carrier(
     given = store, slots, link, recorder
     if not options.asynchronous:
         return CallerCarrier(*given, serial=True)
-    if slots.safe_in_thread:
-        return (CallerCarrier if store.memory == "host" else ThreadCarrier)(*given)
-    if options.layer_io == "direct":
+    if slots.safe_in_thread and store.memory == "host":
+        return CallerCarrier(*given, copy=native.copy)
+    if options.layer_io == "direct" and not slots.safe_in_thread:
         return DirectCarrier(*given, timed=timed)
     return ThreadCarrier(*given)
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from moe_edge.core.events import Recorder
-from moe_edge.kernels import native
 from moe_edge.offload.carrier import Carrier, Transfer, refuse_cancelled
 from moe_edge.offload.link import TransferLink, wait_until
 from moe_edge.offload.slots import Slots
@@ -117,13 +118,20 @@ class CallerCarrier(RealCarrier):
     that is not emulated is always free. Copying what is demanded counts as waiting.
 
     Args:
+      copy: `(row_R, record_R)` fills a row, such as by all cores; None: `slots.write`.
       serial: a request is carried out before it returns: the reference, same bytes, no
         overlap. An error cancels what it reaches, and the next request is carried.
     """
 
-    def __init__(self, *given, serial: bool = False, **options):
+    def __init__(
+        self,
+        *given,
+        copy: Callable[[np.ndarray, np.ndarray], None] | None = None,
+        serial: bool = False,
+        **options,
+    ):
         super().__init__(*given, **options)
-        self._serial = serial
+        self._copy, self._serial = copy, serial
 
     def catch_up(self) -> None:
         self.poll()
@@ -173,7 +181,7 @@ class CallerCarrier(RealCarrier):
     def _begin(self, run: Sequence[Transfer]) -> None:
         begun_s = time.perf_counter()
         try:
-            self._carry(run, self._write if self._serial else self._write_rows)
+            self._carry(run, self._write)
         except BaseException as error:
             self._failed(run, error)
             raise
@@ -182,9 +190,12 @@ class CallerCarrier(RealCarrier):
         if run[0].cause == "demand":
             self._copied_s += time.perf_counter() - begun_s
 
-    def _write_rows(self, run: Sequence[Transfer], sources: Sequence) -> None:
+    def _write(self, run: Sequence[Transfer], sources: Sequence) -> None:
+        if self._copy is None:
+            super()._write(run, sources)
+            return
         for transfer, source_R in zip(run, sources, strict=True):
-            native.copy(self.slots.row(transfer.slot), source_R)  # by all cores
+            self._copy(self.slots.row(transfer.slot), source_R)
 
     def _failed(self, run: Sequence[Transfer], error: BaseException) -> None:
         if self._serial:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.events import Recorder
+from moe_edge.kernels import native
 from moe_edge.offload import link as links
 from moe_edge.offload import real_carrier
 from moe_edge.offload.block_queue import BlockQueue
@@ -24,7 +25,7 @@ pytestmark = on_cpu
 def make(slots=8, **options):
     options.setdefault("recorder", Recorder())
     slots = AliasedSlots(slots, SIZE, np.float32)
-    return TransferQueue([CallerCarrier(Store(), slots, **options)])
+    return TransferQueue([CallerCarrier(Store(), slots, copy=native.copy, **options)])
 
 
 class Clock:
