@@ -210,8 +210,8 @@ def test_collaboration_of_experts_knows_nothing_of_language_models():
 
 
 def test_language_chain_is_found_through_other_files():
-    """As it was until `Blocks` in offload/transfer_queue.py."""
-    mover, store = (PACKAGE / f"offload/{n}.py" for n in ("transfer_queue", "store"))
+    """As it was until `Blocks` in offload/real_carrier.py."""
+    mover, store = (PACKAGE / f"offload/{n}.py" for n in ("real_carrier", "store"))
     through = {mover: ["moe_edge.offload.store.HostStore"]}
     chain = language_chain(
         PACKAGE / "papers/coserve/coe" / "executor.py",

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.roles import FIRST, SCHEDULER
 from moe_edge.core.checks import ConfigError
 from moe_edge.place.placer import ALONE
@@ -89,7 +88,7 @@ def has_several(options: ClusterOptions) -> bool:
 
 
 def _check_several(options: ClusterOptions) -> None:
-    wrong = {f"--mode {options.mode}": not isinstance(options, PrismOptions)}
+    wrong = {f"--mode {options.mode}": not options.several_gpus}
     wrong |= {f"--methods {name}": name in options.method_names for name in ALONE}
     for what in (what for what, is_given in wrong.items() if is_given):
         raise ConfigError(

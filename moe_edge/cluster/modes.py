@@ -9,11 +9,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.tables import load, plugins
+from moe_edge.model.config import ModelConfig
 
 SERVERS = "prism"
+OWN = {SERVERS: "moe_edge.cluster.prism.mode:MODE"}
+
+
+def _nothing(options: ClusterOptions, config: ModelConfig) -> None:
+    """Where the options say all that can be wrong."""
 
 
 class Mode(NamedTuple):
@@ -23,21 +28,29 @@ class Mode(NamedTuple):
       options: what a user says of it.
       make_node: (number, options, transport, reader) -> a process but the scheduler.
       programme: -> the class of what the scheduler does.
+      check: (options, config) -> the GPU of each process, where the options name it;
+        raises what options and model have against each other.
     """
 
     options: type[ClusterOptions]
     make_node: Callable[..., Any]
     programme: Callable[[], type]
+    check: Callable[[Any, ModelConfig], list[int] | None] = _nothing
 
 
 def modes() -> dict[str, Mode]:
-    """Those of papers, by name."""
-    return {name: load(place) for name, place in plugins("mode").items()}
+    """By name, ours first."""
+    return {name: load(place) for name, place in (OWN | plugins("mode")).items()}
+
+
+def mode_of(options: ClusterOptions) -> Mode:
+    """The mode whose options they are."""
+    return modes()[options.mode]
 
 
 def options_classes() -> dict[str, type[ClusterOptions]]:
     """Of all modes, by name, ours first."""
-    return {SERVERS: PrismOptions} | {n: mode.options for n, mode in modes().items()}
+    return {name: mode.options for name, mode in modes().items()}
 
 
 def options_of(**given) -> ClusterOptions:

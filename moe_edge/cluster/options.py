@@ -70,6 +70,12 @@ class ClusterOptions(abc.ABC):
         *("mode", "servers", "hung_s", "seed", "k", "route", "route_options"),
     )
     FILES: ClassVar[tuple[str, ...]] = ("checkpoint", "prompts")
+    # Of the mode: whether one process gets all requests, all at once; whether a process
+    # may have several GPUs; whether one thread of XLA a process is enough where cores
+    # are fewer.
+    one_home: ClassVar[bool] = True
+    several_gpus: ClassVar[bool] = False
+    few_threads: ClassVar[bool] = True
 
     checkpoint: str = "default"
     mode: str
@@ -171,6 +177,10 @@ class ClusterOptions(abc.ABC):
     def names_in_drills(self) -> dict[str, int]:
         """What a drill calls the processes but the scheduler -> their number there."""
         return {self.name_of(n + 1): n for n in range(self.processes - 1)}
+
+    def result_of(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """What a run returns of its `cluster.json`."""
+        return facts["row"]
 
     @property
     def method_names(self) -> list[str]:

@@ -1,6 +1,8 @@
 """What a user says of servers that ask each other, checked without JAX."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import FIRST
@@ -45,6 +47,7 @@ class PrismOptions(ClusterOptions):
 
     SHARED = (*ClusterOptions.SHARED, "slots", "max_batch", "period_s", "call_s")
     FILES = (*ClusterOptions.FILES, "placement")
+    one_home, several_gpus, few_threads = False, True, False
 
     mode: str = "prism"
     slots: str | None = None
@@ -98,6 +101,11 @@ class PrismOptions(ClusterOptions):
     def names_in_drills(self) -> dict[str, int]:
         """Servers go by their numbers."""
         return {str(n): n for n in range(self.servers)}
+
+    def result_of(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        keys = "failures", "bad_pairs", "lost_requests", "degraded"
+        keys += "compiled_after_warmup", "same_tokens"
+        return {"methods": facts["rows"]} | {key: facts[key] for key in keys}
 
     @property
     def method_names(self) -> list[str]:

@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moe_edge.cluster.model_checks import open_at_k
-from moe_edge.cluster.modes import Mode, modes
+from moe_edge.cluster.modes import mode_of
 from moe_edge.cluster.node.membership import say_hello
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.prism.mode import MODE
-from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.spec import Spec, began_file, facts_of
 from moe_edge.cluster.transport.base import Address, Transport
@@ -115,17 +113,13 @@ def join(spec: Spec, number: int, lobby: Lobby) -> Transport:
 def node_of(spec: Spec, number: int, transport: Transport) -> "Node":
     """A process that is not the scheduler."""
     reader = open_at_k(spec.options)
-    make_node = _mode_of(spec.options).make_node
+    make_node = mode_of(spec.options).make_node
     return make_node(number, spec.options, transport, reader)
 
 
 def programme_of(options: ClusterOptions) -> type:
     """What the scheduler does."""
-    return _mode_of(options).programme()
-
-
-def _mode_of(options: ClusterOptions) -> Mode:
-    return MODE if isinstance(options, PrismOptions) else modes()[options.mode]
+    return mode_of(options).programme()
 
 
 def run_node(spec: Spec, number: int, began: Path, make_node=node_of) -> None:

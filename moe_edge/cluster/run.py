@@ -21,7 +21,6 @@ from moe_edge.cluster.modes import options_classes, options_of
 from moe_edge.cluster.network.namespaces import EmulatedNetwork, emulated_network
 from moe_edge.cluster.node.membership import free_port
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.scheduler.wanted import wanted_of
 from moe_edge.cluster.spec import Spec
 from moe_edge.cluster.supervisor import Processes
@@ -97,17 +96,7 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         if not stored.is_file():  # one server, whose scheduler is elsewhere
             return {"process_id": options.process_id}
         facts = read_json(stored, strict=False, max_bytes=LARGE_FILE_BYTES)
-    if not isinstance(options, PrismOptions):
-        return facts["row"]
-    keys = (
-        "failures",
-        "bad_pairs",
-        "lost_requests",
-        "degraded",
-        "compiled_after_warmup",
-        "same_tokens",
-    )
-    return {"methods": facts["rows"]} | {key: facts[key] for key in keys}
+    return options.result_of(facts)
 
 
 def _numbers(options: ClusterOptions) -> list[int]:

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.spec import began_file
 from moe_edge.core.checks import ConfigError, MoeEdgeError, check_cores
@@ -92,7 +91,7 @@ class Processes:
         """Starts them; each writes a log of its own."""
         cores = check_cores(self._options.cores, len(numbers))
         environment = UNLESS_GIVEN | os.environ | ENVIRONMENT
-        if cores is None and not isinstance(self._options, PrismOptions):
+        if cores is None and self._options.few_threads:
             environment |= _few_threads(len(numbers), environment)
         for number in numbers:
             command = [*self._prefixes.get(number, ()), sys.executable]

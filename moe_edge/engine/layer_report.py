@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 
 from moe_edge.engine.expert_state import ExpertState, Moved
-from moe_edge.offload.home_queues import HomeQueues
 from moe_edge.offload.layer_step import LayerStep
 
 
@@ -73,7 +72,7 @@ class LayerReport:
 
     def _of_homes(self) -> dict:
         """What each home has and got, where there are several."""
-        if not isinstance(self._queue, HomeQueues):
+        if self._cache.homes is None:
             return {}
         parts = zip(self._cache.homes.slots_N, self._queue.report(), strict=True)
         return {"homes": [{"slots": slots} | each for slots, each in parts]}

@@ -1,4 +1,4 @@
-"""Builds a layered engine: slots, a queue and a link under one `LayerStep`."""
+"""Builds a layered engine: slots, a queue and links under one `LayerStep`."""
 
 from collections.abc import Sequence
 
@@ -12,32 +12,33 @@ from moe_edge.engine.layer_programs import LayerPrograms
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.weights import Weights
-from moe_edge.offload.carried_queue import CarriedQueue
-from moe_edge.offload.direct_queue import DirectQueue
-from moe_edge.offload.home_queues import HomeQueues
+from moe_edge.kernels import native
+from moe_edge.offload.direct_carrier import DirectCarrier
 from moe_edge.offload.home_slots import HomeSlots
 from moe_edge.offload.homes import Homes
 from moe_edge.offload.indexed_slots import IndexedSlots
 from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.link import TransferLink
+from moe_edge.offload.real_carrier import CallerCarrier, RealCarrier
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slots import DonatedSlots, Slots, make_slots
 from moe_edge.offload.store import HostStore
+from moe_edge.offload.thread_carrier import ThreadCarrier
 from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.predict.base import Predictor
 from moe_edge.route.base import Route
 from moe_edge.workload.traces import TraceRecorder
 
 
-def make_queue(
+def make_carrier(
     store: HostStore,
     slots: Slots,
     link: TransferLink,
     recorder,
     options: OffloadOptions,
     timed: bool = False,
-) -> TransferQueue:
-    """The queue for where blocks come from and go to.
+) -> RealCarrier:
+    """Who carries, by where blocks come from and go to.
 
     A thread waits for a disk or copies to another device (and from pinned memory
     anywhere); from memory to memory it would only take a core from the programs.
@@ -46,38 +47,39 @@ def make_queue(
       timed: whether somebody reads how long transfers took.
     """
     given = store, slots, link, recorder
-    if options.asynchronous and slots.safe_in_thread and store.memory == "host":
-        return CarriedQueue(*given)
-    is_direct = options.layer_io == "direct" and not slots.safe_in_thread
-    if options.asynchronous and is_direct:
-        return DirectQueue(*given, timed=timed)
-    return TransferQueue(*given, options.asynchronous)
+    if not options.asynchronous:
+        return CallerCarrier(*given, serial=True)
+    if slots.safe_in_thread and store.memory == "host":
+        return CallerCarrier(*given, copy=native.copy)
+    if options.layer_io == "direct" and not slots.safe_in_thread:
+        return DirectCarrier(*given, timed=timed)
+    return ThreadCarrier(*given)
 
 
-def make_home_queues(
+def make_home_queue(
     store: HostStore,
     homes: Homes,
     devices: Sequence[jax.Device],
     recorder,
     options: OffloadOptions,
     timed: bool = False,
-) -> HomeQueues:
-    """Slots, a queue and a link for every home, as one queue."""
+) -> TransferQueue:
+    """Slots, a carrier and a link for every home, under one queue."""
     shape = store.record_size, store.dtype
     parts = [
         make_slots(count, *shape, device=device)
         for count, device in zip(homes.slots_N, devices, strict=True)
     ]
-    slots, queues = HomeSlots(parts, devices), []
+    slots, carriers = HomeSlots(parts, devices), []
     try:
         for home in range(len(homes)):
             given = options.link(), recorder, options, timed
-            queues.append(make_queue(store, slots.part(home), *given))
+            carriers.append(make_carrier(store, slots.part(home), *given))
     except BaseException:
-        for queue in queues:
-            queue.close()
+        for carrier in carriers:
+            carrier.close()
         raise
-    return HomeQueues(queues, slots, homes.home_S)
+    return TransferQueue(carriers, slots, homes.home_S)
 
 
 def make_layered(
@@ -114,10 +116,11 @@ def make_layered(
         kind = IndexedSlots if in_words else DonatedSlots
         shape = spec.num_slots, store.record_size, store.dtype
         slots = make_slots(*shape, elsewhere=kind)
-        queue = make_queue(store, slots, link, recorder, options, timed)
+        carrier = make_carrier(store, slots, link, recorder, options, timed)
+        queue = TransferQueue([carrier])
     else:
         given = recorder, options, timed
-        queue = make_home_queues(store, homes, devices[: len(homes)], *given)
+        queue = make_home_queue(store, homes, devices[: len(homes)], *given)
     try:
         layer_step = LayerStep(
             cache,

@@ -1,50 +1,19 @@
-"""What every queue of expert blocks does: who waits, who goes first, what it came to.
+"""The queue of expert blocks: what was asked for, and what lies in which slot.
 
-Three queues carry: `transfer_queue.TransferQueue` by a thread, `carried_queue.
-CarriedQueue` by whoever asks, both in real time, and `virtual_queue.VirtualQueue` in
-computed time. Blocks go one after another, demands before prefetches, each in order,
-and a transfer under way is never interrupted.
-
-Blocks that were asked for together and lie next to one another in the store travel as
-one (`TransferLink.merges`): the link's latency passes once. They stay requests of
-their own until then, so each may be taken back or become a demand alone.
+One for real and computed time: a `Carrier` a link keeps the order and brings the
+blocks. There is one link, or one a home (`homes`): a request goes to the carrier of the
+home whose slot it names, so demands of one home do not wait for another's.
 """
 
-import contextlib
 import dataclasses
-import itertools
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
+
+import numpy as np
 
 from moe_edge.core.checks import check_known
 from moe_edge.core.events import CAUSES, Total
+from moe_edge.offload.carrier import Carrier, Transfer
 from moe_edge.offload.link import TransferLink
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Transfer:
-    """One requested transfer, which only its queue changes; times are of its clock."""
-
-    layer: int
-    expert: int
-    slot: int
-    key: int  # layer * E + expert
-    cause: str  # one of `core.events.CAUSES`
-    step: int | None  # as the caller counts, for the event
-    requested_s: float
-    clock: Callable[[], float] = dataclasses.field(repr=False)  # real or computed
-    state: str = "queued"  # then "running", "done" (copied) or "cancelled"
-    seconds: float = 0.0  # on the link, its share of a common transfer; once copied
-    # When the link has delivered it: known once it is copied, and after the copy's end
-    # on an emulated or a computed link.
-    arrival_s: float = 0.0
-    num_bytes: int = 0  # of the block
-    batch: int = 0  # requests of one number were made together
-
-    @property
-    def done(self) -> bool:
-        """The slot holds the block and the link has delivered it."""
-        return self.state == "done" and self.clock() >= self.arrival_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,61 +30,46 @@ class TransferStats:
 
 
 class BlockQueue:
-    """The queue's bookkeeping; a subclass carries blocks, waits and tells the time.
-
-    Attributes:
-      link: what the blocks travel over.
+    """All methods belong to one thread, the engine's.
 
     Args:
-      block_bytes: of a block, of the largest one where they differ.
-      num_experts: E, blocks of a layer.
-      clock: tells the time in seconds.
-      lock: guards what another thread changes; None: there is no other.
+      carriers: of the homes, in their order; all alike and over one store.
+      num_slots: S, that requests may name; None: any.
+      home_S: the home of each slot, of several homes.
     """
 
-    link: TransferLink
-
     def __init__(
-        self, block_bytes: int, num_experts: int, clock: Callable[[], float], lock=None
+        self,
+        carriers: Sequence[Carrier],
+        num_slots: int | None = None,
+        home_S: np.ndarray | None = None,
     ):
-        self.block_bytes, self.num_experts = block_bytes, num_experts
-        self._clock = clock
-        self._lock = contextlib.nullcontext() if lock is None else lock
-        # In order of urgency.
-        self._queues: dict[str, deque[Transfer]] = {cause: deque() for cause in CAUSES}
+        self.carriers = tuple(carriers)
+        self.block_bytes = carriers[0].block_bytes
+        self._num_slots = num_slots
+        self._home_S = None if home_S is None else home_S.tolist()
         self._in_slot: dict[int, Transfer] = {}  # the latest request of every slot
         self._unused: dict[int, Transfer] = {}  # prefetches by key until first used
         self._batches = 0  # so far
         self.reset_stats()
 
-    # What a subclass does.
+    @property
+    def link(self) -> TransferLink:
+        """The first home's; all are alike."""
+        return self.carriers[0].link
 
-    def wait(self, transfers: Iterable[Transfer]) -> float:
-        """Returns when all blocks are in their slots: the seconds it took."""
-        raise NotImplementedError
+    def carrier_of(self, transfer: Transfer) -> Carrier:
+        """Over whose link it goes."""
+        home_S = self._home_S
+        return self.carriers[0 if home_S is None else home_S[transfer.slot]]
 
-    def poll(self) -> None:
-        """Does what is due by now, without waiting."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Ends what runs in the background."""
-
-    def _catch_up(self) -> None:
-        """Before the order changes: begins what travels by now, where nobody else does,
-        so that it is neither overtaken nor taken back."""
-
-    def _check(self) -> None:
-        """Refuses requests where there is a reason; the lock is held."""
-
-    def _wake(self) -> None:
-        """A request has come; the lock is held."""
-
-    def _num_bytes(self, layer: int, expert: int) -> int:
-        """Of a block; all are equal, but where a subclass says otherwise."""
-        return self.block_bytes
-
-    # What all share.
+    def _by_carrier(
+        self, transfers: Sequence[Transfer]
+    ) -> Iterable[tuple[Carrier, list[Transfer]]]:
+        parts: dict[Carrier, list[Transfer]] = {}
+        for transfer in transfers:
+            parts.setdefault(self.carrier_of(transfer), []).append(transfer)
+        return parts.items()
 
     def request(
         self, layer: int, expert: int, slot: int, cause: str, step: int | None = None
@@ -140,36 +94,37 @@ class BlockQueue:
         Returns:
           a transfer of each, as `blocks` are ordered.
         Raises:
-          RuntimeError: a queued request aims at the same slot.
+          IndexError: no such slot.
+          RuntimeError: a queued request aims at the same slot, or the queue is closed;
+          whatever a copy raised before.
         """
         if cause not in CAUSES:
             check_known("transfer cause", cause, CAUSES)
-        self._catch_up()
-        now_s, clock, E = self._clock(), self._clock, self.num_experts
+        for carrier in self.carriers:
+            carrier.catch_up()
+        first = self.carriers[0]
+        now_s, E = first.clock(), first.num_experts
         self._batches += 1
         transfers = [
             Transfer(
-                *(layer, expert, slot, layer * E + expert, cause, step, now_s, clock),
+                *(layer, expert, slot, layer * E + expert, cause, step),
+                *(now_s, first.clock),
                 batch=self._batches,
-                num_bytes=self._num_bytes(layer, expert),
+                num_bytes=first.num_bytes(layer, expert),
             )
             for layer, expert, slot in blocks
         ]
-        with self._lock:
-            self._check()
-            for transfer in transfers:
-                self._refuse_queued(transfer.slot)
-            for transfer in transfers:
-                self._occupy(transfer)
-            self._enqueue(cause, transfers)
+        for transfer in transfers:
+            self._check_slot(transfer.slot)
+        for transfer in transfers:
+            self._occupy(transfer)
+        for carrier, part in self._by_carrier(transfers):
+            carrier.ask(cause, part)
         return transfers
 
-    def _enqueue(self, cause: str, transfers: Sequence[Transfer]) -> None:
-        """Requests wait for the link; the lock is held."""
-        self._queues[cause].extend(_neighbours_together(transfers, self.num_experts))
-        self._wake()
-
-    def _refuse_queued(self, slot: int) -> None:
+    def _check_slot(self, slot: int) -> None:
+        if self._num_slots is not None and not 0 <= slot < self._num_slots:
+            raise IndexError(f"slot {slot}; there are {self._num_slots}")
         last = self._in_slot.get(slot)
         if last is not None and last.state == "queued":
             raise RuntimeError(
@@ -187,37 +142,33 @@ class BlockQueue:
         if transfer.cause == "prefetch":
             self._unused[transfer.key] = transfer
 
-    def _next_queue(self) -> deque[Transfer] | None:
-        """The most urgent queue that is not empty."""
-        return next((queue for queue in self._queues.values() if queue), None)
+    def wait(self, transfers: Iterable[Transfer]) -> float:
+        """Returns when all blocks are in their slots: the seconds it took.
 
-    def _take(
-        self, waiting: deque[Transfer], limit: int | None = None, apart: bool = False
-    ) -> list[Transfer]:
-        """The next transfer of a queue and what travels with it: under way from now.
+        What is waited for is begun on all links first.
 
-        Args:
-          limit: of blocks; None: none.
-          apart: whether also blocks that are no neighbours travel with it.
+        Raises:
+          RuntimeError: a transfer was cancelled, or the queue is closed; what a copy
+          raised.
         """
-        run = [waiting.popleft()]
-        if self.link.merges:
-            while waiting and len(run) != limit:
-                if not apart and not _follows(waiting[0], run[-1]):
-                    break
-                run.append(waiting.popleft())
-        for transfer in run:
-            transfer.state = "running"
-        return run
+        if self._home_S is None:
+            return self.carriers[0].wait(list(transfers))
+        parts = self._by_carrier(list(transfers))
+        for carrier, part in parts:
+            carrier.begin(part)
+        return sum(carrier.wait(part) for carrier, part in parts)
+
+    def poll(self) -> None:
+        """Does what is due by now, without waiting.
+
+        Raises: what a copy raised.
+        """
+        for carrier in self.carriers:
+            carrier.poll()
 
     def promote(self, transfer: Transfer) -> None:
         """The block is needed now: a queued prefetch becomes the last demand."""
-        self._catch_up()
-        with self._lock:
-            if transfer.state == "queued" and transfer.cause == "prefetch":
-                self._queues["prefetch"].remove(transfer)
-                transfer.cause = "demand"
-                self._queues["demand"].append(transfer)
+        self.carrier_of(transfer).promote(transfer)
         self.used(transfer.key)
 
     def used(self, key: int) -> None:
@@ -234,14 +185,8 @@ class BlockQueue:
         Returns:
           (layer, expert, slot) of each; nothing was written there.
         """
-        self._catch_up()
         keeps = keep if callable(keep) else keep.__contains__
-        with self._lock:
-            queued = self._queues["prefetch"]
-            cancelled = [transfer for transfer in queued if not keeps(transfer.key)]
-            for transfer in cancelled:
-                transfer.state = "cancelled"
-            self._queues["prefetch"] = deque(t for t in queued if t.state == "queued")
+        cancelled = [t for each in self.carriers for t in each.take_back(keeps)]
         for transfer in cancelled:
             self._unused.pop(transfer.key, None)
         self._cancelled += len(cancelled)
@@ -249,73 +194,48 @@ class BlockQueue:
             (transfer.layer, transfer.expert, transfer.slot) for transfer in cancelled
         ]
 
-    def _carried(self, run: Sequence[Transfer], start_s: float, end_s: float) -> None:
-        """Accounts for blocks that occupy the link from start to end, as one."""
-        total, seconds = self._totals[run[0].cause], end_s - start_s
-        num_bytes = sum(transfer.num_bytes for transfer in run)
-        total.count += len(run)
-        total.bytes += num_bytes
-        total.seconds += seconds
-        self._merged += sum(_follows(b, a) for a, b in itertools.pairwise(run))
-        for transfer in run:
-            transfer.seconds = seconds * (transfer.num_bytes / num_bytes)
-            transfer.arrival_s = end_s
+    def close(self) -> None:
+        """Finishes transfers under way, drops the others and ends threads."""
+        for carrier in self.carriers:
+            carrier.close()
 
     def recover(self) -> None:
         """Forgets all requests, after an error; none is on its way afterwards."""
-        for queue in self._queues.values():
-            queue.clear()
+        for carrier in self.carriers:
+            carrier.recover()
         self._in_slot.clear()
         self._unused.clear()
 
     def reset_stats(self) -> None:
         """Counts from here on; what was prefetched before is nobody's waste."""
-        with self._lock:
-            self._totals = {cause: Total() for cause in CAUSES}
-        self._wasted_bytes = self._cancelled = self._merged = 0
-        self._wait_s = 0.0
+        for carrier in self.carriers:
+            carrier.reset_stats()
+        self._wasted_bytes = self._cancelled = 0
         self._unused.clear()
 
     def stats(self) -> TransferStats:
-        """Sums since the last `reset_stats`."""
-        with self._lock:
-            totals = {c: dataclasses.replace(t) for c, t in self._totals.items()}
+        """Sums over all links since the last `reset_stats`."""
         unused = [t.num_bytes for t in self._unused.values() if t.state == "done"]
         return TransferStats(
-            demand=totals["demand"],
-            prefetch=totals["prefetch"],
+            demand=self._total("demand"),
+            prefetch=self._total("prefetch"),
             wasted_bytes=self._wasted_bytes,
             unused_bytes=sum(unused),
             cancelled=self._cancelled,
-            merged=self._merged,
-            wait_s=self._wait_s,
+            merged=sum(carrier.merged for carrier in self.carriers),
+            wait_s=sum(carrier.wait_s for carrier in self.carriers),
         )
 
+    def _total(self, cause: str) -> Total:
+        parts = [dataclasses.astuple(c.totals[cause]) for c in self.carriers]
+        return Total(*map(sum, zip(*parts, strict=True)))
 
-def _follows(transfer: Transfer, other: Transfer) -> bool:
-    """Whether it was asked for together with the other, its neighbour in the store."""
-    return (
-        transfer.batch == other.batch
-        and transfer.layer == other.layer
-        and transfer.expert == other.expert + 1
-    )
-
-
-def _neighbours_together(
-    transfers: Sequence[Transfer], num_experts: int
-) -> Sequence[Transfer]:
-    """In order, but a group of neighbours goes where its most urgent one does."""
-    if len(transfers) == 1:
-        return transfers
-    left = {transfer.key: transfer for transfer in transfers}
-    ordered = []
-    for key in list(left):
-        if key not in left:
-            continue
-        while key % num_experts and key - 1 in left:
-            key -= 1
-        ordered.append(left.pop(key))
-        while (key + 1) % num_experts and key + 1 in left:
-            key += 1
-            ordered.append(left.pop(key))
-    return ordered
+    def report(self) -> list[dict]:
+        """What came over each link, ready for JSON."""
+        return [
+            {
+                "bytes": sum(total.bytes for total in carrier.totals.values()),
+                "wait_s": carrier.wait_s,
+            }
+            for carrier in self.carriers
+        ]

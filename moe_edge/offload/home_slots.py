@@ -9,7 +9,7 @@ from moe_edge.offload.slots import DonatedSlots, Slots
 
 
 class HomeSlots:
-    """The slots of all homes, which each home's queue writes through its `part`.
+    """The slots of all homes, which each home's carrier writes through its `part`.
 
     Args:
       parts: of each home, on its device.
@@ -37,7 +37,7 @@ class HomeSlots:
 
 
 class HomePart:
-    """The slots of one home as its queue sees them: numbered among those of all."""
+    """The slots of one home as its carrier sees them: numbered among those of all."""
 
     def __init__(self, slots: Slots, first: int):
         self._slots, self._first = slots, first

@@ -21,8 +21,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import numpy as np
 
 from moe_edge.core.events import Recorder
-from moe_edge.offload.block_queue import Transfer
-from moe_edge.offload.home_queues import Queues
+from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.carrier import Transfer
 from moe_edge.offload.layer_visit import LayerVisit
 from moe_edge.offload.prefetch import Prefetcher
 from moe_edge.offload.residency import Residency
@@ -51,7 +51,7 @@ class LayerStep:
     def __init__(
         self,
         cache: SlotCache,
-        queue: Queues,
+        queue: BlockQueue,
         *,
         predictor: Predictor | None = None,
         horizon: int = 1,

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from moe_edge.offload.block_queue import Transfer
+from moe_edge.offload.carrier import Transfer
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from moe_edge.offload.block_queue import Transfer
+from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.carrier import Transfer
 from moe_edge.offload.evict_base import CacheSpec
-from moe_edge.offload.home_queues import Queues
 from moe_edge.offload.slot_cache import SlotCache
 
 
@@ -106,7 +106,7 @@ class SlotPins:
 class Residency:
     """Gives blocks slots (by `cache` and `pins`) and asks `queue` for their bytes."""
 
-    def __init__(self, cache: SlotCache, queue: Queues):
+    def __init__(self, cache: SlotCache, queue: BlockQueue):
         self.cache, self.queue, self.spec = cache, queue, cache.spec
         homes = cache.homes
         is_fixed = homes is not None and homes.is_fixed

@@ -77,6 +77,13 @@ def test_each_number_is_used_and_each_name_is_there(name):
 
 # Measures that a page leaves to result.json.
 UNSEEN: dict[str, set[str]] = {
+    "better_together": {
+        "points.agreement",
+        "points.moved",
+        "points.ratio_high",
+        "points.ratio_low",
+        "points.slots",
+    },
     "coserve_fig1": {
         "networks.batch_bytes",
         "networks.best_batch",

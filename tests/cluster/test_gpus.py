@@ -5,8 +5,8 @@ import pytest
 
 from moe_edge.cluster import gpus, run
 from moe_edge.cluster.gpus import ORDER, VISIBLE, gpu_environments, one_gpu_each
-from moe_edge.cluster.model_checks import given_placement
 from moe_edge.cluster.modes import options_of
+from moe_edge.cluster.prism.model_checks import given_placement
 from moe_edge.cluster.run import run_cluster
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError

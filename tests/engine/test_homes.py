@@ -17,7 +17,7 @@ from moe_edge.engine.weights import load_weights
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sub_experts import split_config
 from moe_edge.offload.slots import DonatedSlots
-from moe_edge.offload.transfer_queue import TransferQueue
+from moe_edge.offload.thread_carrier import ThreadCarrier
 from tests.support.layered import (
     NINE,
     StoreReader,
@@ -237,7 +237,7 @@ def test_homes_elsewhere_than_on_a_cpu_get_blocks_from_threads(monkeypatch):
 
     monkeypatch.setattr("moe_edge.engine.make_layered.make_slots", make_slots)
     engine = layered(*BITS[:2], 3, devices=3, predictor="stale_gate")
-    assert all(type(q) is TransferQueue for q in engine.queue.queues)
+    assert all(type(each) is ThreadCarrier for each in engine.queue.carriers)
     assert_same_bits(engine, *BITS, STEPS)
     assert_at_home(engine)
     assert_moved(engine, 3)
@@ -255,8 +255,8 @@ def test_homes_recover_after_a_transfer_that_failed(monkeypatch):
             raise OSError("no such block")
         return store.record(layer, expert)
 
-    for queue in engine.queue.queues:
-        monkeypatch.setattr(queue, "_source", record)
+    for carrier in engine.queue.carriers:
+        monkeypatch.setattr(carrier, "_source", record)
     with pytest.raises(OSError, match="no such block"):
         forced_logits(engine, random_prompts(GQA, NINE), STEPS)
     engine.recover()

@@ -347,10 +347,11 @@ def test_trace_counts_the_bytes_of_lookups_in_waves():
 
 def test_failed_serial_transfer_leaves_no_block_behind():
     engine = engine_of(asynchronous=False)
-    link, engine.queue.link = engine.queue.link, BrokenLink()
+    (carrier,) = engine.queue.carriers
+    link, carrier.link = carrier.link, BrokenLink()
     with pytest.raises(OSError, match="the disk is gone"):
         assert_same_bits(engine, *BITS)
-    engine.queue.link = link
+    carrier.link = link
     assert_same_bits(engine, *BITS)
 
 
@@ -425,7 +426,7 @@ def test_planning_holds_no_device_array_and_makes_no_program(predictor, monkeypa
 def test_dead_mover_raises_what_it_died_of():
     engine = engine_of()
     session = engine.new_session(1, CAPACITY)
-    engine.queue.link = BrokenLink()
+    engine.queue.carriers[0].link = BrokenLink()
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):
             engine.prefill(session, random_prompts(GQA, NINE))

@@ -16,9 +16,9 @@ from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.model import kv_cache
-from moe_edge.offload.carried_queue import CarriedQueue
+from moe_edge.offload.real_carrier import CallerCarrier
 from moe_edge.offload.store import HostStore
-from moe_edge.offload.transfer_queue import TransferQueue
+from moe_edge.offload.thread_carrier import ThreadCarrier
 from tests.support.conversion import convert
 from tests.support.layered import (
     NINE,
@@ -350,7 +350,7 @@ BY_THREAD = OffloadOptions(memory="pinned")
 
 def test_closed_engine_lets_go_of_its_records():
     engine = make_offloaded(StoreReader(GQA), BY_THREAD)
-    thread = engine.queue._thread
+    thread = engine.queue.carriers[0].thread
     assert thread.is_alive() and isinstance(engine.queue.store, HostStore)
     engine.close()
     engine.close()  # twice is as good
@@ -361,31 +361,32 @@ def test_closed_engine_lets_go_of_its_records():
 
 @on_cpu
 @pytest.mark.parametrize(
-    "options, kind, has_thread",
+    "options, kind, is_serial",
     [
-        ({}, CarriedQueue, False),
-        ({"link_bytes_per_s": 1e9}, CarriedQueue, False),
-        ({"memory": "pinned"}, TransferQueue, True),
-        ({"asynchronous": False}, TransferQueue, False),
+        ({}, CallerCarrier, False),
+        ({"link_bytes_per_s": 1e9}, CallerCarrier, False),
+        ({"memory": "pinned"}, ThreadCarrier, None),
+        ({"asynchronous": False}, CallerCarrier, True),
     ],
 )
-def test_who_carries_depends_on_where_blocks_come_from(options, kind, has_thread):
+def test_who_carries_depends_on_where_blocks_come_from(options, kind, is_serial):
     engine = make_offloaded(StoreReader(GQA), OffloadOptions(**options))
-    assert type(engine.queue) is kind
-    assert (engine.queue._thread is not None) == has_thread
+    (carrier,) = engine.queue.carriers
+    assert type(carrier) is kind
+    assert getattr(carrier, "_serial", None) == is_serial
     engine.close()
 
 
 @pytest.fixture
-def queues(monkeypatch):
+def carriers(monkeypatch):
     """The queues that assemblies make."""
     made = []
 
     def make(*args, **kwargs):
-        made.append(TransferQueue(*args, **kwargs))
+        made.append(ThreadCarrier(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr("moe_edge.engine.make_layered.TransferQueue", make)
+    monkeypatch.setattr("moe_edge.engine.make_layered.ThreadCarrier", make)
     return made
 
 
@@ -396,12 +397,12 @@ def queues(monkeypatch):
         (GQA, np.uint16, "made for uint16 records, the slots hold float32"),
     ],
 )
-def test_refused_assembly_leaves_no_thread(queues, config, dtype, message):
+def test_refused_assembly_leaves_no_thread(carriers, config, dtype, message):
     programs = LayerPrograms(config, dtype)
     with pytest.raises(ConfigError, match=message):
         make_offloaded(StoreReader(GQA), BY_THREAD, programs=programs)
-    (queue,) = queues
-    assert not queue._thread.is_alive()
+    (carrier,) = carriers
+    assert not carrier.thread.is_alive()
 
 
 def test_profile_trace_is_read_once(monkeypatch):

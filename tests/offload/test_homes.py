@@ -1,18 +1,18 @@
-"""Who lives where, slots of several homes in one cache, and their queues as one."""
+"""Who lives where, slots of several homes in one cache, one queue over their links."""
 
 import jax
 import numpy as np
 import pytest
 
-from moe_edge.offload.carried_queue import CarriedQueue
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
-from moe_edge.offload.home_queues import HomeQueues
 from moe_edge.offload.home_slots import HomeSlots
 from moe_edge.offload.homes import Homes, homes_by_counts, homes_in_turn
 from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.real_carrier import CallerCarrier
 from moe_edge.offload.residency import Residency
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slots import AliasedSlots, DonatedSlots
+from moe_edge.offload.thread_carrier import ThreadCarrier
 from moe_edge.offload.transfer_queue import TransferQueue
 
 E, SIZE = 6, 16
@@ -37,14 +37,16 @@ def cache_of(homes=TURNS) -> SlotCache:
     return SlotCache(spec, get_eviction("lru"), homes)
 
 
-def queues_of(kind=CarriedQueue, slots=AliasedSlots, homes=TURNS, **link) -> HomeQueues:
+def queue_of(
+    kind=CallerCarrier, slots=AliasedSlots, homes=TURNS, **link
+) -> TransferQueue:
     devices = jax.local_devices()[: len(homes)]
     sizes = zip(homes.slots_N, devices, strict=True)
     parts = [slots(count, SIZE, np.float32, device) for count, device in sizes]
     all_slots = HomeSlots(parts, devices)
     made = [EmulatedLink(4 * SIZE / COPY_S) if link else None for _ in devices]
-    queues = [kind(Store(), all_slots.part(n), made[n]) for n in range(len(homes))]
-    return HomeQueues(queues, all_slots, homes.home_S)
+    carriers = [kind(Store(), all_slots.part(n), made[n]) for n in range(len(homes))]
+    return TransferQueue(carriers, all_slots, homes.home_S)
 
 
 def test_experts_take_homes_in_turn_or_by_how_often_they_are_used():
@@ -119,56 +121,54 @@ def test_a_home_evicts_as_a_cache_of_its_own_would(policy):
 
 
 @pytest.mark.parametrize(
-    "kind, slots", [(CarriedQueue, AliasedSlots), (TransferQueue, DonatedSlots)]
+    "kind, slots", [(CallerCarrier, AliasedSlots), (ThreadCarrier, DonatedSlots)]
 )
 def test_homes_load_at_once_each_over_its_own_link(kind, slots):
-    queues = queues_of(kind, slots, emulated=True)
+    queue = queue_of(kind, slots, emulated=True)
     cache = cache_of()
-    residency = Residency(cache, queues)
+    residency = Residency(cache, queue)
     try:
         experts = [0, 3, 1, 2]  # two of home 0, one of homes 1 and 2
         cache.look_up(0, np.array([experts]), None, step=0)
-        for queue in queues.queues:  # compiles what copies
-            queue.slots.write(
-                int(queue.slots.num_slots) - 1, np.zeros(SIZE, np.float32)
-            )
+        for each in queue.carriers:  # compiles what copies
+            each.slots.write(each.slots.num_slots - 1, np.zeros(SIZE, np.float32))
         transfers = residency.demand(0, experts, step=0)
-        queues.wait(transfers)
+        queue.wait(transfers)
         begun_s = transfers[0].requested_s
         # When each link is free again; one alone would have been after four copies.
-        taken_s = [queue.link.free_s - begun_s for queue in queues.queues]
+        taken_s = [each.link.free_s - begun_s for each in queue.carriers]
         copies_N = np.array(taken_s) / COPY_S
         assert (copies_N >= [1.99, 0.99, 0.99]).all()
         assert (copies_N < [3.5, 2.5, 2.5]).all()
         assert all(transfer.done for transfer in transfers)
-        arrays = [np.asarray(array) for array in queues.slots.array]
-        devices = [array.devices() for array in queues.slots.array]
-        assert devices == [{device} for device in queues.slots.devices]
+        arrays = [np.asarray(array) for array in queue.slots.array]
+        devices = [array.devices() for array in queue.slots.array]
+        assert devices == [{device} for device in queue.slots.devices]
         for expert in experts:
             home, slot = TURNS.home_LE[0, expert], cache.slot_LE[0, expert]
             assert (arrays[home][slot - TURNS.first_N[home]] == expert).all()
-        stats = queues.stats()
+        stats = queue.stats()
         assert stats.demand.count == 4 and stats.demand.bytes == 4 * 4 * SIZE
-        assert [each["bytes"] for each in queues.report()] == [128, 64, 64]
-        assert stats.wait_s == pytest.approx(sum(e["wait_s"] for e in queues.report()))
+        assert [each["bytes"] for each in queue.report()] == [128, 64, 64]
+        assert stats.wait_s == pytest.approx(sum(e["wait_s"] for e in queue.report()))
     finally:
-        queues.close()
+        queue.close()
 
 
 def test_prefetches_are_taken_back_promoted_and_forgotten_at_every_home():
-    queues = queues_of(emulated=True)
-    first = queues.request_all([(0, 0, 0), (0, 1, 2)], "demand")
-    ahead = queues.request_all([(1, 5, 1), (1, 0, 3), (1, 1, 4)], "prefetch")
+    queue = queue_of(emulated=True)
+    first = queue.request_all([(0, 0, 0), (0, 1, 2)], "demand")
+    ahead = queue.request_all([(1, 5, 1), (1, 0, 3), (1, 1, 4)], "prefetch")
     assert [transfer.slot for transfer in ahead] == [1, 3, 4]
-    queues.promote(ahead[0])
+    queue.promote(ahead[0])
     assert ahead[0].cause == "demand"
     # The third went over an idle link at once.
-    assert queues.cancel_prefetches() == [(1, 0, 3)]
-    queues.wait([*first, ahead[0], ahead[2]])
-    queues.used(ahead[2].key)
-    assert queues.stats().unused_bytes == 0 and queues.stats().cancelled == 1
-    queues.reset_stats()
-    assert queues.stats().demand.count == 0
-    queues.recover()
-    queues.wait(queues.request_all([(0, 0, 0)], "demand"))
-    queues.close()
+    assert queue.cancel_prefetches() == [(1, 0, 3)]
+    queue.wait([*first, ahead[0], ahead[2]])
+    queue.used(ahead[2].key)
+    assert queue.stats().unused_bytes == 0 and queue.stats().cancelled == 1
+    queue.reset_stats()
+    assert queue.stats().demand.count == 0
+    queue.recover()
+    queue.wait(queue.request_all([(0, 0, 0)], "demand"))
+    queue.close()

@@ -8,36 +8,29 @@ import numpy as np
 from moe_edge.core.events import Recorder
 from moe_edge.engine.layer_report import LayerReport
 from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.carrier import Carrier
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from moe_edge.offload.layer_step import LayerStep
+from moe_edge.offload.link import TransferLink
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.predict.base import Predictor
 
 L, E, K = 3, 6, 2
 
 
-class FakeQueue(BlockQueue):
-    """Notes what it is asked for; `carry` lets the next blocks arrive."""
+class FakeCarrier(Carrier):
+    """`carry` lets the next blocks arrive."""
 
     def __init__(self):
-        super().__init__(1, E, time.perf_counter)
-        self.asked, self.used_keys = [], []
+        super().__init__(TransferLink(), 1, E, time.perf_counter)
 
     @property
     def waiting(self):
-        return [transfer for queue in self._queues.values() for transfer in queue]
-
-    @property
-    def cancelled(self):
-        return self.stats().cancelled
-
-    def request_all(self, blocks, cause, step=None):
-        self.asked += [(cause, layer, expert) for layer, expert, _ in blocks]
-        return super().request_all(blocks, cause, step)
+        return [transfer for queue in self._waiting.values() for transfer in queue]
 
     def carry(self, count=100):
         for _ in range(min(count, len(self.waiting))):
-            transfer = self._next_queue().popleft()
+            transfer = self._next().popleft()
             dated_s = transfer.arrival_s
             self._carried([transfer], 0.0, 0.0)
             transfer.state, transfer.arrival_s = "done", dated_s
@@ -52,6 +45,27 @@ class FakeQueue(BlockQueue):
 
     def poll(self):
         pass
+
+
+class FakeQueue(BlockQueue):
+    """Notes what it is asked for."""
+
+    def __init__(self):
+        super().__init__([FakeCarrier()])
+        self.asked, self.used_keys = [], []
+        self.carry = self.carriers[0].carry
+
+    @property
+    def waiting(self):
+        return self.carriers[0].waiting
+
+    @property
+    def cancelled(self):
+        return self.stats().cancelled
+
+    def request_all(self, blocks, cause, step=None):
+        self.asked += [(cause, layer, expert) for layer, expert, _ in blocks]
+        return super().request_all(blocks, cause, step)
 
     def used(self, key):
         self.used_keys.append(key)
@@ -206,7 +220,7 @@ def test_stale_prefetch_under_way_is_finished_and_one_of_another_layer_stays():
     prefetch(layer_step, 0, 0)
     running, queued = layer_step.queue.waiting
     running.state = "running"
-    layer_step.queue._queues["prefetch"].remove(running)
+    layer_step.queue.carriers[0]._waiting["prefetch"].remove(running)
     visit = look_up(layer_step, 1, 0, 1)
     assert layer_step.queue.waiting == [queued] and layer_step.queue.cancelled == 0
     # Its slot is still being written: no victim until it has arrived.

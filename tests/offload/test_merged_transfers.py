@@ -6,26 +6,27 @@ import threading
 import numpy as np
 import pytest
 
-from moe_edge.core.events import Recorder
+from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.computed_carrier import ComputedCarrier
 from moe_edge.offload.link import EmulatedLink, TransferLink
 from moe_edge.offload.slots import AliasedSlots, DonatedSlots
-from moe_edge.offload.transfer_queue import TransferQueue
-from moe_edge.offload.virtual_queue import VirtualQueue
 from tests.offload.test_transfer_queue import (
     BLOCK,
     EXPERTS,
     LAYERS,
     SIZE,
     GateLink,
-    Store,
     contents,
+    events_of,
+    queue_of,
 )
 from tests.support.slot_kinds import KINDS, on_cpu
 
 
 def virtual(**link):
     # 3 s of latency and 1 s a block.
-    return VirtualQueue(EmulatedLink(1.0, 3.0, **link), block_bytes=1, num_experts=8)
+    link = EmulatedLink(1.0, 3.0, **link)
+    return BlockQueue([ComputedCarrier(link, block_bytes=1, num_experts=8)])
 
 
 def ask(queue, experts, cause="demand", layer=0, slot=0):
@@ -40,7 +41,7 @@ def arrivals(transfers):
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_nothing_asked_for_is_nothing_moved(asynchronous):
     slots = DonatedSlots(2, BLOCK, np.float32)
-    with TransferQueue(Store(), slots, asynchronous=asynchronous) as queue:
+    with queue_of(slots, asynchronous=asynchronous) as queue:
         assert queue.request_all([], "demand") == []
     assert virtual().request_all([], "demand") == []
 
@@ -102,7 +103,7 @@ def test_a_part_that_is_needed_now_leaves_its_run():
 def test_a_run_under_way_is_not_interrupted():
     queue = virtual()
     run = ask(queue, [1, 2, 3], "prefetch")
-    queue.now_s = 0.5
+    queue.carriers[0].now_s = 0.5
     queue.poll()
     (demand,) = ask(queue, [7], slot=5)
     assert queue.wait([demand]) == 9.5 and arrivals(run) == [6, 6, 6]
@@ -125,15 +126,13 @@ class CountingLink(EmulatedLink):
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_real_neighbours_are_one_transfer_of_several_rows(kind, asynchronous):
     link = CountingLink(BLOCK / 1e-3, 5e-3)
-    queue = TransferQueue(
-        *(Store(), kind(8, SIZE, np.float32), link, Recorder(), asynchronous)
-    )
-    with queue:
+    slots = kind(8, SIZE, np.float32)
+    with queue_of(slots, link, asynchronous=asynchronous) as queue:
         transfers = queue.request_all([(3, 4, 0), (3, 0, 7), (3, 5, 2)], "demand", 9)
         queue.wait(transfers)
         assert link.sent == [2 * BLOCK, BLOCK]
         assert contents(queue) == [304, 0, 305, 0, 0, 0, 0, 300]
-        events, stats = queue.recorder.events(), queue.stats()
+        events, stats = events_of(queue), queue.stats()
     assert [(e.layer, e.expert, e.step, e.bytes) for e in events] == [
         *[(3, 4, 9, BLOCK), (3, 5, 9, BLOCK), (3, 0, 9, BLOCK)]
     ]
@@ -144,8 +143,7 @@ def test_real_neighbours_are_one_transfer_of_several_rows(kind, asynchronous):
 
 
 def test_runs_of_staged_blocks_keep_to_the_room():
-    queue = TransferQueue(Store(), DonatedSlots(8, SIZE, np.float32))
-    with queue:
+    with queue_of(DonatedSlots(8, SIZE, np.float32)) as queue:
         transfers = queue.request_all([(1, e, e) for e in range(6)], "demand")
         queue.wait(transfers)
         assert contents(queue) == [100, 101, 102, 103, 104, 105, 0, 0]
@@ -155,24 +153,26 @@ def test_runs_of_staged_blocks_keep_to_the_room():
 @pytest.mark.parametrize("cause, runs", [("demand", [1, 3]), ("prefetch", 4 * [1])])
 def test_a_device_takes_demands_that_are_no_neighbours_together(cause, runs):
     link, slots = GateLink(), DonatedSlots(8, SIZE, np.float32)
-    with noting(TransferQueue)(Store(), slots, link) as queue:
+    with queue_of(slots, link) as queue:
+        carried = noted(queue)
         first = queue.request(0, 0, 0, cause)
         assert link.begun.acquire(timeout=30)
         others = queue.request_all([(1, e, e // 2 + 1) for e in (1, 3, 5)], cause)
         link.open()
         queue.wait([first, *others])
         assert contents(queue)[:4] == [0, 101, 103, 105]
-    assert [len(run) for run in queue.runs] == runs
+    assert [len(run) for run in carried] == runs
 
 
 @on_cpu
 def test_nobody_holds_the_lock_during_a_copy():
     link = GateLink()
-    with TransferQueue(Store(), AliasedSlots(8, SIZE, np.float32), link) as queue:
+    with queue_of(AliasedSlots(8, SIZE, np.float32), link) as queue:
         transfers = queue.request_all([(0, 0, 0), (0, 1, 1)], "demand")
         assert link.begun.acquire(timeout=30)
-        assert queue._lock.acquire(timeout=5)
-        queue._lock.release()
+        lock = queue.carriers[0]._lock
+        assert lock.acquire(timeout=5)
+        lock.release()
         queue.request_all([(1, 0, 2)], "prefetch")
         assert queue.cancel_prefetches() == [(1, 0, 2)]
         link.open()
@@ -205,37 +205,40 @@ class Script:
         return [t for t in transfers if t.state != "cancelled"]
 
 
-def noting(kind):
-    """The queue notes its runs."""
+def noted(queue) -> list:
+    """What travels as one from here on, run by run."""
+    (carrier,), runs = queue.carriers, []
+    carried = carrier._carried
 
-    class Noting(kind):
-        def _carried(self, run, start_s, end_s):
-            super()._carried(run, start_s, end_s)
-            self.__dict__.setdefault("runs", []).append(
-                [(t.cause, t.layer, t.expert) for t in run]
-            )
+    def noting(run, start_s, end_s):
+        carried(run, start_s, end_s)
+        runs.append([(t.cause, t.layer, t.expert) for t in run])
 
-    return Noting
+    carrier._carried = noting
+    return runs
 
 
 @on_cpu
 @pytest.mark.parametrize("seed", range(8))
 def test_computed_and_real_queues_carry_the_same_runs_in_the_same_order(seed):
     script = Script(seed)
-    computed = noting(VirtualQueue)(EmulatedLink(1.0, 1.0), BLOCK, EXPERTS)
+    carrier = ComputedCarrier(EmulatedLink(1.0, 1.0), BLOCK, EXPERTS)
+    computed = BlockQueue([carrier])
+    computed_runs = noted(computed)
     first = computed.request(0, 0, script.slots, "demand")
-    computed.now_s = 1.0
+    carrier.now_s = 1.0
     computed.poll()  # under way while all others are asked for
     computed.wait([first, *script.run(computed)])
     link, slots = GateLink(), AliasedSlots(script.slots + 1, SIZE, np.float32)
-    with noting(TransferQueue)(Store(), slots, link) as real:
+    with queue_of(slots, link) as real:
+        real_runs = noted(real)
         first = real.request(0, 0, script.slots, "demand")
         assert link.begun.acquire(timeout=30)
         transfers = script.run(real)
         link.open()
         real.wait([first, *transfers])
         held = contents(real)
-    assert real.runs == computed.runs and any(len(run) > 1 for run in real.runs)
+    assert real_runs == computed_runs and any(len(run) > 1 for run in real_runs)
     for transfer in transfers:
         assert held[transfer.slot] == 100 * transfer.layer + transfer.expert
     for name in ("merged", "cancelled"):
@@ -256,7 +259,7 @@ class YieldingLink(TransferLink):
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_use_under_load_leaves_every_block_in_its_slot(kind):
     rng, slots = np.random.default_rng(3), 24
-    with TransferQueue(Store(), kind(slots, SIZE, np.float32), YieldingLink()) as queue:
+    with queue_of(kind(slots, SIZE, np.float32), YieldingLink()) as queue:
         moved = 0
         for _ in range(150):
             free = rng.permutation(slots).tolist()

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from moe_edge.offload.block_queue import Transfer
+from moe_edge.offload.carrier import Transfer
 from moe_edge.offload.evict_base import CacheSpec
 from moe_edge.offload.residency import SlotPins
 

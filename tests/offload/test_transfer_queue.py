@@ -7,7 +7,9 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.offload.link import EmulatedLink, TransferLink
+from moe_edge.offload.real_carrier import CallerCarrier
 from moe_edge.offload.slots import DonatedSlots
+from moe_edge.offload.thread_carrier import ThreadCarrier
 from moe_edge.offload.transfer_queue import TransferQueue
 from tests.support.slot_kinds import KINDS, OWN
 
@@ -46,17 +48,28 @@ class GateLink(TransferLink):
         self.may_end.release(1000)
 
 
+def queue_of(slots, link=None, recorder=None, asynchronous=True):
+    """Over `Store`, by a thread or serially."""
+    given = Store(), slots, link, Recorder() if recorder is None else recorder
+    if asynchronous:
+        return TransferQueue([ThreadCarrier(*given)])
+    return TransferQueue([CallerCarrier(*given, serial=True)])
+
+
 def make(kind=OWN, slots=8, **options):
-    options.setdefault("recorder", Recorder())
-    return TransferQueue(Store(), kind(slots, SIZE, np.float32), **options)
+    return queue_of(kind(slots, SIZE, np.float32), **options)
 
 
 def contents(queue):
     return np.array(queue.slots.array)[:, 0].tolist()
 
 
+def events_of(queue):
+    return queue.carriers[0].recorder.events()
+
+
 def order(queue):
-    events = queue.recorder.events()
+    events = events_of(queue)
     return [(event.cause, event.layer, event.expert) for event in events]
 
 
@@ -87,7 +100,7 @@ def test_staged_blocks_are_bounded_until_the_engine_takes_them():
     with make(DonatedSlots) as queue:
         transfers = [queue.request(0, e, e, "prefetch") for e in range(6)]
         deadline = time.monotonic() + 30
-        while len(queue._staged) < 4 and time.monotonic() < deadline:
+        while len(queue.carriers[0]._staged) < 4 and time.monotonic() < deadline:
             time.sleep(1e-3)
         time.sleep(0.02)
         assert [transfer.state for transfer in transfers] == 4 * ["running"] + 2 * [
@@ -197,7 +210,7 @@ def test_events_carry_who_when_and_how_much():
     with make(link=EmulatedLink(BLOCK / 2e-3)) as queue:
         queue.store.subs = 2  # experts 2 and 3 are halves of expert 1
         queue.wait([queue.request(3, 3, 0, "demand", step=9)])
-        (event,) = queue.recorder.events()
+        (event,) = events_of(queue)
         assert (event.kind, event.cause, event.step) == ("transfer", "demand", 9)
         assert (event.layer, event.expert, event.sub, event.bytes) == (3, 1, 1, BLOCK)
         assert 2e-3 * (1 - 1e-6) <= event.dur_s and event.t_s >= 0
@@ -276,7 +289,8 @@ def test_close_with_pending_requests_ends_the_thread(kind):
     assert link.begun.acquire(timeout=30)
     threading.Timer(0.02, link.open).start()
     queue.close()
-    assert not queue._thread.is_alive() and queue._thread.daemon
+    thread = queue.carriers[0].thread
+    assert not thread.is_alive() and thread.daemon
     carried = queue.stats().demand.count  # as one, which was under way
     assert 1 <= carried <= queue.slots.max_staged
     # Rows of slots that are no memory of the host's are the engine's to write.

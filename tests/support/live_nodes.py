@@ -116,7 +116,7 @@ class LiveNodes:
         self.scheduler.end()
         for one in self.live:
             if not self.scheduler.is_alive(one.node.number - FIRST):
-                one.node.now_stop({}, {})  # it may be on its way back
+                one.node.stop({}, {})  # it may be on its way back
             if not one.killed:
                 one.join()
         transports = [self.transport, *(one.transport for one in self.live)]

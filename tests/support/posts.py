@@ -1,5 +1,6 @@
 """A node of a cluster without others: what it posts is kept."""
 
+from moe_edge.cluster.node.node import Order
 from moe_edge.cluster.roles import SCHEDULER
 
 
@@ -18,7 +19,8 @@ class Posts:
 
 def told(node, *orders):
     """Runs a node to its end with orders that are there already."""
-    node.do_end = lambda *_: node.now_stop({}, {})  # in its turn: behind the others
+    # In its turn: behind the others.
+    node.orders["end"] = Order(later=lambda *_: node.stop({}, {}))
     for name, fields in (*orders, ("end", {})):
         node.control(SCHEDULER, name, fields, {})
     node.run()

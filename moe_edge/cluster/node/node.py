@@ -1,9 +1,9 @@
 """A process that the scheduler tells what to do: orders, questions, losses, its end.
 
-A subclass has a method `now_NAME(fields, arrays)` for what is done or answered at once,
-in a thread of the transport, and `do_NAME` for what the main thread does in its turn,
-between pieces of the node's own work; an order may have both. What goes wrong in the
-main thread ends the node.
+Its table (`Node.orders`) says what each order does: at once, in a thread of the
+transport, which also answers, or by the main thread in its turn, between pieces of the
+node's own work; an order may have both. What goes wrong in the main thread ends the
+node.
 """
 
 import contextlib
@@ -13,6 +13,8 @@ import subprocess
 import threading
 import time
 import traceback
+from collections.abc import Callable
+from typing import NamedTuple
 
 from moe_edge.cluster.drills import PAUSE, PAUSE_S, SIGNALS
 from moe_edge.cluster.roles import FIRST, SCHEDULER
@@ -34,23 +36,49 @@ class NodeFault(MoeEdgeError):
     exit_code = 1
 
 
+class Order(NamedTuple):
+    """What a node does when it is told, each by `(fields, arrays)`.
+
+    Attributes:
+      now: at once; what it returns is the answer.
+      later: in its turn.
+      of_others: whether other processes than the scheduler may give it.
+    """
+
+    now: Callable | None = None
+    later: Callable | None = None
+    of_others: bool = False
+
+
 class Node:
     """One process; also what the transport answers with (`Handlers`).
 
     Attributes:
       number: of the process.
-      of_others: orders that other processes than the scheduler may give.
       idle: whether there is nothing to do but orders.
     """
 
-    of_others: tuple[str, ...] = ()
     idle = True
 
     def __init__(self, number: int, transport: Transport):
         self.number, self.transport = number, transport
-        self._orders: queue.SimpleQueue = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._error: BaseException | None = None
+        self.orders = self.make_orders()
+
+    def make_orders(self) -> dict[str, Order]:
+        """What it can be told, by name; a subclass adds its own."""
+        return {
+            "time": Order(self._time),
+            "strike": Order(self._strike),
+            "reach": Order(self._reach),
+            "back": Order(self.back),
+            "lost": Order(self._lost),
+            "stop": Order(self.stop),
+            "away": Order(self._away),
+            "finish": Order(later=self.finish),
+        }
 
     # What the transport answers with, in its threads.
 
@@ -61,20 +89,20 @@ class Node:
         return None
 
     def control(self, peer: int, name: str, fields: dict, arrays: dict):
-        if peer != SCHEDULER and name not in self.of_others:
+        order = self.orders.get(name)
+        if peer != SCHEDULER and not (order and order.of_others):
             raise RequestError(f"process {peer} gives no orders; the scheduler does")
-        now, later = getattr(self, f"now_{name}", None), hasattr(self, f"do_{name}")
-        if now is None and not later:
+        if order is None:
             raise RequestError(f"process {self.number} knows no order {name!r}")
-        answer = None if now is None else now(fields, arrays)
-        if later:
-            self._orders.put((name, fields, arrays))
+        answer = None if order.now is None else order.now(fields, arrays)
+        if order.later is not None:
+            self._waiting.put((name, fields, arrays))
         return answer or ({}, {})
 
-    def now_time(self, fields, arrays):
+    def _time(self, fields, arrays):
         return {"now_s": time.perf_counter()}, {}
 
-    def now_strike(self, fields, arrays) -> None:
+    def _strike(self, fields, arrays) -> None:
         """A drill."""
         kind = fields["kind"]
         if kind == PAUSE:  # nobody in here could wake it
@@ -87,39 +115,39 @@ class Node:
             if FIRST + server != self.number:
                 self.tell("lost", {"who": server, "kind": "hung"})
 
-    def now_reach(self, fields, arrays) -> None:
+    def _reach(self, fields, arrays) -> None:
         """The scheduler reaches a process that this one calls lost."""
         where = FIRST + fields["server"], fields["within_s"]
-        threading.Thread(target=self._reach, args=where, daemon=True).start()
+        threading.Thread(target=self._connect, args=where, daemon=True).start()
 
-    def now_back(self, fields, arrays) -> None:
+    def back(self, fields, arrays) -> None:
         """A process that was off the list is on it again."""
         where = FIRST + fields["server"], fields["within_s"]
         threading.Thread(target=self.transport.reach, args=where, daemon=True).start()
 
-    def _reach(self, peer: int, within_s: float) -> None:
+    def _connect(self, peer: int, within_s: float) -> None:
         """Connects to a process again if it must; in a thread of its own."""
         reached = self.transport.reach(peer, within_s)
         if reached:
             self.peer_found(peer)
         self.tell("reached", {"who": peer - FIRST, "reached": reached})
 
-    def now_lost(self, fields, arrays) -> None:
+    def _lost(self, fields, arrays) -> None:
         """The scheduler has taken a process off the list."""
         peer = FIRST + fields["server"]
         self.transport.disconnect(peer)
         self.peer_lost(peer)
 
-    def now_stop(self, fields, arrays) -> None:
+    def stop(self, fields, arrays) -> None:
         self._stopped.set()
         self._wake()
 
-    def now_away(self, fields, arrays) -> None:
+    def _away(self, fields, arrays) -> None:
         """The scheduler has taken this process off the list."""
         if self.goes_back("hung"):
             self.go_back()
         else:
-            self.now_stop(fields, arrays)
+            self.stop(fields, arrays)
 
     def goes_back(self, kind: str) -> bool:
         """Whether it asks to be taken in again when it has lost the scheduler so."""
@@ -157,7 +185,7 @@ class Node:
             self._wake()
 
     def _wake(self) -> None:
-        self._orders.put(("wake", {}, {}))
+        self._waiting.put(("wake", {}, {}))
 
     @contextlib.contextmanager
     def faults_end_it(self, what: str):
@@ -197,15 +225,15 @@ class Node:
         idle = self.idle
         while not self._stopped.is_set():
             try:
-                name, fields, arrays = self._orders.get(idle, IDLE_S if idle else None)
+                name, fields, arrays = self._waiting.get(idle, IDLE_S if idle else None)
             except queue.Empty:
                 return
             idle = False
             if name != "wake":
                 with self.faults_end_it(name):
-                    getattr(self, f"do_{name}")(fields, arrays)
+                    self.orders[name].later(fields, arrays)
 
-    def do_finish(self, fields, arrays) -> None:
+    def finish(self, fields, arrays) -> None:
         """All requests have ended; what was on its way has come."""
         self.tell("finished")
 

@@ -5,7 +5,7 @@ import time
 from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.engine import PlacedEngine
 from moe_edge.cluster.node.ledger import Ledger
-from moe_edge.cluster.node.node import Node
+from moe_edge.cluster.node.node import Node, Order
 from moe_edge.cluster.node.requests import Requests, ServedRequest
 from moe_edge.cluster.node.warm_up import warm_up
 from moe_edge.cluster.transport.base import Transport
@@ -29,6 +29,12 @@ class ServingNode(Node):
         self._requests: Requests | None = None
         self._compiled = 0
 
+    def make_orders(self) -> dict[str, Order]:
+        return super().make_orders() | {
+            "warm": Order(later=self.warm),
+            "request": Order(later=self._request),
+        }
+
     @property
     def idle(self) -> bool:
         return self._requests is None or self._requests.idle
@@ -37,7 +43,7 @@ class ServingNode(Node):
         if not self.idle:
             self._requests.step()
 
-    def do_warm(self, fields, arrays) -> None:
+    def warm(self, fields, arrays) -> None:
         """Compiles what requests of some sizes need."""
         sizes = arrays["sizes"].tolist()
         started_s = time.perf_counter()
@@ -76,7 +82,7 @@ class ServingNode(Node):
         """Programs since the run began."""
         return self.num_compiled() - self._compiled
 
-    def do_request(self, fields, arrays) -> None:
+    def _request(self, fields, arrays) -> None:
         prompt, known = arrays["prompt"].tolist(), arrays["known"].tolist()
         new = fields["max_new_tokens"]
         self._requests.add(ServedRequest(fields["id"], prompt, new, known))

@@ -16,4 +16,10 @@ def programme() -> type:
     return PrismProgramme
 
 
-MODE = Mode(PrismOptions, make_node, programme)
+def check(options, config):
+    from moe_edge.cluster.prism import model_checks
+
+    return model_checks.check(options, config)
+
+
+MODE = Mode(PrismOptions, make_node, programme, check)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.cluster.model_checks import given_placement
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.node.remote import last_deadline_s
 from moe_edge.cluster.prism.calibrate import calibration_of
 from moe_edge.cluster.prism.method import MethodRun, PrismScheduler
+from moe_edge.cluster.prism.model_checks import given_placement
 from moe_edge.cluster.prism.outcome import (
     alone_row,
     summary_row,

@@ -18,6 +18,7 @@ from moe_edge.cluster.node.engine import PlacedEngine, dense_weights
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
 from moe_edge.cluster.node.home_programs import ServerHomes, devices_of_process
 from moe_edge.cluster.node.ledger import Ledger
+from moe_edge.cluster.node.node import Order
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.serving_node import ServingNode
@@ -119,6 +120,19 @@ class Server(ServingNode):
             self.holdings, self._bring_from, self._arrived, self.fail
         )
 
+    def make_orders(self) -> dict[str, Order]:
+        return super().make_orders() | {
+            "counts": Order(self._counts),
+            "table": Order(self._table_comes, self._install_table),
+            "drop": Order(self._drop),
+            "bring": Order(self._bring),
+            "return": Order(later=self._return),
+            "taken_in": Order(self._taken_in),
+            "notes": Order(self._notes),
+            "alone": Order(later=self._prepare_alone),
+            "prepare": Order(later=self._prepare),
+        }
+
     # What the transport answers with, in its threads.
 
     def call(self, peer: int, call: Call) -> np.ndarray | None:
@@ -151,30 +165,30 @@ class Server(ServingNode):
             return None
         return self.holdings.record(layer, block)
 
-    def now_counts(self, fields, arrays):
+    def _counts(self, fields, arrays):
         return {}, self.ledger.counts()
 
-    def now_table(self, fields, arrays) -> None:
+    def _table_comes(self, fields, arrays) -> None:
         """Who waits in the midst of a step sees it at once."""
         self.tables.offer(fields["version"], *_table(arrays))
 
-    def do_table(self, fields, arrays) -> None:
+    def _install_table(self, fields, arrays) -> None:
         """Between steps: the newest table is in force."""
         if self.tables.install() is not None:
             self.tell("confirmed", {"version": self.tables.view.version})
 
-    def now_drop(self, fields, arrays) -> None:
+    def _drop(self, fields, arrays) -> None:
         """Nobody asks for them: before what comes into their slots."""
         with self.answers.reading:
             self.holdings.drop(arrays["cells"].tolist())
 
-    def now_bring(self, fields, arrays) -> None:
+    def _bring(self, fields, arrays) -> None:
         self._loader.bring(fields["order"], arrays["cells"])
 
-    def now_stop(self, fields, arrays) -> None:
+    def stop(self, fields, arrays) -> None:
         self.tables.close(RequestError("the run is over"))
         self._way_back.end()
-        super().now_stop(fields, arrays)
+        super().stop(fields, arrays)
 
     def goes_back(self, kind: str) -> bool:
         """Not if the scheduler is dead; else it was away, or the network was."""
@@ -184,15 +198,15 @@ class Server(ServingNode):
         self.tables.close(RequestError("this server was off the scheduler's list"))
         self._way_back.begin()
 
-    def do_return(self, fields, arrays) -> None:
+    def _return(self, fields, arrays) -> None:
         """It will be taken in again: nothing of what it had counts any more."""
         self._way_back.returning(fields["number"])
         self._loader.forget()
         for server in fields["servers"]:
-            self.now_back(fields | {"server": server}, {})
-        self.do_prepare(fields, arrays)
+            self.back(fields | {"server": server}, {})
+        self._prepare(fields, arrays)
 
-    def now_taken_in(self, fields, arrays) -> None:
+    def _taken_in(self, fields, arrays) -> None:
         self._way_back.taken_in(fields["number"])
 
     def fail(self, error: BaseException) -> None:
@@ -200,7 +214,7 @@ class Server(ServingNode):
             self.tables.close(error)  # whatever it waits for
         super().fail(error)
 
-    def now_notes(self, fields, arrays):
+    def _notes(self, fields, arrays):
         """What this server has noted."""
         self.ledger.counts()
         sent = {
@@ -245,26 +259,26 @@ class Server(ServingNode):
             if self._alone is not None:
                 self._alone.close()
 
-    def do_warm(self, fields, arrays) -> None:
+    def warm(self, fields, arrays) -> None:
         if "alone" in fields and self._alone is None:
             where = self._reader, self._weights, self.options.slots, fields["alone"]
             given = self.engine.programs, self.options.route
             self._alone = load_alone(*where, *given)
-        super().do_warm(fields, arrays)
+        super().warm(fields, arrays)
 
     def rehearse(self, sizes) -> None:
         if self._alone is not None:
             for size in different(sizes):
                 run_request(self._alone, *size)
 
-    def do_alone(self, fields, arrays) -> None:
+    def _prepare_alone(self, fields, arrays) -> None:
         """A new run in which it asks nobody: it begins with empty slots."""
         self._serves_alone = True
         self._alone.restart()
         self._interface.reset()
         self.begin_run(fields["number"], self._alone)
 
-    def do_prepare(self, fields, arrays) -> None:
+    def _prepare(self, fields, arrays) -> None:
         """A new run: its blocks are read."""
         self._serves_alone = False
         self.holdings.fill(arrays["held_LE"].astype(bool))

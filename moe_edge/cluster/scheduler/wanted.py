@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 
 from moe_edge.cluster.options import ClusterOptions
-from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.roles import FIRST, MAIN
 from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.convert.tokenizer import Tokenizer
@@ -39,14 +38,13 @@ def wanted_of(options: ClusterOptions, tokenizer: Tokenizer, limit: int) -> Want
       RequestError: a bad line of the prompts, or a server that is none.
       CapacityError: a prompt that exceeds the model's context.
     """
-    is_prism = isinstance(options, PrismOptions)
     if options.prompts is not None:
         wanted = from_prompts(options.prompts, options, tokenizer, limit)
     else:
-        if not is_prism:  # the families take turns
+        if options.one_home:  # the families take turns
             options = dataclasses.replace(options, servers=len(options.families))
         wanted = from_workload(options, tokenizer, limit)
-    if is_prism:
+    if not options.one_home:
         return wanted
     at_main = {"home": MAIN - FIRST, "arrival_s": 0.0}  # all at once
     asked = [dataclasses.replace(one, **at_main) for one in wanted.asked]

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.computed_carrier import ComputedCarrier
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, Eviction
 from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.slot_cache import SlotCache
-from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import PREDICTORS, Predictor
 from moe_edge.simulate.cluster.calls import StepCalls
 from moe_edge.simulate.cluster.drive import END, LAYER, LOADED, ROUTE
@@ -74,25 +75,32 @@ class OffloadPolicy:
         return [all_G - own_G for all_G, own_G in zip(slots, cached, strict=True)]
 
 
-class CountedQueue(VirtualQueue):
-    """A queue on a host link of the cluster, which migration may use too."""
+class HostLink(EmulatedLink):
+    """A host link of the cluster, which migration may use too."""
 
-    def __init__(self, links: Links, gpu: int, block_bytes: int, num_experts: int):
-        self._links, self._gpu = links, gpu
+    def __init__(self, links: Links, gpu: int):
+        self._free, self._gpu = links.host_free, gpu
         link = links.host_links[gpu]
         # Blocks of a GPU's share of a layer are no neighbours, and migration's come in
         # between: each travels alone.
-        emulated = EmulatedLink(link.bytes_per_s, link.latency_s, merges=False)
-        super().__init__(emulated, block_bytes, num_experts)
+        super().__init__(link.bytes_per_s, link.latency_s, merges=False)
 
     @property
     def free_s(self) -> float:
         """When the link is free, whoever uses it."""
-        return self._links.host_free[self._gpu]
+        return self._free[self._gpu]
 
     @free_s.setter
     def free_s(self, free_s: float) -> None:
-        self._links.host_free[self._gpu] = free_s
+        self._free[self._gpu] = free_s
+
+
+class CountedCarrier(ComputedCarrier):
+    """Tells the cluster what it carries."""
+
+    def __init__(self, links: Links, gpu: int, block_bytes: int, num_experts: int):
+        self._links, self._gpu = links, gpu
+        super().__init__(HostLink(links, gpu), block_bytes, num_experts)
 
     def _carried(self, run, start_s: float, end_s: float) -> None:
         super()._carried(run, start_s, end_s)
@@ -114,7 +122,7 @@ class HostMemory:
         slots = loop.cost_model.cluster.slots(loop.block_bytes)
         self.placed_slots = policy.placed(slots)
         self.layer_steps: list[list[LayerStep]] = []
-        self._queues: list[CountedQueue] = []  # of each GPU
+        self._carriers: list[CountedCarrier] = []  # of each GPU
         for server, cached_G in enumerate(policy.cached(slots)):
             layer = -(-loop.pools.num_experts // len(cached_G))  # a GPU's share of it
             if cached_G.min() < layer:
@@ -137,10 +145,10 @@ class HostMemory:
         spec = CacheSpec(pools.num_layers, pools.num_experts, pools.top_k, any_layer)
         eviction, predictor = policy.make()
         given = self.loop.links, gpu, self.loop.block_bytes, pools.num_experts
-        self._queues.append(CountedQueue(*given))
+        self._carriers.append(CountedCarrier(*given))
         return LayerStep(
             SlotCache(spec, eviction),
-            self._queues[gpu],
+            BlockQueue([self._carriers[gpu]]),
             predictor=predictor,
             horizon=policy.horizon,
             prefetch_limit=policy.prefetch_limit,
@@ -161,9 +169,9 @@ class HostMemory:
 
     def catch_up(self, gpu: int, time_s: float) -> None:
         """Begins what the host link of a GPU was free for before `time_s`."""
-        queue = self._queues[gpu]
-        queue.now_s = max(queue.now_s, time_s)
-        queue.poll()
+        carrier = self._carriers[gpu]
+        carrier.now_s = max(carrier.now_s, time_s)
+        carrier.poll()
 
     def lacking_seconds(self) -> np.ndarray:
         """float64 [N, M]: a block that server N lacks, whoever else holds it."""
@@ -205,7 +213,7 @@ class HostMemory:
         for g, layer_step in enumerate(layer_steps):
             gpu = self.loop.first_gpu[server] + g
             mine_TK = np.where(owner_E[ids_TK] == g, ids_TK, E).astype(np.int32)
-            self._queues[gpu].now_s = time_s
+            self._carriers[gpu].now_s = time_s
             visit = layer_step.pass_layer(layer, mine_TK, None, self._step[server])
             transfers, here_E = visit.transfers, np.zeros(E, bool)
             here_E[visit.hits] = True

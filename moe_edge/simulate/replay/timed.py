@@ -19,13 +19,13 @@ from moe_edge.core.checks import (
     check_positive,
     check_shape,
 )
-from moe_edge.offload.block_queue import TransferStats
+from moe_edge.offload.block_queue import BlockQueue, TransferStats
+from moe_edge.offload.computed_carrier import ComputedCarrier
 from moe_edge.offload.evict_base import Eviction
 from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.statistics import Counters
-from moe_edge.offload.virtual_queue import VirtualQueue
 from moe_edge.predict.base import Predictor
 from moe_edge.simulate.replay.hits import pass_cache, pass_prompt
 from moe_edge.simulate.replay.lookups import (
@@ -139,7 +139,8 @@ def replay_time(
     if not (trace.phase == DECODE).any():
         raise ConfigError("the trace has no decode step (phase 1): nothing to time")
     route_L, experts_L = costs.layers(trace.num_layers)
-    queue = VirtualQueue(costs.link, costs.block_bytes, trace.num_experts)
+    carrier = ComputedCarrier(costs.link, costs.block_bytes, trace.num_experts)
+    queue = BlockQueue([carrier])
     cache = SlotCache(cache_spec(trace, layer_S), policy)
     layer_step = LayerStep(
         cache,
@@ -167,11 +168,11 @@ def replay_time(
             each.show(layer_step.predictor_run)
         prompt.clear()
         if routed.step != step:
-            starts.append(queue.now_s)
-            ends.append(queue.now_s)
-            queue.now_s += costs.step_s
+            starts.append(carrier.now_s)
+            ends.append(carrier.now_s)
+            carrier.now_s += costs.step_s
             step = routed.step
-        queue.now_s += route_L[layer]
+        carrier.now_s += route_L[layer]
         seen = routed.ids_TK, routed.scores_TE
         begun_s = time.process_time()
         if reroute is not None:
@@ -179,8 +180,8 @@ def replay_time(
             seen = reroute(routed, residency.arrived(layer)), routed.scores_TE
         layer_step.pass_layer(layer, *seen, step, routed.sequences)
         host_s += time.process_time() - begun_s
-        queue.now_s += experts_L[layer]
-        ends[-1] = queue.now_s
+        carrier.now_s += experts_L[layer]
+        ends[-1] = carrier.now_s
     compute_L = (route_L + experts_L)[np.unique(trace.layer)]
     return TimedResult(
         step_s=np.subtract(ends, starts),

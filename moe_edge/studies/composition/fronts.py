@@ -1,272 +1,143 @@
-"""Pareto fronts of time a token over perplexity ratio, and what they say."""
+"""What the rows say: fronts of time a token over perplexity ratio, and two bars."""
 
-import dataclasses
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import Findings, interval_metric, metric
-from moe_edge.studies.composition.methods import COMPOSED, Method
-from moe_edge.studies.composition.settings import ComposeSettings
+from moe_edge.metrics.frames import frame
+from moe_edge.metrics.results import Tables
+from moe_edge.studies.composition.methods import COMPOSED
 
 MOST_RATIO = 1.01  # of the perplexity
 MARGIN, FEWER = 0.05, 0.5  # the bars: a single method's lead, and bytes
 MIDDLE = 0.25  # the budget of the second
-LIMITS = (
-    "Times are computed, by replay from measured steps and misses over an emulated "
-    "link; rows named emulated, if there are some, ran in real time.",
-    "One tiny model that tolerates nearly anything: 64 experts of 74 kB a layer. What "
-    "wins here need not win at 30 B parameters.",
-    "Caches begin empty and pass from row to row; nothing but an oracle prefetches, "
-    "which bounds every predictor from below. The shadow never errs, either.",
-    "Prism places experts on other servers and CoServe whole models: neither has a "
-    "place under one device's budget. CPU assist is left out: host and device are one.",
-    "A few strengths of each route were tried, and the best within the bound is taken "
-    "on the same text: of those alone and of those together alike.",
-    "Pruning was calibrated on the same kind of text, where it lowers perplexity; that "
-    "is spent on a stronger route. Exact match of tasks stands beside it.",
+BASELINE = "lru"
+GROUPS = tuple(
+    f"{what}, {formats}"
+    for formats in ("bfloat16", "any format")
+    for what in ("alone", COMPOSED)
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """A method at a budget.
-
-    Attributes:
-      slots: of each layer; moved, moved_bytes: blocks and bytes a token.
-      ratio, interval: of the perplexity; agreement: of the likeliest tokens.
-      tpot_s: by link.
-    """
-
-    method: Method
-    share: float
-    slots: int
-    ratio: float
-    interval: Sequence[float]
-    agreement: float
-    tokens: int
-    moved: float
-    moved_bytes: float
-    tpot_s: Mapping[str, float]
-
-    def line(self) -> str:
-        """What there is to see while the study runs."""
-        times = ", ".join(f"{1e3 * s:.2f}" for s in self.tpot_s.values())
-        return (
-            f"{self.share:.0%} {self.method.name}: x{self.ratio:.4f}, "
-            f"{self.moved:.2f} moved, {times} ms"
-        )
-
-    @property
-    def is_good(self) -> bool:
-        return self.ratio <= MOST_RATIO
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Of the entry."""
-        at, name = f"{self.share:.0%}", self.method.name
-        found = [
-            metric(name, f"time a token, {at}, link {factor}, computed", 1e3 * s, "ms")
-            for factor, s in self.tpot_s.items()
-        ]
-        given = self.ratio, self.interval, self.tokens
-        found.append(interval_metric(name, f"perplexity ratio, {at}", *given))
-        moved = f"moved a token, {at}"
-        return [*found, metric(name, moved, 1e-3 * self.moved_bytes, "kB")]
-
-
-def best(points: Iterable[Point], factor: str) -> Point | None:
-    """The fastest whose perplexity ratio is within the bound."""
-    good = [point for point in points if point.is_good]
-    return min(good, key=lambda point: point.tpot_s[factor], default=None)
-
-
-def front(points: Iterable[Point], factor: str) -> list[Point]:
-    """Those that no other one beats in both, by ratio."""
-    found: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.ratio, p.tpot_s[factor])):
-        if not found or point.tpot_s[factor] < found[-1].tpot_s[factor]:
-            found.append(point)
-    return found
-
-
-def singles(points: Iterable[Point], is_bfloat16: bool) -> list[Point]:
-    """Each method alone."""
-    chosen = (p for p in points if p.method.family != COMPOSED)
-    return [p for p in chosen if p.method.is_bfloat16 or not is_bfloat16]
-
-
-def composed(points: Iterable[Point], is_bfloat16: bool) -> list[Point]:
-    """Several together."""
-    chosen = (p for p in points if p.method.family == COMPOSED)
-    return [p for p in chosen if p.method.is_bfloat16 or not is_bfloat16]
-
-
-GROUPS = {
-    "alone, bfloat16": lambda points: singles(points, True),
-    "composed, bfloat16": lambda points: composed(points, True),
-    "alone, any format": lambda points: singles(points, False),
-    "composed, any format": lambda points: composed(points, False),
+FRAMES = {
+    "points": frame(
+        "method family format budget",
+        **{"slots": "1", "moved": "1", "moved_kb": "kB", "agreement": "1"},
+        **{"ratio": "1", "ratio_low": "1", "ratio_high": "1"},
+    ),
+    "times": frame("method budget link", tpot_ms="ms"),
+    "quality": frame("model", ratio="1", exact_match="1", questions="1"),
+    "live": frame("method budget link", tpot_ms="ms", misses="1"),
 }
 
 
-def live_points(
-    points: Sequence[Point], settings: ComposeSettings
-) -> list[tuple[Point, float]]:
-    """Cases for real time: the best of each group at the middle budget, by link."""
-    shares = sorted(settings.shares, key=lambda share: abs(share - MIDDLE))
-    here = [p for p in points if p.share == shares[0] and not p.method.foresight]
-    factors = sorted(settings.link_factors, key=lambda factor: abs(factor - 2))
-    found: list[tuple[Point, float]] = []
-    for factor in factors:
-        named = {p.method.name: p for p in here}
-        of_groups = (best(of(here), f"{factor:g}") for of in GROUPS.values())
-        chosen = [named["lru"], *of_groups]
-        pairs = [(point, factor) for point in chosen if point is not None]
-        for pair in pairs:
-            if pair not in found:
-                found.append(pair)
-    return found[: settings.live_cases]
+def joined(tables: Tables) -> pd.DataFrame:
+    """Every method at every budget and link: its time and what it is."""
+    return tables["times"].merge(tables["points"], on=["method", "budget"])
 
 
-def leads(points: Sequence[Point], settings) -> dict[tuple[float, str], float | None]:
-    """By budget and link: what the best alone takes over the best composition, less 1.
+def members(points: pd.DataFrame, group: str) -> pd.DataFrame:
+    """Those of one of `GROUPS`, or the baseline."""
+    if group == BASELINE:
+        return points[points.method == BASELINE]
+    what, formats = group.split(", ")
+    chosen = (points.family == COMPOSED) == (what == COMPOSED)
+    if formats == "bfloat16":
+        chosen &= points.format == formats
+    return points[chosen]
 
-    Above 0 the composition leads; None: nothing is within the bound on one side.
+
+def least(points: pd.DataFrame, measure: str) -> dict[str, Any] | None:
+    """The row with the least of a measure whose perplexity ratio is within the bound;
+    None: there is none."""
+    good = points[points.ratio <= MOST_RATIO]
+    return None if good.empty else good.loc[good[measure].idxmin()].to_dict()
+
+
+def front(points: pd.DataFrame) -> pd.DataFrame:
+    """Those that no other one beats in both, by ratio."""
+    ordered = points.sort_values(["ratio", "tpot_ms"], kind="stable")
+    before_ms = ordered.tpot_ms.cummin().shift(fill_value=float("inf"))
+    return ordered[ordered.tpot_ms < before_ms]
+
+
+def middle(points: pd.DataFrame) -> pd.DataFrame:
+    """Those of the middle budget."""
+    budgets = points.budget.unique()
+    nearest = min(budgets, key=lambda budget: abs(float(budget[:-1]) / 100 - MIDDLE))
+    return points[points.budget == nearest]
+
+
+def live_cases(
+    points: pd.DataFrame, names: Collection[str], count: int
+) -> list[dict[str, Any]]:
+    """Rows to run in real time: the best of each group at the middle budget, by link.
+
+    Args:
+      names: of the methods that can; count: of rows, at most.
     """
-    found = {}
-    for share in settings.shares:
-        here = [p for p in points if p.share == share]
-        for factor in (f"{f:g}" for f in settings.link_factors):
-            alone = best(singles(here, True), factor)
-            ours = best(composed(here, True), factor)
-            found[share, factor] = (
-                None
-                if alone is None or ours is None
-                else alone.tpot_s[factor] / ours.tpot_s[factor] - 1
-            )
-    return found
+    here = middle(points[points.method.isin(names)])
+    found: dict[tuple[str, float], dict[str, Any]] = {}
+    for link in sorted(here.link.unique(), key=lambda factor: abs(factor - 2)):
+        some = here[here.link == link]
+        for group in (BASELINE, *GROUPS):
+            if (row := least(members(some, group), "tpot_ms")) is not None:
+                found.setdefault((row["method"], link), row)
+    return list(found.values())[:count]
 
 
-def fewest_bytes(points: Sequence[Point], is_bfloat16: bool) -> Point | None:
-    """Of the middle budget, the one that moves least within the bound."""
-    near = min({p.share for p in points}, key=lambda share: abs(share - MIDDLE))
-    good = [p for p in points if p.share == near and p.is_good]
-    good = [p for p in good if p.method.is_bfloat16 == is_bfloat16]
-    return min(good, key=lambda p: p.moved_bytes, default=None)
+def derive(tables: Tables) -> dict[str, Any]:
+    """The best of each group, the fronts, and both bars."""
+    bests, fronts, leads = [], [], []
+    for at, here in joined(tables).groupby(["budget", "link"], sort=False):
+        where, found = dict(zip(("budget", "link"), at, strict=True)), {}
+        for group in (BASELINE, *GROUPS):
+            some = members(here, group)
+            if group != BASELINE:
+                points = front(some)[["ratio", "tpot_ms"]].to_dict("records")
+                fronts += [where | {"group": group} | point for point in points]
+            if (row := least(some, "tpot_ms")) is not None:
+                found[group] = row
+                bests.append(where | {"group": group, "what": _said(row)})
+        alone, ours = (found.get(group) for group in GROUPS[:2])
+        if alone and ours:
+            leads.append(where | {"lead": alone["tpot_ms"] / ours["tpot_ms"] - 1})
+    is_unbeaten = bool(leads) and min(row["lead"] for row in leads) >= -MARGIN
+    numbers = {"bests": bests, "fronts": fronts, "leads": leads}
+    numbers |= {"fewest": _fewest(tables["points"]), "replayed": _replayed(tables)}
+    fewer = numbers["fewest"] is not None and numbers["fewest"]["share"] <= FEWER
+    checks = {
+        "bfloat16: no method alone beats the composition by over 5 %": is_unbeaten,
+        "any format: at most half the bytes of bfloat16's best at 25 %": fewer,
+    }
+    return numbers | {"checks": checks}
 
 
-def findings(
-    settings: ComposeSettings,
-    points: Sequence[Point],
-    quality: Mapping[str, Mapping[str, Any]],
-    live: Sequence[tuple[Point, float, float, float]],
-    entry: Mapping[str, Any],
-    steps: Mapping[str, Any],
-) -> Findings:
-    """The entry."""
-    found = leads(points, settings)
-    fewest = [fewest_bytes(points, is_bfloat16) for is_bfloat16 in (True, False)]
-    known = [lead for lead in found.values() if lead is not None]
-    is_unbeaten = bool(known) and min(known) >= -MARGIN
-    share = None
-    if all(fewest):
-        share = fewest[1].moved_bytes / max(fewest[0].moved_bytes, 1e-9)
-    error = [tpot_s / p.tpot_s[f"{factor:g}"] - 1 for p, factor, tpot_s, _ in live]
-    rows = [row for point in points for row in point.rows()]
-    for point, factor, tpot_s, misses in live:
-        name = f"{point.share:.0%}, link {factor:g}, emulated"
-        who = point.method.name
-        rows.append(metric(who, f"time a token, {name}", 1e3 * tpot_s, "ms"))
-        rows.append(metric(who, f"misses a token, {name}", misses, "1"))
-    for name, one in quality.items():
-        given = one["ratio"], one["interval"], one["tokens"]
-        rows.append(interval_metric(name, "perplexity ratio, resident", *given))
-        count = one["questions"]
-        rows.append(metric(name, "exact match", one["exact_match"], "1", count))
-    answer = "Nothing composed is within the bound of perplexity."
-    if known and share is not None:
-        answer = (
-            f"In bfloat16 the best alone takes {min(known):+.1%} to {max(known):+.1%} "
-            f"more time than the best composition; at {fewest[1].share:.0%} "
-            f"{fewest[1].method.name} moves {share:.3f} of the bytes of bfloat16's "
-            f"best, at a perplexity ratio of {fewest[1].ratio:.3f}."
-        )
-    layer_s = next(iter(steps.values())).layer_s
-    return Findings(
-        answer=answer,
-        details=[*_details(points, settings), *_live_details(live, error)],
-        kind="simulated",
-        model=entry["model"],
-        workload=entry["workload"] | {"layer_s": layer_s},
-        metrics=rows,
-        limits=LIMITS,
-        seeds=[settings.seed],
-        baselines=["lru", "each method alone"],
-        checks={
-            "bfloat16: no method alone beats the composition by over 5 %": is_unbeaten,
-            "any format: at most half the bytes of bfloat16's best at 25 %": share
-            is not None
-            and share <= FEWER,
-        },
-        plot=lambda path: plot(path, points, settings),
-        files={"points.json": json.dumps([_json(p) for p in points], indent=1) + "\n"},
-        summary={
-            "leads": {f"{s:g} {f}": lead for (s, f), lead in found.items()},
-            "bytes_share": share,
-            "replay_error": error,
-        },
+def _said(row: dict[str, Any]) -> str:
+    return (
+        f"{row['tpot_ms']:.2f} ms, {row['moved_kb']:.4g} kB, x{row['ratio']:.3f}: "
+        f"{row['method']}"
     )
 
 
-def _json(point: Point) -> dict[str, Any]:
-    return {**dataclasses.asdict(point), "method": point.method.name}
+def _fewest(points: pd.DataFrame) -> dict[str, Any] | None:
+    """Of the middle budget, what moves least: `share` of the bytes of the bfloat16
+    one."""
+    here = middle(points)
+    is_bfloat16 = here.format == "bfloat16"
+    base = least(here[is_bfloat16], "moved_kb")
+    other = least(here[~is_bfloat16], "moved_kb")
+    if base is None or other is None:
+        return None
+    share = other["moved_kb"] / max(base["moved_kb"], 1e-12)
+    kept = {name: other[name] for name in ("budget", "method", "ratio")}
+    return kept | {"share": share, "base": base["method"]}
 
 
-def _details(points: Sequence[Point], settings: ComposeSettings) -> list[str]:
-    """The best of each group, in a sentence for each budget and link."""
-    lines = []
-    for share in settings.shares:
-        here = [p for p in points if p.share == share]
-        for factor in (f"{f:g}" for f in settings.link_factors):
-            parts = []
-            for group, of in GROUPS.items():
-                if (one := best(of(here), factor)) is not None:
-                    time = f"{1e3 * one.tpot_s[factor]:.2f} ms"
-                    parts.append(f"{group} {one.method.name} {time}, x{one.ratio:.3f}")
-            lines.append(f"{share:.0%}, link {factor}: {'; '.join(parts)}.")
-    return lines
-
-
-def _live_details(live, error: Sequence[float]) -> list[str]:
-    if not error:
+def _replayed(tables: Tables) -> list[dict[str, Any]]:
+    """What ran in real time, and by how much its replay errs."""
+    if "live" not in tables:
         return []
-    cases = "; ".join(
-        f"{p.method.name}, link {factor:g}: {1e3 * tpot_s:.2f} ms, replay "
-        f"{1e3 * p.tpot_s[f'{factor:g}']:.2f}"
-        for p, factor, tpot_s, _ in live
-    )
-    median, worst = np.median(np.abs(error)), np.max(np.abs(error))
-    return [f"Emulated: {cases}; replay errs by {median:.0%} (median), {worst:.0%}."]
-
-
-def plot(path: Path, points: Sequence[Point], settings: ComposeSettings) -> None:
-    """A panel for each budget and link: the front of each group."""
-    panels = []
-    for share in settings.shares:
-        here = [p for p in points if p.share == share]
-        for factor in (f"{f:g}" for f in settings.link_factors):
-            fronts = {name: front(of(here), factor) for name, of in GROUPS.items()}
-            x = sorted({p.ratio for each in fronts.values() for p in each})
-            series = {}
-            for name, each in fronts.items():
-                at = {p.ratio: 1e3 * p.tpot_s[factor] for p in each}
-                series[name] = [at.get(ratio, np.nan) for ratio in x]
-            title = f"{share:.0%} of the bfloat16 bytes, link {factor}"
-            label = "perplexity ratio"
-            panels.append(Panel(title, "ms a token", x, series, x_label=label))
-    title = "Time a token over perplexity (simulated)"
-    draw_panels(path, panels, title=title, columns=len(settings.link_factors))
+    keys = ["method", "budget", "link"]
+    found = tables["live"].merge(tables["times"], on=keys, suffixes=("", "_replay"))
+    found["error"] = (found.tpot_ms / found.tpot_ms_replay - 1).abs()
+    return found.to_dict("records")

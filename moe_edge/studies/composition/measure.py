@@ -1,30 +1,18 @@
 """Measures every method at every budget; what is done is kept and not done again."""
 
-import dataclasses
-import functools
-import hashlib
 import itertools
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moe_edge.bench.engines import describe_model
-from moe_edge.convert.open import open_checkpoint
-from moe_edge.convert.tokenizer import load_tokenizer
-from moe_edge.core.files import write_json
-from moe_edge.core.json_reader import read_json
 from moe_edge.core.progress import say
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.agreement import compare
-from moe_edge.evaluate.layerwise import Cached, LayerwiseText, cut_tokens
-from moe_edge.evaluate.stepwise import ForcedRun
-from moe_edge.evaluate.texts import read_text, sha256_of
-from moe_edge.metrics.results import Findings
+from moe_edge.evaluate.layerwise import Cached
+from moe_edge.metrics.frames import Rows, interval, tables
 from moe_edge.offload.evict_base import get_eviction
-from moe_edge.offload.link import EmulatedLink
 from moe_edge.route.base import get_route
-from moe_edge.studies.composition.fronts import Point, findings, live_points
+from moe_edge.studies.composition.fronts import BASELINE, joined, live_cases
 from moe_edge.studies.composition.methods import Method, Variant, methods
 from moe_edge.studies.composition.quality import exact_match, questions
 from moe_edge.studies.composition.settings import ComposeSettings
@@ -37,94 +25,15 @@ from moe_edge.studies.composition.times import (
     save_cut,
     time_of,
 )
-from moe_edge.studies.composition.variants import Variants
+from moe_edge.studies.composition.workshop import BASE, Workshop, link_of
 from moe_edge.workload.trace_reader import read_trace
 
-TIMED = 96  # tokens of a row that steps are timed on
-BASE = Variant()
 PRUNED = [
     Variant(removed=r, by=by) for r in (0.25, 0.5) for by in ("reap", "frequency")
 ]
 
 
-class Workshop:
-    """The model, its variants, the text, and what has been measured so far."""
-
-    def __init__(self, settings: ComposeSettings):
-        self.settings = settings
-        reader = open_checkpoint(settings.checkpoint)
-        self.moe, self.layers = reader.config.moe, len(reader.config.moe_layers)
-        self.record_bytes = reader.layout.num_bytes(reader.dtype)
-        self.tokenizer = load_tokenizer(reader)
-        path = settings.path(settings.text)
-        ids = self.tokenizer.encode(read_text(path))
-        self.tokens_NS = cut_tokens(ids, settings.tokens, settings.length)
-        self.workload = _workload(settings, reader, path)
-        digest = hashlib.sha256(json.dumps(self.workload).encode()).hexdigest()[:12]
-        self.folder = Path(settings.work_dir) / digest
-        (self.folder / "cases").mkdir(parents=True, exist_ok=True)
-        self.variants = Variants(settings, self.folder)
-        self.timed_rows = self.tokens_NS[:, :TIMED].tolist()
-        self._loaded: dict[tuple, Any] = {}
-
-    def done(self, name: str, measure: Callable[..., Any], *given) -> Any:
-        """What `measure(*given)` gives, in JSON's types; kept under a name."""
-        path = self.folder / "cases" / f"{_file_name(name)}.json"
-        if not path.is_file():
-            write_json(path, measure(*given))
-        return read_json(path)
-
-    def lookups(self, method: Method, share: float) -> Path:
-        """The file of what a method looked up."""
-        name = _file_name(f"{method.name} {share}")
-        return self.folder / "lookups" / name / "trace.csv.gz"
-
-    @functools.cached_property
-    def reference(self) -> ForcedRun:
-        """The model as it is; not run where all is measured already."""
-        return self.plain_run(BASE, None).forced
-
-    # What a variant is.
-
-    def k_of(self, method: Method) -> int | None:
-        """Experts (or sub-experts) that a token computes; None: the model's own."""
-        if method.k_share == 1:
-            return None
-        return round(method.k_share * self.moe.top_k * method.variant.subs)
-
-    def block_bytes(self, variant: Variant) -> int:
-        reader = open_checkpoint(self.variants.folder(variant))
-        return reader.layout.num_bytes(reader.dtype)
-
-    def experts(self, variant: Variant) -> int:
-        config = open_checkpoint(self.variants.folder(variant)).config
-        return config.moe.num_experts
-
-    def slots(self, method: Method, share: float) -> int | None:
-        """Slots of each layer; None: what the budget leaves is no two slots."""
-        left = (share - method.shadow) * self.moe.num_experts * self.record_bytes
-        slots = int(left / self.block_bytes(method.variant) + 1e-9)
-        if slots < 2:
-            return None
-        return min(slots, self.experts(method.variant))
-
-    def text(self, variant: Variant, k: int | None) -> LayerwiseText:
-        """The text before a variant; the last one is kept, with what it ran."""
-        if (variant, k) not in self._loaded:
-            folder = self.variants.folder(variant)
-            engine = load_engine(folder, with_tokenizer=False).engine.at_k(k)
-            self._loaded = {(variant, k): LayerwiseText(engine, self.tokens_NS)}
-        return self._loaded[variant, k]
-
-    def plain_run(self, variant: Variant, k: int | None):
-        """The text by the model's own choices."""
-        text = self.text(variant, k)
-        if "plain" not in self._loaded:
-            self._loaded["plain"] = text.run()
-        return self._loaded["plain"]
-
-
-def run(settings: ComposeSettings) -> Findings:
+def run(settings: ComposeSettings, rows: Rows) -> None:
     """All methods, the quality of pruned models, and some cases in real time."""
     shop = Workshop(settings)
     ordered = sorted(methods(), key=lambda m: (m.variant.name, m.k_share))
@@ -135,47 +44,69 @@ def run(settings: ComposeSettings) -> Findings:
         if found is not None:
             said.append((method, share, found))
             say(f"{name}: perplexity x{found['ratio']:.4f}")
-    steps, points = _steps(shop), []
+    steps = _steps(shop)
     for method, share, found in said:
-        given = shop, method, share, found["slots"], steps[method.name]
-        points.append(Point(method=method, share=share, **found, **_times(*given)))
-        say(points[-1].line())
-    quality = {}
+        _tell(rows, shop, method, share, found, steps[method.name])
     for variant in (BASE, *PRUNED):
         name = f"quality of {variant.name}"
-        quality[variant.name] = shop.done(name, _quality, shop, variant)
-    live = []
-    if chosen := live_points(points, settings):
-        cases = {f"{n}": _live(shop, *one, steps) for n, one in enumerate(chosen)}
-        named = [
-            f"{p.method.name} {p.share} {case.link.bytes_per_s:.6g}"
-            for (p, _), case in zip(chosen, cases.values(), strict=True)
-        ]
-        given = cases, shop.timed_rows, False
-        found = shop.done(f"live {named}", measured_steps, *given)
-        live = [(*one, *found[f"{n}"]) for n, one in enumerate(chosen)]
-    return findings(settings, points, quality, live, _entry(shop), steps)
-
-
-def _entry(shop: Workshop) -> dict[str, Any]:
-    """`model` and `workload` of the entry."""
-    loaded = load_engine(shop.settings.checkpoint, with_tokenizer=False)
-    model = describe_model(loaded.name, loaded.engine.weights, loaded.dtype)
-    how = {n: getattr(shop.settings, n) for n in ("live_cases", "processor_time")}
-    return {"model": model, "workload": shop.workload | how}
-
-
-def _workload(settings: ComposeSettings, reader, path: Path) -> dict[str, Any]:
-    """What was measured; names the folder of finished cases, too."""
-    elsewhere = {"work_dir", "data_dir", "live_cases", "link_factors", "shares"}
-    elsewhere |= {"processor_time"}
-    fields = dataclasses.asdict(settings).items()
-    return {name: value for name, value in fields if name not in elsewhere} | {
-        "text_sha256": sha256_of(path),
-        "calibration_sha256": sha256_of(settings.path(settings.calibration)),
-        "links": list(settings.link_factors),
-        "path": str(reader.path.name),
+        found = shop.done(name, _quality, shop, variant)
+        measured = {name: found[name] for name in ("exact_match", "questions")}
+        ratio = interval(found["ratio"], found["interval"], found["tokens"])
+        rows("quality", variant.name, ratio=ratio, **measured)
+    _run_live(rows, shop, steps)
+    loaded = load_engine(settings.checkpoint, with_tokenizer=False)
+    how = {n: getattr(settings, n) for n in ("live_cases", "processor_time")}
+    how["layer_s"] = next(iter(steps.values())).layer_s
+    rows.about |= {
+        "kind": "simulated",
+        "model": describe_model(loaded.name, loaded.engine.weights, loaded.dtype),
+        "workload": shop.workload | how,
+        "seeds": [settings.seed],
+        "baselines": [BASELINE, "each method alone"],
     }
+
+
+def _tell(
+    rows: Rows, shop: Workshop, method: Method, share: float, found, steps: Steps
+) -> None:
+    """A method at a budget."""
+    times, budget = _times(shop, method, share, found["slots"], steps), f"{share:.0%}"
+    for factor, tpot_s in times.tpot_s.items():
+        rows("times", method.name, budget, factor, tpot_ms=1e3 * tpot_s)
+    low, high = found["interval"]
+    rows(
+        *("points", method.name, method.family, method.variant.format, budget),
+        slots=found["slots"],
+        moved=times.moved,
+        moved_kb=1e-3 * times.moved_bytes,
+        ratio=interval(found["ratio"], (low, high), found["tokens"]),
+        ratio_low=low,
+        ratio_high=high,
+        agreement=found["agreement"],
+    )
+    each = ", ".join(f"{1e3 * tpot_s:.2f}" for tpot_s in times.tpot_s.values())
+    say(f"{budget} {method.name}: {times.moved:.2f} moved, {each} ms")
+
+
+def _run_live(rows: Rows, shop: Workshop, steps: dict[str, Steps]) -> None:
+    """Some methods in real time, over the emulated link."""
+    named = {m.name: m for m in methods() if not m.foresight}
+    points = joined(tables(rows.stored()))
+    chosen = live_cases(points, named, shop.settings.live_cases)
+    if not chosen:
+        return
+    cases, shown = {}, []
+    for number, row in enumerate(chosen):
+        method = named[row["method"]]
+        link = link_of(shop, row["link"], steps[method.name].layer_s)
+        given = method, int(row["slots"]), shop.k_of(method), link
+        cases[f"{number}"] = Timed(shop.variants.folder(method.variant), *given)
+        shown.append(f"{method.name} {row['budget']} {link.bytes_per_s:.6g}")
+    found = shop.done(f"live {shown}", measured_steps, cases, shop.timed_rows, False)
+    for number, row in enumerate(chosen):
+        tpot_s, misses = found[f"{number}"]
+        where = row["method"], row["budget"], row["link"]
+        rows("live", *where, tpot_ms=1e3 * tpot_s, misses=misses)
 
 
 def _steps(shop: Workshop) -> dict[str, Steps]:
@@ -212,12 +143,6 @@ def _whole(variant: Variant) -> Variant:
     return Variant(variant.format, subs=variant.subs)
 
 
-def link_of(shop: Workshop, factor: float, layer_s: float) -> EmulatedLink:
-    """On which a bfloat16 record takes `factor` layers, and the latency."""
-    rate = shop.record_bytes / (factor * layer_s)
-    return EmulatedLink(rate, shop.settings.link_latency_s)
-
-
 def _fidelity(shop: Workshop, method: Method, share: float) -> dict[str, Any] | None:
     """What a method at a budget says, and in a file beside it what it looked up."""
     slots = shop.slots(method, share)
@@ -241,14 +166,24 @@ def _fidelity(shop: Workshop, method: Method, share: float) -> dict[str, Any] | 
     }
 
 
+class Times(NamedTuple):
+    """Of a method at a budget.
+
+    Attributes:
+      moved, moved_bytes: blocks and bytes a token; tpot_s: by link.
+    """
+
+    moved: float
+    moved_bytes: float
+    tpot_s: dict[float, float]
+
+
 def _times(
     shop: Workshop, method: Method, share: float, slots: int, steps: Steps
-) -> dict[str, Any]:
+) -> Times:
     """Its time over each link, and what it moves."""
     name, block = f"{method.name} {share}", shop.block_bytes(method.variant)
-    links = {
-        f"{f:g}": link_of(shop, f, steps.layer_s) for f in shop.settings.link_factors
-    }
+    links = {f: link_of(shop, f, steps.layer_s) for f in shop.settings.link_factors}
     path = shop.lookups(method, share)
     if method.foresight:
         name = f"oracle of {name} by {steps}"
@@ -259,7 +194,7 @@ def _times(
         given = path, method, slots, block
         runs, moved = shop.done(f"moves of {name}", _moves, *given)
         tpot_s = {f: time_of(runs, moved, block, links[f], steps) for f in links}
-    return {"moved": moved, "moved_bytes": moved * block, "tpot_s": tpot_s}
+    return Times(moved, moved * block, tpot_s)
 
 
 def _moves(path: Path, *given) -> tuple[float, float]:
@@ -286,17 +221,3 @@ def _quality(shop: Workshop, variant: Variant) -> dict[str, Any]:
         "exact_match": exact_match(engine, shop.tokenizer, asked),
         "questions": len(asked),
     }
-
-
-def _live(shop: Workshop, point: Point, factor: float, steps) -> Timed:
-    """A case for real time, over the emulated link."""
-    method = point.method
-    link = link_of(shop, factor, steps[method.name].layer_s)
-    folder = shop.variants.folder(method.variant)
-    return Timed(folder, method, point.slots, shop.k_of(method), link)
-
-
-def _file_name(name: str) -> str:
-    """A file for a case, told apart from others that read alike."""
-    words = "".join(c if c.isalnum() else "_" for c in name)[:60]
-    return f"{words}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

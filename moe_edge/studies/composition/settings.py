@@ -11,6 +11,7 @@ from moe_edge.bench.study import Study
 from moe_edge.convert.open import check_floats, open_checkpoint
 from moe_edge.core.checks import ConfigError, check_positive
 from moe_edge.evaluate.texts import find_file
+from moe_edge.studies.composition.fronts import FRAMES, derive
 
 MOST_LIVE = 12  # cases that may run in real time
 
@@ -99,9 +100,10 @@ def check(settings: ComposeSettings) -> None:
 
 STUDY = Study(
     name="better_together",
-    question="Do the parts together beat each of them alone?",
     settings=ComposeSettings,
+    frames=FRAMES,
     measure=later("studies.composition.measure.run"),
+    derive=derive,
     check=check,
     inline=True,
 )

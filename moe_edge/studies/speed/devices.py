@@ -31,8 +31,7 @@ from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import HOMES
-from moe_edge.offload.block_queue import Transfer
-from moe_edge.offload.home_queues import HomeQueues
+from moe_edge.offload.carrier import Carrier, Transfer
 from moe_edge.studies.speed.devices_shared import shared_rows
 from moe_edge.studies.speed.offload_links import LATENCY_S
 
@@ -75,7 +74,6 @@ class Busiest:
 
     def __init__(self, queue):
         self._queue, self._asked, self._total_s = queue, [], 0.0
-        self._home_of = queue.home_of if isinstance(queue, HomeQueues) else lambda _: 0
         self._ask, self._wait = queue.request_all, queue.wait
 
     def __enter__(self) -> "Busiest":
@@ -91,11 +89,12 @@ class Busiest:
         return found
 
     def _wait_for(self, transfers) -> float:
-        waited_s, home_s = self._wait(transfers), {}
+        waited_s = self._wait(transfers)
+        busy_s: dict[Carrier, float] = {}
         for transfer in self._asked:
-            home = self._home_of(transfer)
-            home_s[home] = home_s.get(home, 0.0) + transfer.seconds
-        self._total_s += max(home_s.values(), default=0.0)
+            carrier = self._queue.carrier_of(transfer)
+            busy_s[carrier] = busy_s.get(carrier, 0.0) + transfer.seconds
+        self._total_s += max(busy_s.values(), default=0.0)
         self._asked.clear()
         return waited_s
 

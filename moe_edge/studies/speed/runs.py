@@ -129,7 +129,7 @@ def decode_run(
     if layer_step is not None and cold:
         layer_step.empty()
         layer_step.reset_counters()
-        engine.queue.link = _fresh(link)
+        engine.queue.carriers[0].link = _fresh(link)
         run, spec = engine.predictor_run, layer_step.spec
         log = RunLog(spec.num_layers, spec.num_experts, run.horizon)
         run.accuracy, on_routing = log, log.lookup
@@ -146,7 +146,7 @@ def decode_run(
     if layer_step is not None:
         waited = {"waited_s": layer_step.counters[True].wait_s}
         waited["merged"] = engine.queue.stats().merged
-        engine.queue.link = TransferLink()
+        engine.queue.carriers[0].link = TransferLink()
         layer_step.drain()
     used_blocks = _used_blocks(engine) - before
     return TimedRun(np.array(step_s), np.stack(tokens), log, used_blocks, **waited)
@@ -266,10 +266,10 @@ def step_beside_transfers(
             asked += 1
 
     offloaded.layer_step.empty()  # the cache knows nothing of what is written below
-    queue.link = _fresh(link)
+    queue.carriers[0].link = _fresh(link)
     try:
         run = decode_run(engine, prompts, steps, forced=forced, on_routing=read_and_ask)
         waited_s = seconds_of(functools.partial(queue.wait, underway))
     finally:
-        queue.link = TransferLink()
+        queue.carriers[0].link = TransferLink()
     return run.mean_s + waited_s / steps

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_edge.cluster.node.node import Node, NodeFault, SchedulerLost
+from moe_edge.cluster.node.node import Node, NodeFault, Order, SchedulerLost
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.core.checks import RequestError
 from tests.support.live_run import wait_until
@@ -16,10 +16,14 @@ class Counting(Node):
         super().__init__(4, Posts())
         self.sum, self.suspected, self.found, self.lost = 0, [], [], []
 
-    def do_add(self, fields, arrays):
+    def make_orders(self):
+        own = {"add": Order(later=self.add), "notes": Order(self.notes)}
+        return super().make_orders() | own
+
+    def add(self, fields, arrays):
         self.sum += 0 + fields["n"]
 
-    def now_notes(self, fields, arrays):
+    def notes(self, fields, arrays):
         return {"sum": self.sum}, {}
 
     def peer_suspected(self, peer):

@@ -10,8 +10,7 @@ import pytest
 
 from moe_edge.cluster.drills import Drill
 from moe_edge.cluster.node import way_back
-from moe_edge.cluster.node.node import SchedulerLost
-from moe_edge.cluster.prism.server import Server
+from moe_edge.cluster.node.node import Order, SchedulerLost
 from moe_edge.cluster.prism.table_keeper import TableKeeper
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.scheduler.requests import NobodyLeft
@@ -298,7 +297,7 @@ def test_a_server_that_says_nonsense_is_lost(fields, capsys):
 def test_notes_that_a_living_server_does_not_give_are_named(capsys):
     with LiveCluster([SLOTS] * 2) as cluster:
         server = cluster.servers[1].server
-        server.now_notes = lambda *_: {}["nothing"]
+        server.orders["notes"] = Order(lambda *_: {}["nothing"])
         run = cluster.run(random_held(2), asked_of(2))
         assert_tokens_of_one_machine(run.asked)
         assert run.notes_missing == [1] and set(run.notes) == {0}
@@ -346,12 +345,14 @@ def test_two_requests_take_turns():
     with LiveCluster([SLOTS] * 2, max_batch=2) as cluster:
         server = cluster.servers[0].server
 
-        def do_request(fields, arrays):
-            if fields["id"] == 0:  # until the other one has come
-                wait_until(lambda: not server._orders.empty())
-            Server.do_request(server, fields, arrays)
+        request = server.orders["request"].later
 
-        server.do_request = do_request
+        def late(fields, arrays):
+            if fields["id"] == 0:  # until the other one has come
+                wait_until(lambda: not server._waiting.empty())
+            request(fields, arrays)
+
+        server.orders["request"] = Order(later=late)
         run = cluster.run(random_held(2), asked_of(2))
         assert_tokens_of_one_machine(run.asked)
         order = [
@@ -456,14 +457,15 @@ def test_a_server_that_comes_back_between_two_runs_is_in_the_second():
     with LiveCluster([SLOTS] * 3) as cluster:
         told = []
         server = cluster.servers[1].server
+        do_return = server.orders["return"].later
 
-        def do_return(fields, arrays):
+        def come_back(fields, arrays):
             told.append(fields["version"])
             if len(told) == 1:  # it says that it is ready when the run is over
                 wait_until(lambda: cluster.scheduler.talk.count("run 2"))
-            Server.do_return(server, fields, arrays)
+            do_return(fields, arrays)
 
-        server.do_return = do_return
+        server.orders["return"] = Order(later=come_back)
         cluster.scheduler.react = OnNth("from", "token", 8, lambda: pause(cluster, 1))
         first = asked_of(3)
         cluster.hold(first[-1], {("from", "back"): 1})
@@ -490,7 +492,8 @@ def test_a_server_is_not_taken_in_by_what_it_was_told_before_it_was_lost():
     with LiveCluster([SLOTS] * 3) as cluster:
         cluster.scheduler.serving = lambda: None  # blocks are lost: no audit
         server, talk = cluster.servers[1].server, cluster.scheduler.talk
-        do_prepare, do_return = server.do_prepare, server.do_return
+        do_prepare = server.orders["prepare"].later
+        do_return = server.orders["return"].later
         slow = iter([True])
 
         def prepare(fields, arrays):
@@ -507,7 +510,9 @@ def test_a_server_is_not_taken_in_by_what_it_was_told_before_it_was_lost():
             early.append(said in [each[:3] for each in talk])
             do_return(fields, arrays)
 
-        early, server.do_prepare, server.do_return = [], prepare, come_back
+        early = []
+        server.orders["prepare"] = Order(later=prepare)
+        server.orders["return"] = Order(later=come_back)
         asked = asked_of(3)
         cluster.hold(asked[-1], {("from", "returned"): 1})
         run = cluster.run(owned_by_one(3), asked)
@@ -522,7 +527,7 @@ def test_a_server_whose_way_back_breaks_while_it_prepares_comes_back_all_the_sam
     """The scheduler's connection breaks; the server does not notice."""
     with LiveCluster([SLOTS] * 3) as cluster:
         server, breaks = cluster.servers[1].server, iter([True])
-        do_return = server.do_return
+        do_return = server.orders["return"].later
 
         def come_back(fields, arrays):
             if next(breaks, False):
@@ -530,7 +535,7 @@ def test_a_server_whose_way_back_breaks_while_it_prepares_comes_back_all_the_sam
                 time.sleep(0.3)  # until the scheduler has heard of it
             do_return(fields, arrays)
 
-        server.do_return = come_back
+        server.orders["return"] = Order(later=come_back)
         cluster.scheduler.react = OnNth("from", "token", 8, lambda: pause(cluster, 1))
         asked = asked_of(3)
         cluster.hold(asked[-1], {("from", "returned"): 1})

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.schema import check_answer
+from moe_edge.metrics.frames import Rows, interval, tables
+from moe_edge.metrics.page import render
 from moe_edge.offload.evict_base import get_eviction
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.simulate.replay.lookups import equal_slots
@@ -16,8 +17,6 @@ from moe_edge.studies.composition.methods import (
     COMPOSED,
     LOSSLESS,
     PAPER,
-    Method,
-    Variant,
     methods,
 )
 from moe_edge.studies.composition.settings import ComposeSettings
@@ -31,63 +30,84 @@ from moe_edge.studies.composition.times import (
 from moe_edge.workload.trace_reader import read_trace
 from tests.support.traces import make_trace
 
-SETTINGS = ComposeSettings(shares=(0.25,), link_factors=(2.0,))
 
-
-def point(name, family, ratio, ms, moved=1.0, format="bfloat16") -> fronts.Point:
-    return fronts.Point(
-        method=Method(name, family, Variant(format)),
-        share=0.25,
-        slots=16,
-        ratio=ratio,
-        interval=(ratio - 0.001, ratio + 0.001),
-        agreement=0.9,
-        tokens=100,
-        moved=moved,
-        moved_bytes=1000 * moved,
-        tpot_s={"2": 1e-3 * ms},
+def case(rows, name, family, ratio, ms, moved=1.0, format="bfloat16"):
+    rows("times", name, "25%", 2.0, tpot_ms=ms)
+    rows(
+        *("points", name, family, format, "25%"),
+        **{"slots": 16, "moved": moved, "moved_kb": moved, "agreement": 0.9},
+        ratio=interval(ratio, (ratio - 0.001, ratio + 0.001), 100),
+        ratio_low=ratio - 0.001,
+        ratio_high=ratio + 0.001,
     )
 
 
-POINTS = [
-    point("lru", LOSSLESS, 1.0, 10, moved=20),
-    point("smoe", PAPER, 1.005, 6, moved=9),
-    point("wild", PAPER, 1.02, 1),
-    point("both", COMPOSED, 1.006, 5, moved=8),
-    point("q4, both", COMPOSED, 1.002, 3, moved=1, format="q4_0"),
-]
+def measured(both_ms=5.0) -> Rows:
+    rows = Rows(fronts.FRAMES)
+    case(rows, "lru", LOSSLESS, 1.0, 10, moved=20)
+    case(rows, "smoe", PAPER, 1.005, 6, moved=9)
+    case(rows, "wild", PAPER, 1.02, 1)
+    case(rows, "both", COMPOSED, 1.006, both_ms, moved=8)
+    case(rows, "q4, both", COMPOSED, 1.002, 3, moved=1, format="q4_0")
+    quality = {"exact_match": 0.5, "questions": 4}
+    rows("quality", "bfloat16", ratio=interval(1.0, (1, 1), 9), **quality)
+    return rows
+
+
+def of(rows):
+    return tables(rows.stored())
 
 
 def test_front_holds_what_no_other_beats_in_both():
-    names = [p.method.name for p in fronts.front(POINTS, "2")]
-    assert names == ["lru", "q4, both", "wild"]
-    assert fronts.best(POINTS, "2").method.name == "q4, both"
+    points = fronts.joined(of(measured()))
+    assert fronts.front(points).method.tolist() == ["lru", "q4, both", "wild"]
+    assert fronts.least(points, "tpot_ms")["method"] == "q4, both"
+    assert fronts.least(points[points.method == "wild"], "tpot_ms") is None
 
 
-def test_findings_judge_both_bars():
-    steps = {"lru": Steps(1e-3, 1e-5, 2e-4)}
-    entry = {"model": {"name": "m", "params": 1, "weights": "given"}, "workload": {}}
-    quality = {"bfloat16": {"ratio": 1.0, "interval": [1, 1], "tokens": 9}}
-    quality["bfloat16"] |= {"exact_match": 0.5, "questions": 4}
-    live = [(POINTS[0], 2.0, 0.011, 21.0)]
-    given = quality, live, entry, steps
-    found = fronts.findings(SETTINGS, POINTS, *given)
-    assert all(found.checks.values()) and len(found.checks) == 2
-    assert found.summary["leads"] == {"0.25 2": pytest.approx(0.2)}
-    assert found.summary["bytes_share"] == pytest.approx(1 / 8)
-    assert found.summary["replay_error"] == [pytest.approx(0.1)]
-    check_answer(found.answer)
-    slow = dataclasses.replace(POINTS[3], tpot_s={"2": 7e-3})
-    worse = fronts.findings(SETTINGS, [*POINTS[:3], slow, POINTS[4]], *given)
-    assert [*worse.checks.values()] == [False, True]
+def test_both_bars_are_judged_and_the_page_follows_the_rows():
+    rows = measured()
+    rows("live", "lru", "25%", 2.0, tpot_ms=11.0, misses=21.0)
+    found = fronts.derive(of(rows))
+    assert all(found["checks"].values()) and len(found["checks"]) == 2
+    (lead,) = found["leads"]
+    assert lead == {"budget": "25%", "link": 2.0, "lead": pytest.approx(0.2)}
+    assert found["fewest"]["share"] == pytest.approx(1 / 8)
+    assert found["fewest"]["base"] == "both"
+    (replayed,) = found["replayed"]
+    assert replayed["error"] == pytest.approx(0.1)
+    worse = fronts.derive(of(measured(both_ms=7.0)))
+    assert [*worse["checks"].values()] == [False, True]
+    pages = [page_of(one, numbers) for one, numbers in ((rows, found), (rows, worse))]
+    assert "takes +20.0% more time" in pages[0] and "lru, link 2: 11.00 ms" in pages[0]
+    assert "takes -14.3% more time" in pages[1] and "Emulated" not in pages[1]
+
+
+def test_a_page_of_nothing_within_the_bound_says_so():
+    rows = Rows(fronts.FRAMES)
+    case(rows, "wild", PAPER, 1.02, 1)
+    rows("quality", "bfloat16", ratio=1.0, exact_match=0.5, questions=4)
+    numbers = fronts.derive(of(rows))
+    assert [*numbers["checks"].values()] == [False, False] and not numbers["leads"]
+    assert "Nothing composed is within the bound" in page_of(rows, numbers)
+
+
+def page_of(rows, numbers) -> str:
+    kept = {name: found for name, found in numbers.items() if name != "checks"}
+    facts = {"workload": {}, "machine": {}, "model": {}}
+    result = facts | {"frames": rows.stored(), "numbers": kept}
+    return render("better_together", result)[0]
 
 
 def test_live_cases_are_the_best_of_each_group_at_the_middle():
-    chosen = fronts.live_points(POINTS, SETTINGS)
-    assert [p.method.name for p, _ in chosen] == ["lru", "smoe", "both", "q4, both"]
-    assert {factor for _, factor in chosen} == {2.0}
-    none = dataclasses.replace(SETTINGS, live_cases=0)
-    assert fronts.live_points(POINTS, none) == []
+    points = fronts.joined(of(measured()))
+    names = points.method.tolist()
+    chosen = fronts.live_cases(points, names, 5)
+    assert [row["method"] for row in chosen] == ["lru", "smoe", "both", "q4, both"]
+    assert {row["link"] for row in chosen} == {2.0}
+    assert fronts.live_cases(points, names, 0) == []
+    few = fronts.live_cases(points, {"lru", "both"}, 5)
+    assert [row["method"] for row in few] == ["lru", "both"]
 
 
 def test_one_replay_tells_all_links(tmp_path):

@@ -7,8 +7,9 @@ import pytest
 from moe_edge.bench.quickstart.texts import BOOKS
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
-from moe_edge.core.json_reader import read_json
-from moe_edge.studies.composition import measure
+from moe_edge.metrics.frames import tables
+from moe_edge.metrics.schema import read_result
+from moe_edge.studies.composition import measure, workshop
 from moe_edge.studies.composition.methods import Variant, methods
 from moe_edge.studies.composition.settings import STUDY, ComposeSettings
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
@@ -30,17 +31,19 @@ def test_study_measures_goes_on_and_writes_an_entry(tmp_path, monkeypatch):
     assert len(chosen) == len(NAMES)
     monkeypatch.setattr(measure, "methods", lambda: chosen)
     monkeypatch.setattr(measure, "PRUNED", [Variant(removed=0.25)])
-    monkeypatch.setattr(measure, "TIMED", 48)
+    monkeypatch.setattr(workshop, "TIMED", 48)
     study = dataclasses.replace(STUDY, inline=False)  # JAX has started here
     given = {"out_dir": str(tmp_path / "o"), "allow_dirty": True}
     summary = run_study(study, settings(tmp_path), **given)
-    points = {p["method"]: p for p in read_json(tmp_path / "o" / "points.json")}
-    assert {*points} == {*NAMES}
-    assert points["lru"]["ratio"] == 1.0 and points["lru"]["slots"] == 16
-    assert points["q4_0"]["slots"] == 56  # of 64: a quarter of the bfloat16 bytes
-    assert points["q4_0"]["moved_bytes"] < 0.2 * points["lru"]["moved_bytes"]
-    assert points["SMoE, a = 0.2"]["moved"] < 0.7 * points["lru"]["moved"]
-    assert summary["checks"].keys() and len(summary["replay_error"]) == 1
+    frames = tables(read_result(tmp_path / "o")["frames"])
+    points = frames["points"].set_index("method")
+    assert {*points.index} == {*NAMES}
+    assert points.ratio["lru"] == 1.0 and points.slots["lru"] == 16
+    assert points.slots["q4_0"] == 56  # of 64: a quarter of the bfloat16 bytes
+    assert points.moved_kb["q4_0"] < 0.2 * points.moved_kb["lru"]
+    assert points.moved["SMoE, a = 0.2"] < 0.7 * points.moved["lru"]
+    assert summary["checks"].keys() and len(summary["numbers"]["replayed"]) == 1
+    assert frames["quality"].model.tolist() == ["bfloat16", "bfloat16_reap25"]
 
     def nothing(*given):
         raise AssertionError("measured again")
@@ -48,7 +51,7 @@ def test_study_measures_goes_on_and_writes_an_entry(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "_fidelity", nothing)
     monkeypatch.setattr(measure, "measured_steps", nothing)
     again = run_study(study, settings(tmp_path), overwrite=True, **given)
-    assert again["leads"] == summary["leads"]
+    assert again["numbers"] == summary["numbers"]
 
 
 def test_study_refuses_a_model_that_is_not_in_bfloat16(tmp_path):

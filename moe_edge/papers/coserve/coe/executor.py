@@ -24,6 +24,7 @@ import numpy as np
 from moe_edge.core.checks import CapacityError, CheckpointError, MoeEdgeError
 from moe_edge.core.progress import progress, say
 from moe_edge.offload.link import TransferLink
+from moe_edge.offload.real_carrier import CallerCarrier
 from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.papers.coserve.coe.models import Network, get_network
 from moe_edge.papers.coserve.coe.profile import bucket, buckets
@@ -194,7 +195,9 @@ class Executor:
         if held is not None:
             sources["host"] = _Tier(programs, held)
         self.movers = {
-            (tier, name): TransferQueue(source, self.slots, link, asynchronous=False)
+            (tier, name): TransferQueue(
+                [CallerCarrier(source, self.slots, link, serial=True)]
+            )
             for tier, source in sources.items()
             for name, link in links[tier].items()
         }

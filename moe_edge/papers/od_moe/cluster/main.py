@@ -8,6 +8,7 @@ import numpy as np
 
 from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.ledger import Ledger
+from moe_edge.cluster.node.node import Order
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.serving_node import ServingNode
@@ -30,8 +31,6 @@ from moe_edge.papers.od_moe.shadow.predictor import Shadow
 
 class MainNode(ServingNode):
     """The process of the main node."""
-
-    of_others = "predicted", "said"
 
     def __init__(
         self,
@@ -71,11 +70,19 @@ class MainNode(ServingNode):
         self._began_s, self._decodes = 0.0, False
         self._step_s: list[float] = []
 
-    def now_predicted(self, fields, arrays) -> None:
+    def make_orders(self) -> dict[str, Order]:
+        return super().make_orders() | {
+            "predicted": Order(self._predicted, of_others=True),
+            "said": Order(self._said, of_others=True),
+            "prepare": Order(later=self._prepare),
+            "notes": Order(self._notes),
+        }
+
+    def _predicted(self, fields, arrays) -> None:
         """What the shadow says of a layer."""
         self.engine.predicted.update(enumerate(fields["experts"], fields["first"]))
 
-    def now_said(self, fields, arrays) -> None:
+    def _said(self, fields, arrays) -> None:
         """The shadow has said all: this comes behind it."""
 
     def _worker_lost(self, worker: int, kind: str) -> None:
@@ -106,7 +113,7 @@ class MainNode(ServingNode):
         for capacity in {capacity_for(length + new) for length, new in sizes}:
             self._link.rehearse(self.engine.new_session(1, capacity))
 
-    def do_prepare(self, fields, arrays) -> None:
+    def _prepare(self, fields, arrays) -> None:
         """A new pass: with the shadow, or with all blocks at the workers."""
         self.engine.listener = self._link if fields["shadow"] else None
         self.engine.restart()
@@ -139,7 +146,7 @@ class MainNode(ServingNode):
         else:
             super().request_failed(number, line)
 
-    def now_notes(self, fields, arrays):
+    def _notes(self, fields, arrays):
         """What this node has counted."""
         engine, layers = self.engine, len(self.engine.config.moe_layers)
         K = engine.config.moe.top_k

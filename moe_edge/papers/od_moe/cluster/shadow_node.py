@@ -13,7 +13,7 @@ import time
 import jax
 import numpy as np
 
-from moe_edge.cluster.node.node import Node
+from moe_edge.cluster.node.node import Node, Order
 from moe_edge.cluster.roles import FIRST_WORKER, MAIN
 from moe_edge.cluster.transport.base import PeerLost, Refused, Transport
 from moe_edge.engine.generate import shape_of
@@ -32,8 +32,6 @@ class ShadowNode(Node):
       speculative: the departure.
       seed: of random experts.
     """
-
-    of_others = "begin", "token", "rows"
 
     def __init__(
         self,
@@ -68,9 +66,17 @@ class ShadowNode(Node):
         if peer >= FIRST_WORKER:
             self._groups.lose(peer - FIRST_WORKER)
 
-    # Orders.
+    def make_orders(self) -> dict[str, Order]:
+        return super().make_orders() | {
+            "warm": Order(later=self._warm),
+            "prepare": Order(later=self._prepare),
+            "begin": Order(later=self._begin, of_others=True),
+            "token": Order(later=self._token, of_others=True),
+            "rows": Order(later=self._rows, of_others=True),
+            "notes": Order(self._notes),
+        }
 
-    def do_warm(self, fields, arrays) -> None:
+    def _warm(self, fields, arrays) -> None:
         started_s = time.perf_counter()
         if self._shadow is not None:
             self._rehearse(arrays["sizes"].tolist())
@@ -99,7 +105,7 @@ class ShadowNode(Node):
                 for ids_BK in choices:
                     np.asarray(ids_BK) if ids_BK is not None else None
 
-    def do_prepare(self, fields, arrays) -> None:
+    def _prepare(self, fields, arrays) -> None:
         self._follower = None
         self.step_s.clear()
         self.restarts = 0
@@ -109,14 +115,14 @@ class ShadowNode(Node):
     def _num_compiled(self) -> int:
         return 0 if self._shadow is None else self._shadow.num_compiled()
 
-    def do_finish(self, fields, arrays) -> None:
+    def finish(self, fields, arrays) -> None:
         try:
             self.transport.control(MAIN, "said")
         except (PeerLost, Refused):
             pass  # the scheduler will notice
-        super().do_finish(fields, arrays)
+        super().finish(fields, arrays)
 
-    def do_begin(self, fields, arrays) -> None:
+    def _begin(self, fields, arrays) -> None:
         """A prompt is about to run at the main node."""
         self._steps_before, self._done, self._used = fields["steps_before"], 0, None
         if self._shadow is None:
@@ -128,7 +134,7 @@ class ShadowNode(Node):
         else:
             follower.begin([len(prompt)])
 
-    def do_token(self, fields, arrays) -> None:
+    def _token(self, fields, arrays) -> None:
         """The main node begins a decode step."""
         index = fields["index"]
         if self._shadow is None:  # has nothing to wait for, either
@@ -145,7 +151,7 @@ class ShadowNode(Node):
             self._step(index, token, awaited=True)
         self._go_on(index + 1)
 
-    def do_rows(self, fields, arrays) -> None:
+    def _rows(self, fields, arrays) -> None:
         """Keys and values of steps that the main node is through with."""
         if self._follower is None:
             return
@@ -209,7 +215,7 @@ class ShadowNode(Node):
         for worker, layers in shares.items():
             self.transport.post(FIRST_WORKER + worker, "load", {"layers": layers})
 
-    def now_notes(self, fields, arrays):
+    def _notes(self, fields, arrays):
         """What this node has counted."""
         facts = {
             "t_shadow_s": float(np.mean(self.step_s)) if self.step_s else None,

@@ -14,7 +14,7 @@ import numpy as np
 
 from moe_edge.cluster.node.answers import Answers, part_of
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
-from moe_edge.cluster.node.node import Node
+from moe_edge.cluster.node.node import Node, Order
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.transport.base import Call, Transport
 from moe_edge.offload.store import HostStore
@@ -135,7 +135,7 @@ class Worker:
         if self._over is not None:
             self.passed(self._over)
             self._over = None
-        self.slots.queue.copy()
+        self.slots.carrier.copy()
 
     def _compute_some(self, call: Call, count: int, blocks: list[int]) -> np.ndarray:
         layer = call.layer
@@ -193,8 +193,6 @@ class Worker:
 class WorkerNode(Node):
     """The process of a worker: all that comes is done as it comes, in one thread."""
 
-    of_others = "load", "passed"
-
     def __init__(self, number: int, transport: Transport, worker: Worker):
         super().__init__(number, transport)
         self.worker = worker
@@ -213,22 +211,31 @@ class WorkerNode(Node):
         with self.faults_end_it("a copy"):
             self.worker.go_on()
 
-    def now_load(self, fields, arrays) -> None:
+    def make_orders(self) -> dict[str, Order]:
+        return super().make_orders() | {
+            "load": Order(self._load, of_others=True),
+            "passed": Order(self._passed, of_others=True),
+            "warm": Order(self._warm),
+            "prepare": Order(self._prepare),
+            "notes": Order(self._notes),
+        }
+
+    def _load(self, fields, arrays) -> None:
         for count, layer, experts in fields["layers"]:
             self.worker.expect(count, layer, experts)
         self.answered()
 
-    def now_passed(self, fields, arrays) -> None:
+    def _passed(self, fields, arrays) -> None:
         self.worker.passed(fields["count"])
         self.answered()
 
-    def now_warm(self, fields, arrays) -> None:
+    def _warm(self, fields, arrays) -> None:
         started_s = time.perf_counter()
         self._buckets = arrays["buckets"].tolist()
         self.worker.rehearse(self._buckets)
         self.tell("warm", {"seconds": time.perf_counter() - started_s})
 
-    def now_prepare(self, fields, arrays) -> None:
+    def _prepare(self, fields, arrays) -> None:
         """A new pass: with all blocks here, or with few slots behind a slow link."""
         self.worker.set_resident(fields["resident"])
         self.worker.set_link(fields["bytes_per_s"])
@@ -237,7 +244,7 @@ class WorkerNode(Node):
         self._compiled = self.worker.num_compiled()
         self.tell("ready", {"number": fields["number"]})
 
-    def now_notes(self, fields, arrays):
+    def _notes(self, fields, arrays):
         """What this worker has counted."""
         worker, stats = self.worker, self.worker.slots.queue.stats()
         moved = [stats.demand, stats.prefetch]

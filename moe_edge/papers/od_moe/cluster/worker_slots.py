@@ -5,10 +5,11 @@ from collections.abc import Collection
 
 import numpy as np
 
-from moe_edge.offload.block_queue import Transfer
+from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.carrier import Transfer
 from moe_edge.offload.slots import make_slots
 from moe_edge.offload.store import HostStore
-from moe_edge.papers.od_moe.cluster.dated_queue import DatedQueue
+from moe_edge.papers.od_moe.cluster.dated_carrier import DatedCarrier
 
 
 class WorkerSlots:
@@ -21,7 +22,8 @@ class WorkerSlots:
     def __init__(self, store: HostStore, num_slots: int, bytes_per_s: float | None):
         self._slots = make_slots(num_slots, store.record_size, store.dtype)
         self.lock, self.nowhere = threading.RLock(), num_slots
-        self.queue = DatedQueue(store, self._slots, bytes_per_s)
+        self.carrier = DatedCarrier(store, self._slots, bytes_per_s)
+        self.queue = BlockQueue([self.carrier])
         self._free = list(range(num_slots))
         self._here: dict[tuple[int, int], Transfer] = {}
 

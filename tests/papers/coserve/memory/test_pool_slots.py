@@ -9,6 +9,7 @@ import pytest
 
 from moe_edge.core.events import Recorder
 from moe_edge.offload.link import EmulatedLink, SharedLink, Turns
+from moe_edge.offload.real_carrier import CallerCarrier
 from moe_edge.offload.transfer_queue import TransferQueue
 from moe_edge.papers.coserve.memory.pool_slots import PoolSlots, to_host
 from tests.support.host_kernels import host_device
@@ -34,7 +35,8 @@ class Store:
 
 def make(link=None):
     slots = PoolSlots(len(SIZES), jax.devices()[0])
-    return TransferQueue(Store(), slots, link, Recorder(), asynchronous=False)
+    given = Store(), slots, link, Recorder()
+    return TransferQueue([CallerCarrier(*given, serial=True)])
 
 
 def test_experts_of_all_sizes_come_and_go():
@@ -45,7 +47,7 @@ def test_experts_of_all_sizes_come_and_go():
     assert slots.num_bytes == SIZES[0] + SIZES[1]
     for expert, array in slots.arrays.items():
         np.testing.assert_array_equal(array, Store().record(0, expert))
-    assert [event.bytes for event in queue.recorder.events()] == [128, 320]
+    assert [event.bytes for event in queue.carriers[0].recorder.events()] == [128, 320]
     total = queue.stats().demand
     assert (total.count, total.bytes) == (2, 448)
     left = to_host(slots.take(1))

@@ -68,7 +68,7 @@ def nodes(precision, periods, speculative, name=NAME):
     shape = config.moe_layers, config.moe.num_experts, K
     where = SHADOW, posts, groups, *shape, shadow, periods
     posts.shadow = ShadowNode(*where, speculative=speculative)
-    posts.shadow._orders.put(("prepare", {"number": 1}, {}))
+    posts.shadow._waiting.put(("prepare", {"number": 1}, {}))
     posts.shadow._attend()
     return posts, ShadowLink(posts, groups, periods), posts.shadow
 

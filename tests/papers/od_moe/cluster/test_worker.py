@@ -9,7 +9,7 @@ from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
 from moe_edge.cluster.transport.base import Call
 from moe_edge.core.checks import RequestError
-from moe_edge.papers.od_moe.cluster import dated_queue
+from moe_edge.papers.od_moe.cluster import dated_carrier
 from moe_edge.papers.od_moe.cluster import worker as workers
 from moe_edge.papers.od_moe.cluster.worker import ATTEMPTS, Worker
 from tests.support.layered import StoreReader
@@ -242,7 +242,7 @@ class Clock:
 
 def test_emulated_link_takes_its_time_unless_it_was_foretold(make, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(dated_queue, "time", clock)
+    monkeypatch.setattr(dated_carrier, "time", clock)
     monkeypatch.setattr(workers, "time", clock)
     worker = make()
     block_bytes = worker.slots.queue.block_bytes
@@ -287,14 +287,14 @@ def test_blocks_are_copied_when_there_is_time_or_when_they_are_wanted(make):
     array = worker.slots.array
     ask(worker, decode(4, [7, 8, 9]))
     worker.expect(5, LAYER, [3, 8, 1])
-    records = [worker.slots.queue._store.record(LAYER, b) for b in (3, 8, 1)]
+    records = [worker.slots.carrier._store.record(LAYER, b) for b in (3, 8, 1)]
 
     def there() -> bool:
         slots = worker.slots.slot_E(LAYER, E)[[3, 8, 1]]
         return bool((np.asarray(array)[slots] == np.stack(records)).all())
 
     assert not there()
-    worker.slots.queue.copy()
+    worker.slots.carrier.copy()
     assert there()
     worker.expect(5, LAYER, [4, 5, 6])  # the shadow has started over
     worker.expect(5, LAYER, [3, 8, 1])

@@ -1,22 +1,22 @@
-"""The queue of a worker's blocks: they arrive when the link says so.
+"""A worker's blocks arrive when the link says so.
 
-Order and times are those of an emulated link (`offload/virtual_queue.py`), by the real
-clock and without a thread: on a machine that all processes share, a thread that wakes
-up for every block took more time than the copies. Copies are made when there is time
-(`copy`), at the latest when somebody waits for them.
+Order and times are those of an emulated link (`offload/computed_carrier.py`), by the
+real clock and without a thread: on a machine that all processes share, a thread that
+wakes up for every block took more time than the copies. Copies are made when there is
+time (`copy`), at the latest when somebody waits for them.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from moe_edge.offload.block_queue import Transfer
+from moe_edge.offload.carrier import Transfer
+from moe_edge.offload.computed_carrier import ComputedCarrier
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.slots import Slots
 from moe_edge.offload.store import HostStore
-from moe_edge.offload.virtual_queue import VirtualQueue
 
 
-class DatedQueue(VirtualQueue):
+class DatedCarrier(ComputedCarrier):
     """All methods belong to one thread, which also dispatches what reads the slots.
 
     Args:
@@ -36,16 +36,12 @@ class DatedQueue(VirtualQueue):
         while (left_s := moment_s - time.perf_counter()) > 0:
             time.sleep(left_s)  # to the end: others need the core
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         self.poll()
 
-    def request(
-        self, layer: int, expert: int, slot: int, cause: str, step: int | None = None
-    ) -> Transfer:
-        """As `BlockQueue.request`."""
-        transfer = super().request(layer, expert, slot, cause, step)
-        self._uncopied.append(transfer)
-        return transfer
+    def ask(self, cause: str, transfers: Sequence[Transfer]) -> None:
+        super().ask(cause, transfers)
+        self._uncopied += transfers
 
     def copy(self) -> None:
         """Puts what was asked for into the slots; its arrival is another matter."""

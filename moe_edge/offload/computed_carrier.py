@@ -1,22 +1,25 @@
-"""The queue of expert blocks in computed time: what replay and simulator run on."""
+"""Blocks are carried in computed time: what replay and simulator run on."""
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 
-from moe_edge.offload.block_queue import BlockQueue, Transfer
+from moe_edge.offload.carrier import Carrier, Transfer
 from moe_edge.offload.link import EmulatedLink
 
 
-class VirtualQueue(BlockQueue):
+class ComputedCarrier(Carrier):
     """Carries blocks over an emulated link; the caller moves `now_s` on and polls.
 
     Attributes:
       now_s: the present.
-      free_s: when the link has delivered what it has begun.
       transfer_s: how long a block alone occupies the link.
 
     Args:
+      link: its rate and latency; what it carries elsewhere is another matter.
       clock: tells another time than `now_s`, of a subclass that waits for it.
     """
+
+    link: EmulatedLink
 
     def __init__(
         self,
@@ -25,27 +28,19 @@ class VirtualQueue(BlockQueue):
         num_experts: int,
         clock: Callable[[], float] | None = None,
     ):
-        self.now_s = self.free_s = 0.0
+        self.now_s, link = 0.0, copy.copy(link)
+        link.free_s = 0.0
         self.transfer_s = link.seconds(block_bytes)
-        self.link = link
-        super().__init__(block_bytes, num_experts, clock or (lambda: self.now_s))
-
-    def poll(self) -> None:
-        """Begins every transfer that begins before now."""
-        while (waiting := self._next_queue()) is not None:
-            if max(self.free_s, waiting[0].requested_s) >= self._clock():
-                return
-            self._begin(self._take(waiting))
+        super().__init__(link, block_bytes, num_experts, clock or (lambda: self.now_s))
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
         """Moves on to when all are done: the seconds it took."""
-        transfers, start_s = list(transfers), self._clock()
-        while any(transfer.state == "queued" for transfer in transfers):
-            self._begin(self._take(self._next_queue()))
+        transfers, start_s = list(transfers), self.clock()
+        self.begin(transfers)
         self._move_on(max([start_s, *(transfer.arrival_s for transfer in transfers)]))
         self.poll()
-        waited_s = self._clock() - start_s
-        self._wait_s += waited_s
+        waited_s = self.clock() - start_s
+        self.wait_s += waited_s
         return waited_s
 
     def _move_on(self, moment_s: float) -> None:
@@ -53,11 +48,11 @@ class VirtualQueue(BlockQueue):
         self.now_s = moment_s
 
     def _begin(self, run: Sequence[Transfer]) -> None:
-        start_s = max(self.free_s, run[0].requested_s)
+        start_s = max(self.link.free_s, run[0].requested_s)
         seconds = self.transfer_s
         if len(run) > 1:
             seconds = self.link.seconds(sum(transfer.num_bytes for transfer in run))
-        self.free_s = start_s + seconds
+        end_s = self.link.free_s = start_s + seconds
         for transfer in run:  # as on an emulated link: here, its arrival dated
             transfer.state = "done"
-        self._carried(run, start_s, self.free_s)
+        self._carried(run, start_s, end_s)

@@ -8,10 +8,11 @@ import pytest
 
 from moe_edge.core.events import Recorder
 from moe_edge.offload import indexed_slots
-from moe_edge.offload.direct_queue import DirectQueue
+from moe_edge.offload.direct_carrier import DirectCarrier
 from moe_edge.offload.indexed_slots import IndexedSlots
 from moe_edge.offload.link import TransferLink
 from moe_edge.offload.store import host_sharding
+from moe_edge.offload.transfer_queue import TransferQueue
 from tests.support.compilations import compilations
 
 EXPERTS, SIZE = 6, 32
@@ -37,8 +38,8 @@ class PinnedStore:
 
 def make(**options):
     slots = IndexedSlots(8, SIZE, np.float32)
-    recorder = Recorder()
-    return DirectQueue(PinnedStore(), slots, TransferLink(), recorder, **options)
+    given = PinnedStore(), slots, TransferLink(), Recorder()
+    return TransferQueue([DirectCarrier(*given, **options)])
 
 
 def contents(queue):
@@ -68,7 +69,7 @@ def test_demands_are_done_when_asked_for_and_in_their_slots():
         assert queue.slots.array.unsafe_buffer_pointer() == pointer
         stats = queue.stats()
         assert stats.demand.count == 3 and stats.demand.bytes == 3 * BLOCK
-        events = queue.recorder.events()
+        events = queue.carriers[0].recorder.events()
     assert [(e.cause, e.layer, e.expert) for e in events] == [
         ("demand", 3, e) for e in (0, 2, 5)
     ]

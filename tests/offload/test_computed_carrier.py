@@ -1,11 +1,15 @@
+from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.computed_carrier import ComputedCarrier
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.offload.virtual_queue import VirtualQueue
 
 
 def make_queue():
-    return VirtualQueue(
-        EmulatedLink(1.0, 1.0), block_bytes=3, num_experts=8
-    )  # 4 s each
+    link = EmulatedLink(1.0, 1.0)
+    return BlockQueue([ComputedCarrier(link, block_bytes=3, num_experts=8)])  # 4 s each
+
+
+def at(queue, now_s):
+    queue.carriers[0].now_s = now_s
 
 
 def counts(queue):
@@ -13,30 +17,30 @@ def counts(queue):
     return stats.demand.count, stats.prefetch.count
 
 
-def test_virtual_queue_demand_overtakes_prefetch_but_interrupts_nothing():
+def test_demand_overtakes_prefetch_but_interrupts_nothing():
     queue = make_queue()
     first = queue.request(0, 1, 0, "prefetch")
     second = queue.request(0, 2, 1, "prefetch")
-    queue.now_s = 1.0
+    at(queue, 1.0)
     queue.poll()
     demand = queue.request(0, 3, 2, "demand")
     assert queue.wait([demand]) == 7
-    assert (first.arrival_s, demand.arrival_s, queue.now_s) == (4, 8, 8)
+    assert (first.arrival_s, demand.arrival_s, queue.carriers[0].now_s) == (4, 8, 8)
     assert second.state == "queued"  # a demand made at this very moment goes first
-    queue.now_s = 8.5
+    at(queue, 8.5)
     queue.poll()
     assert (second.arrival_s, second.done) == (12, False)
     assert counts(queue) == (1, 2)
 
 
-def test_virtual_queue_idles_until_asked():
+def test_idles_until_asked():
     queue = make_queue()
-    queue.now_s = 5.0
+    at(queue, 5.0)
     assert queue.wait([queue.request(0, 0, 0, "demand")]) == 4
     assert queue.wait([]) == 0
 
 
-def test_virtual_queue_promoted_prefetch_is_the_last_demand():
+def test_promoted_prefetch_is_the_last_demand():
     queue = make_queue()
     right = queue.request(0, 1, 0, "prefetch")
     demand = queue.request(0, 2, 1, "demand")
@@ -47,12 +51,12 @@ def test_virtual_queue_promoted_prefetch_is_the_last_demand():
     assert counts(queue) == (2, 0)
 
 
-def test_virtual_queue_takes_back_what_has_not_begun():
+def test_takes_back_what_has_not_begun():
     queue = make_queue()
     running = queue.request(0, 1, 0, "prefetch")
     queue.request(0, 2, 1, "prefetch")
     other = queue.request(1, 2, 2, "prefetch")
-    queue.now_s = 1.0
+    at(queue, 1.0)
     queue.poll()
     assert queue.cancel_prefetches(lambda key: key >= 8) == [(0, 2, 1)]
     queue.wait([other])

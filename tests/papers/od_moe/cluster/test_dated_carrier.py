@@ -1,9 +1,10 @@
-"""A queue by the clock: what has begun by now is not overtaken."""
+"""A carrier by the clock: what has begun by now is not overtaken."""
 
 import pytest
 
-from moe_edge.papers.od_moe.cluster import dated_queue
-from moe_edge.papers.od_moe.cluster.dated_queue import DatedQueue
+from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.papers.od_moe.cluster import dated_carrier
+from moe_edge.papers.od_moe.cluster.dated_carrier import DatedCarrier
 
 
 class Clock:
@@ -36,13 +37,15 @@ class Blocks:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(dated_queue, "time", clock)
+    monkeypatch.setattr(dated_carrier, "time", clock)
     return clock
 
 
 def test_demand_does_not_overtake_prefetches_that_have_begun(clock):
     blocks = Blocks()
-    queue = DatedQueue(blocks, blocks, bytes_per_s=8.0)  # a block a second
+    queue = BlockQueue(
+        [DatedCarrier(blocks, blocks, bytes_per_s=8.0)]
+    )  # a block a second
     prefetches = [queue.request(0, expert, expert, "prefetch") for expert in range(3)]
     clock.now_s = 1.5  # the second one is on its way
     demand = queue.request(0, 3, 3, "demand")

@@ -1,34 +1,41 @@
-"""The queue whose user carries blocks: same order and times as in computed time."""
+"""Blocks carried by whoever asks: same order and times as in computed time."""
+
+import threading
 
 import numpy as np
 import pytest
 
 from moe_edge.core.events import Recorder
-from moe_edge.offload import carried_queue
+from moe_edge.kernels import native
 from moe_edge.offload import link as links
-from moe_edge.offload.carried_queue import CarriedQueue
+from moe_edge.offload import real_carrier
+from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.computed_carrier import ComputedCarrier
 from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.real_carrier import CallerCarrier
 from moe_edge.offload.slots import AliasedSlots
-from moe_edge.offload.virtual_queue import VirtualQueue
-from tests.offload.test_merged_transfers import Script, noting
+from moe_edge.offload.transfer_queue import TransferQueue
+from tests.offload.test_merged_transfers import Script, noted
 from tests.offload.test_transfer_queue import BLOCK, EXPERTS, SIZE, Store, contents
 from tests.support.slot_kinds import on_cpu
 
 pytestmark = on_cpu
 
 
-def make(slots=8, kind=CarriedQueue, **options):
+def make(slots=8, **options):
     options.setdefault("recorder", Recorder())
-    return kind(Store(), AliasedSlots(slots, SIZE, np.float32), **options)
+    slots = AliasedSlots(slots, SIZE, np.float32)
+    return TransferQueue([CallerCarrier(Store(), slots, copy=native.copy, **options)])
 
 
 class Clock:
-    """In place of `time`: it stands still unless somebody sleeps."""
+    """In place of `time`: it all but stands still unless somebody sleeps."""
 
     def __init__(self):
         self.now_s = 100.0
 
     def perf_counter(self):
+        self.now_s += 1e-9  # no two looks at the same moment
         return self.now_s
 
     def sleep(self, seconds):
@@ -50,61 +57,61 @@ def slow_copies(clock, monkeypatch):
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(links, "time", clock)
-    monkeypatch.setattr(carried_queue, "time", clock)
+    monkeypatch.setattr(real_carrier, "time", clock)
     return clock
 
 
 def on(clock, queue):
-    queue._clock = clock.perf_counter
+    queue.carriers[0].clock = clock.perf_counter
     return queue
 
 
 def test_without_an_emulated_link_a_block_is_there_when_the_request_returns():
-    queue = make()
+    threads, queue = threading.active_count(), make()
     transfers = queue.request_all([(3, e, e + 1) for e in range(5)], "prefetch")
     assert all(transfer.done for transfer in transfers)
     assert contents(queue) == [0, 300, 301, 302, 303, 304, 0, 0]
-    assert queue._thread is None
+    assert threading.active_count() == threads
 
 
 def test_copying_a_demand_is_waiting_for_it(clock, monkeypatch):
     slow_copies(clock, monkeypatch)
     queue = on(clock, make())
     prefetched = queue.request(0, 1, 0, "prefetch")
-    assert queue.wait([prefetched]) == 0.0
+    assert queue.wait([prefetched]) == pytest.approx(0, abs=1e-6)
     demands = queue.request_all([(0, e, e) for e in (2, 4)], "demand")
     assert queue.wait([]) == 0.0
     assert queue.wait(demands) == pytest.approx(6.0, abs=1e-3)
-    assert queue.wait(demands) == 0.0
+    assert queue.wait(demands) == pytest.approx(0, abs=1e-6)
     assert queue.stats().wait_s == pytest.approx(6.0, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_it_carries_the_runs_of_computed_time_in_the_same_order(seed, clock):
     script, queues = Script(seed), []
-    for kind in (VirtualQueue, CarriedQueue):
+    for is_computed in (True, False):
         link = EmulatedLink(BLOCK, 1.0)  # 1 s of latency and 1 s a block
-        if kind is VirtualQueue:
-            queue = noting(kind)(link, BLOCK, EXPERTS)
-            queue.now_s = clock.now_s
+        if is_computed:
+            carrier = ComputedCarrier(link, BLOCK, EXPERTS)
+            carrier.now_s, queue = clock.now_s, BlockQueue([carrier])
         else:
-            slots = AliasedSlots(script.slots + 1, SIZE, np.float32)
-            queue = on(clock, noting(kind)(Store(), slots, link))
+            queue = on(clock, make(script.slots + 1, link=link))
+        runs = noted(queue)
         first = queue.request(0, 0, script.slots, "demand")
-        if kind is VirtualQueue:
-            queue.now_s += 1e-3
+        if is_computed:
+            carrier.now_s += 1e-3
             queue.poll()  # begins, as the other did at once
         transfers = script.run(queue)
         queue.wait([first, *transfers])
-        queues.append((queue, first, transfers))
-    (computed, *_, expected), (carried, *_, found) = queues
-    assert carried.runs == computed.runs and any(len(run) > 1 for run in carried.runs)
+        queues.append((queue, runs, first, transfers))
+    (computed, want, *_, expected), (carried, runs, *_, found) = queues
+    assert runs == want and any(len(run) > 1 for run in runs)
     for transfer in found:
         held = contents(carried)[transfer.slot]
         assert held == 100 * transfer.layer + transfer.expert
     for name in ("merged", "cancelled"):
         assert getattr(carried.stats(), name) == getattr(computed.stats(), name)
-    base_s = queues[0][1].arrival_s, queues[1][1].arrival_s
+    base_s = queues[0][2].arrival_s, queues[1][2].arrival_s
     after_s = [
         [transfer.arrival_s - base for transfer in transfers]
         for transfers, base in zip((expected, found), base_s, strict=True)
@@ -207,4 +214,4 @@ def test_time_passes_while_nobody_looks(clock):
     queue = on(clock, make(link=EmulatedLink(BLOCK / 1.0)))
     transfer = queue.request(0, 0, 0, "demand")
     clock.now_s += 1.0
-    assert transfer.done and queue.wait([transfer]) == 0.0
+    assert transfer.done and queue.wait([transfer]) == pytest.approx(0, abs=1e-6)

@@ -1,13 +1,13 @@
-"""The queue of blocks from pinned memory, where demands need no thread and no wait."""
+"""Blocks from pinned memory, where demands need no thread and no wait."""
 
 from collections.abc import Sequence
 
-from moe_edge.offload.block_queue import Transfer
+from moe_edge.offload.carrier import Transfer
 from moe_edge.offload.indexed_slots import IndexedSlots
-from moe_edge.offload.transfer_queue import TransferQueue
+from moe_edge.offload.thread_carrier import ThreadCarrier
 
 
-class DirectQueue(TransferQueue):
+class DirectCarrier(ThreadCarrier):
     """Demands are fetched by programs that the engine's thread dispatches at once.
 
     The device runs programs in order, so a layer dispatched next finds its blocks, and
@@ -27,27 +27,19 @@ class DirectQueue(TransferQueue):
         super().__init__(*given, **options)
         self.slots.prepare_fetches()
 
-    def _enqueue(self, cause: str, transfers: Sequence[Transfer]) -> None:
+    def ask(self, cause: str, transfers: Sequence[Transfer]) -> None:
         if cause != "demand":
-            super()._enqueue(cause, transfers)
+            super().ask(cause, transfers)
             return
-        for transfer in transfers:
-            transfer.state = "running"
+        state = "cancelled"
+        try:
+            self._carry(transfers, self._fetch)
+            state = "done"
+        finally:
+            for transfer in transfers:
+                transfer.state = state
 
-    def request_all(self, blocks, cause, step=None):
-        transfers = super().request_all(blocks, cause, step)
-        if cause == "demand" and transfers:
-            state = "cancelled"
-            try:
-                self._carry(transfers, self._fetch, transfers)
-                state = "done"
-            finally:
-                for transfer in transfers:
-                    transfer.state = state
-        return transfers
-
-    def _fetch(self, transfers: Sequence[Transfer]) -> None:
-        sources = [self.store.source(t.layer, t.expert) for t in transfers]
+    def _fetch(self, transfers: Sequence[Transfer], sources: Sequence) -> None:
         self.slots.fetch([transfer.slot for transfer in transfers], sources)
         if self._timed:
             self.slots.array.block_until_ready()
