@@ -17,10 +17,11 @@ import numpy as np
 
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.engine.base import Engine
-from moe_edge.engine.slot_rows import Guide, NewToken, Row
+from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from moe_edge.hosts.frames import read_json
 from moe_edge.hosts.link import Link, end_process
+from moe_edge.model.new_token import Guide, NewToken
 from moe_edge.model.sampling import Sampling
 
 END = "end"  # of all calls

@@ -19,8 +19,9 @@ import numpy as np
 from moe_edge.engine.base import Engine
 from moe_edge.engine.session import Session
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
-from moe_edge.engine.slot_rows import LiveRow, NewToken
+from moe_edge.engine.slot_rows import LiveRow
 from moe_edge.engine.slot_tokens import next_tokens, rules_of
+from moe_edge.model.new_token import NewToken
 
 
 class _Begun(NamedTuple):

@@ -2,26 +2,13 @@
 
 import dataclasses
 from collections.abc import Hashable
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from moe_edge.model.new_token import Guide, Score
 from moe_edge.model.sampling import Sampling
 
 MOST_LOGPROBS = 20  # likeliest tokens that a step reports, if any row asks
-
-
-class Guide(Protocol):
-    """What a row may say next: a grammar's matcher, of this row alone."""
-
-    def fill(self, bits_W: np.ndarray) -> None:
-        """Writes bits of the tokens that may come next into uint32 `[V / 32]`.
-
-        Token i is bit i % 32 of word i // 32.
-        """
-
-    def accept(self, token: int) -> None:
-        """The row has drawn this token."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,22 +39,6 @@ class Row:
         position until it is released, and every step writes where rows are.
         """
         return len(self.prompt) + len(self.forced) + self.max_new_tokens
-
-
-class Score(NamedTuple):
-    """How likely a token was, in the model's distribution before any rule."""
-
-    logprob: float  # natural
-    top: tuple[tuple[int, float], ...]  # (token, logprob), likeliest first, as asked
-
-
-class NewToken(NamedTuple):
-    """A token that a row has got."""
-
-    id: Hashable
-    token: int
-    score: Score | None = None  # if asked for
-    is_forced: bool = False  # one of `Row.forced`
 
 
 @dataclasses.dataclass(eq=False)

@@ -7,7 +7,8 @@ import numpy as np
 
 from moe_edge.engine.base import Engine
 from moe_edge.engine.slot_programs import SlotPrograms
-from moe_edge.engine.slot_rows import LiveRow, NewToken, Score
+from moe_edge.engine.slot_rows import LiveRow
+from moe_edge.model.new_token import NewToken, Score
 from moe_edge.model.row_sampling import Rules, make_rules
 from moe_edge.model.sampling import Sampling
 

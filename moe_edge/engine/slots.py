@@ -33,9 +33,10 @@ from moe_edge.engine.session import cache_bytes, check_prompts
 from moe_edge.engine.sizes import capacity_for
 from moe_edge.engine.slot_batch import SlotBatch
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
-from moe_edge.engine.slot_rows import MOST_LOGPROBS, LiveRow, NewToken, Row
+from moe_edge.engine.slot_rows import MOST_LOGPROBS, LiveRow, Row
 from moe_edge.engine.slot_tokens import next_tokens, rules_of
 from moe_edge.engine.slot_warm_up import warm_up
+from moe_edge.model.new_token import NewToken
 from moe_edge.model.router import Routing
 
 

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from moe_edge.engine.expert_state import Moved
-from moe_edge.engine.slot_rows import Guide, NewToken, Row, Score
+from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
+from moe_edge.model.new_token import Guide, NewToken, Score
 from moe_edge.model.sampling import Sampling
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.engine.prompts import TextStream
-from moe_edge.engine.slot_rows import NewToken, Score
+from moe_edge.model.new_token import NewToken, Score
 
 
 class TokenAt(NamedTuple):

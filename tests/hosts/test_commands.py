@@ -10,8 +10,8 @@ import pytest
 
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.run_generate import run_generate
-from moe_edge.engine.slot_rows import NewToken
 from moe_edge.evaluate.run import run_evaluate
+from moe_edge.model.new_token import NewToken
 from moe_edge.model.sampling import Sampling
 from moe_edge.serve.driver import RowRequest
 from moe_edge.serve.options import ServingOptions, make_driver

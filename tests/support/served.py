@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.engine.slot_rows import NewToken, Score
+from moe_edge.model.new_token import NewToken, Score
 from moe_edge.serve.choices import make_choices
 from moe_edge.serve.driver import Live
 from moe_edge.serve.generation import make_answer
