@@ -29,7 +29,7 @@ from moe_edge.loadtest.offered import (
 )
 from moe_edge.loadtest.prompts import Prompts, text_pieces
 from moe_edge.loadtest.results import Results
-from moe_edge.workload.served import Served
+from moe_edge.schedule.figures import Served
 
 MOST_S = 900.0  # for one answer
 OUTCOMES = {429: "refused", 504: "expired"}  # of a status; of all others: failed

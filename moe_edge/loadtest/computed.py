@@ -17,12 +17,12 @@ from moe_edge.loadtest.offered import (
 )
 from moe_edge.loadtest.results import Results
 from moe_edge.schedule.decisions import Recorder
+from moe_edge.schedule.figures import Served
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import Scheduler
 from moe_edge.schedule.token_job import TokenJob
 from moe_edge.serve.options import LONGEST_CONTEXT, ServingOptions
 from moe_edge.simulate.serving import ComputedServer, SlotSteps
-from moe_edge.workload.served import Served
 
 
 def computed_results(

@@ -16,10 +16,10 @@ from moe_edge.core.json_reader import parse_json, text_lines
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.decisions import replay
+from moe_edge.schedule.figures import Served
 from moe_edge.schedule.loop import Limits, RequestLoop
 from moe_edge.schedule.token_job import TokenJob
 from moe_edge.serve.options import ServingOptions, make_loop
-from moe_edge.workload.served import Served
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

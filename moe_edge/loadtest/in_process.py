@@ -20,10 +20,10 @@ from moe_edge.loadtest.offered import (
 from moe_edge.loadtest.prompts import Prompts, text_ids
 from moe_edge.loadtest.results import Results
 from moe_edge.schedule.decisions import Recorder
+from moe_edge.schedule.figures import Served
 from moe_edge.serve.driver import Driver, RowRequest
 from moe_edge.serve.loading import check_room, load_driver
 from moe_edge.serve.options import ServingOptions
-from moe_edge.workload.served import Served
 
 
 def engine_results(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.loadtest.decisions_file import LoopMade, replay_decisions
-from moe_edge.workload.served import Served, summarise
+from moe_edge.schedule.figures import Served, summarise
 
 HEAD = "id,arrival_s,floor,outcome,tokens,admitted_s,first_s,last_s,mean_k"
 

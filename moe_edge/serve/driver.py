@@ -20,11 +20,11 @@ from moe_edge.engine.slot_rows import Row
 from moe_edge.engine.slots import RowSlots
 from moe_edge.model.new_token import Guide, NewToken, Score
 from moe_edge.model.sampling import Sampling
+from moe_edge.schedule.figures import Served
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING
 from moe_edge.schedule.token_job import TokenJob
 from moe_edge.serve.errors import report
-from moe_edge.workload.served import Served
 
 
 def _never(new: NewToken) -> None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from moe_edge.core.checks import check_positive
-from moe_edge.workload.served import Served, summarise
+from moe_edge.schedule.figures import Served, summarise
 
 TARGET = 0.9  # part of all offered requests that must be in time
 STEPS = 10  # halvings: to a thousandth of the range between two powers of two

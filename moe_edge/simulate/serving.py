@@ -12,10 +12,10 @@ from typing import NamedTuple
 from moe_edge.core.clock import EventHeap
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import Shape, StepCosts
+from moe_edge.schedule.figures import Served
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING
 from moe_edge.schedule.token_job import TokenJob
-from moe_edge.workload.served import Served
 
 ARRIVE, CANCEL, END, WAKE = range(4)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from moe_edge.loadtest.results import HEAD, Results
-from moe_edge.workload.served import Served
+from moe_edge.schedule.figures import Served
 
 
 def served():

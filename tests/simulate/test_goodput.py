@@ -5,8 +5,8 @@ import math
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.schedule.figures import Served
 from moe_edge.simulate.goodput import goodput
-from moe_edge.workload.served import Served
 
 
 def served(ttft_s: float, tpot_s: float = 0.01) -> Served:

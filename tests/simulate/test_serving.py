@@ -9,11 +9,11 @@ from moe_edge.hardware.step_costs import CostTable, StepCosts
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.continuous_one_k import ContinuousOneK
 from moe_edge.schedule.fifo import Fifo
+from moe_edge.schedule.figures import summarise
 from moe_edge.schedule.full_batch import FullBatch
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.token_job import TokenJob
 from moe_edge.simulate.serving import ComputedServer, SlotSteps
-from moe_edge.workload.served import summarise
 
 # A prompt token takes 1 s; a step of n rows at K takes n + K seconds.
 COSTS = StepCosts(

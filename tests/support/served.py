@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.model.new_token import NewToken, Score
+from moe_edge.schedule.figures import Served
 from moe_edge.serve.choices import make_choices
 from moe_edge.serve.driver import Live
 from moe_edge.serve.generation import make_answer
 from moe_edge.serve.grammar import Grammars
 from moe_edge.serve.served_model import ServedModel
-from moe_edge.workload.served import Served
 from tests.support.tiny_checkpoint import CONFIG, tiny_tokenizer
 
 EOS = 0  # <|end|>

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_edge.workload.served import Served, summarise
+from moe_edge.schedule.figures import Served, summarise
 
 
 def served(arrival_s, *times, floor=8, k=8, outcome="finished"):
