@@ -17,7 +17,7 @@ from moe_edge.engine.slots import RowSlots
 from moe_edge.hardware.step_costs import Shape
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.loop import RequestLoop
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 
 PROMPT_TOKENS = 96  # of rows that decode
 STEPS = 3  # in a row at one setting; the first is not timed
@@ -180,7 +180,7 @@ class StepTimer:
 
     def _admit(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            job = TokenJob(
+            job = Request(
                 row.id,
                 arrival_s=0.0,
                 floor=1,

@@ -178,7 +178,7 @@ class CompletionAnswer(Answer):
     def _first(self, choice, shown: Shown) -> Shown:
         tokens = ()
         if self._request.score_prompt:
-            ids, scores = choice.prompt.ids, choice.live.prompt_scores
+            ids, scores = choice.prompt.ids, choice.row.prompt_scores
             tokens = prompt_tokens(ids, scores, self._model.tokenizer, choice.echo)
         return Shown(choice.echo + shown.text, (*tokens, *shown.tokens))
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from moe_edge.serve.driver import Live, RowRequest
+from moe_edge.schedule.request import Request
 from moe_edge.serve.errors import ApiError
 
 _REASONS = {
@@ -25,23 +25,21 @@ class Call:
     """Rows that were asked for together.
 
     Attributes:
-      rows: as the driver knows them; None before it does.
       num_left: rows that are not over.
       lost: why there will be no end (code of an error); None: there will be one.
     """
 
     def __init__(
         self,
-        asked: Sequence[RowRequest],
+        rows: Sequence[Request],
         endpoint: str,
         arrival_s: float,
         with_tokens: bool = True,
     ):
-        self.asked, self.endpoint = tuple(asked), endpoint
+        self.rows, self.endpoint = tuple(rows), endpoint
         self.arrival_s, self.with_tokens = arrival_s, with_tokens
-        self.rows: list[Live | None] = [None] * len(self.asked)
         self.lost: str | None = None
-        self.num_left = len(self.asked)
+        self.num_left = len(self.rows)
         self._news: dict[int, bool] = {}  # row -> whether it is over
         self._changed = asyncio.Event()
 
@@ -53,8 +51,7 @@ class Call:
     @property
     def has_begun(self) -> bool:
         """Whether a step ran, or will at once, for any of its rows."""
-        rows = (row for row in self.rows if row is not None)
-        return any(row.served.admitted_s is not None for row in rows)
+        return any(row.admitted_s is not None for row in self.rows)
 
     async def news(self) -> dict[int, bool]:
         """Waits until rows have new tokens or are over: row -> whether it is over.

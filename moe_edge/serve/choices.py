@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from moe_edge.serve.driver import Live, RowRequest
+from moe_edge.schedule.request import Request
 from moe_edge.serve.grammar import RowGuide
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.text_ends import StopText, TextEnds
@@ -19,24 +19,22 @@ class Choice:
       number: among those of its prompt.
       echo: what stands before its text.
       guide: of its grammar, if it has one.
-      live: what the driver knows of it, once it was submitted.
     """
 
     index: int
     number: int
     prompt: Encoded
-    asked: RowRequest
+    row: Request
     ends: TextEnds
     echo: str = ""
     guide: RowGuide | None = None
-    live: Live | None = None
 
     @property
     def ended_by(self) -> str:
         """`eos`, `stop`, `length` or `deadline`, once it has finished."""
-        if self.live.outcome == "expired":  # other rows of its request had begun
+        if self.row.state == "expired":  # other rows of its request had begun
             return "deadline"
-        return "stop" if self.ends.stopped else self.live.ended_by
+        return "stop" if self.ends.stopped else self.row.ended_by
 
 
 def make_choices(
@@ -76,9 +74,11 @@ def make_choices(
                 first=len(echo),
             )
             guide = grammar and grammar.guide(reading and reading.reasoning)
-            asked = RowRequest(
+            new = request.new_tokens(prompt, model)
+            row = Request(
                 prompt=prompt.ids,
-                max_new_tokens=request.new_tokens(prompt, model),
+                new_tokens=max(new, 1),
+                only_scored=not new,
                 floor=request.floor,
                 sampling=request.sampling(number),
                 top_logprobs=request.top_logprobs,
@@ -87,6 +87,6 @@ def make_choices(
                 guide=guide,
                 ends=ends,
             )
-            choice = Choice(len(choices), number, prompt, asked, ends, echo, guide)
+            choice = Choice(len(choices), number, prompt, row, ends, echo, guide)
             choices.append(choice)
     return choices

@@ -2,10 +2,10 @@
 
     thread = EngineThread(load)              # load() -> Driver runs in the thread
     thread.start()                           # from within the event loop
-    call = thread.submit([asked], "/v1/completions", thread.clock())
+    call = thread.submit([row], "/v1/completions", thread.clock())
     while not call.is_over:
         for row, is_over in (await call.news()).items():
-            ...                              # what its `RowRequest.ends` has kept of it
+            ...                              # what its `Request.ends` has kept of it
 
 Everything but `_run` and what it calls runs on the event loop. A step wakes the loop
 once at most, however many rows it has; steps that follow each other fast do so once for
@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from moe_edge.core.checks import MoeEdgeError
+from moe_edge.schedule.request import Request
 from moe_edge.serve.call import Call, refusal, settle
 from moe_edge.serve.call_rows import CallRows, News
-from moe_edge.serve.driver import Driver, RowRequest, Stepped
+from moe_edge.serve.driver import Driver, Stepped
 from moe_edge.serve.errors import ApiError, report
 from moe_edge.serve.observers import Observer, Observers
 
@@ -148,7 +149,7 @@ class EngineThread:
 
     def submit(
         self,
-        asked: Sequence[RowRequest],
+        rows: Sequence[Request],
         endpoint: str,
         arrival_s: float,
         with_tokens: bool = True,
@@ -160,11 +161,11 @@ class EngineThread:
           with_tokens: whether tokens are news, or ends only.
         Raises: as `check_open`.
         """
-        self.check_open(endpoint, len(asked))
-        call = Call(asked, endpoint, arrival_s, with_tokens)
+        self.check_open(endpoint, len(rows))
+        call = Call(rows, endpoint, arrival_s, with_tokens)
         self._open.add(call)
         self._is_quiet.clear()
-        self._asked += len(asked)
+        self._asked += len(rows)
         self._tell(lambda driver: self._begin(driver, call))
         return call
 
@@ -331,7 +332,7 @@ class EngineThread:
                 self._changed.wait(limit)
 
     def _begin(self, driver: Driver, call: Call) -> None:
-        self._seen += len(call.asked)
+        self._seen += len(call.rows)
         if (refused := self._rows.begin(driver, call)) is not None:
             self._post(self._turn_away, call, *refused)
 

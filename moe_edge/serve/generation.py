@@ -84,8 +84,8 @@ class Generation:
                     body,
                     is_short=False,
                 )
-        asked = [choice.asked for choice in choices]
-        call = thread.submit(asked, endpoint, arrival_s, request.stream)
+        rows = [choice.row for choice in choices]
+        call = thread.submit(rows, endpoint, arrival_s, request.stream)
         gone = asyncio.create_task(until_gone(receive, lambda: call.lose(GONE)))
         try:
             answer = make_answer(request, choices, self._model)
@@ -156,11 +156,11 @@ async def _news(choices: Sequence[Choice], call: Call) -> list[tuple[Choice, boo
         raise refusal(call.lost)
     found = []
     for index, is_over in news.items():
-        live = choices[index].live = call.rows[index]
-        if is_over and live.outcome == "failed":
+        row = call.rows[index]
+        if is_over and row.state == "failed":
             raise refusal("engine_error")
         # Rows of one deadline: where some had begun, the others are cut as these are.
-        if is_over and live.outcome == "expired" and not call.has_begun:
+        if is_over and row.state == "expired" and not call.has_begun:
             raise refusal("deadline_exceeded")
         guide = choices[index].guide
         if is_over and guide and guide.failure:

@@ -109,7 +109,7 @@ class TokenRequest:
     def new_tokens(self, prompt: Encoded, model: ServedModel) -> int:
         """Tokens to compute after a prompt.
 
-        Where none is to be shown 0, or 1 after a prompt of one token: see `RowRequest`.
+        Where none is to be shown 0, or 1 after a prompt of one token: see `Request`.
 
         Raises:
           ApiError: context_length_exceeded; invalid_value: a prompt without tokens.

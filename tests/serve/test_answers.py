@@ -177,12 +177,12 @@ def test_choices_are_requests_with_seeds_that_follow(model):
     body = body_of(prompt=[[5], [6]], n=2, seed=7, logprobs=1, deadline_ms=500)
     request = read_completion(body, model)
     choices = make_choices(request, request.encode(model), model, arrival_s=100.0)
-    asked = [choice.asked for choice in choices]
+    asked = [choice.row for choice in choices]
     assert [each.prompt for each in asked] == [(5,), (5,), (6,), (6,)]
     assert [each.sampling.seed for each in asked] == [7, 8, 7, 8]
     assert [choice.index for choice in choices] == [0, 1, 2, 3]
     assert {each.deadline_s for each in asked} == {100.5}
-    assert {(each.floor, each.max_new_tokens) for each in asked} == {(32, 16)}
+    assert {(each.floor, each.new_tokens) for each in asked} == {(32, 16)}
     assert {(each.top_logprobs, each.score_prompt) for each in asked} == {(1, False)}
 
 
