@@ -1,41 +1,37 @@
 """What a request took: OpenAI's `usage`, and ours in it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # it loads JAX
-    from moe_edge.serve.choices import Choice
+from moe_edge.serve.call import Call
 
 # Of several choices the least natural end is named.
 _ENDS = ("eos", "stop", "length", "deadline")
 
 
-def usage_of(choices: Sequence["Choice"], silent: bool = False) -> dict[str, Any]:
-    """The usage of a request, over all its choices; a prompt counts once.
+def usage_of(call: Call) -> dict[str, Any]:
+    """The usage of a request, over all its rows, which have ended.
 
-    `moe_edge` has of several choices the slowest queue and first token, and the mean
-    time of the tokens after it.
-
-    Args:
-      choices: that have ended.
-      silent: no new token was asked for.
+    A prompt counts once. `moe_edge` has of several rows the slowest queue and first
+    token, and the mean time of the tokens after it.
     """
-    firsts = [choice for choice in choices if choice.number == 0]
-    prompt = sum(len(choice.prompt.ids) for choice in firsts)
-    rows = [choice.row for choice in choices]
+    rows = call.rows
+    prompt = sum(len(each.ids) for each in call.prompts)
+    silent = call.body.max_new_tokens == 0  # its one token is not shown
     new = 0 if silent else sum(row.made for row in rows)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": new,
         "total_tokens": prompt + new,
         "prompt_tokens_details": {
-            "cached_tokens": sum(choice.row.cached_tokens for choice in firsts)
+            "cached_tokens": sum(row.cached_tokens for row in rows[:: call.body.n])
         },
-        "moe_edge": _own(choices, rows),
+        "moe_edge": _own(call),
     }
 
 
-def _own(choices, rows) -> dict[str, Any]:
+def _own(call: Call) -> dict[str, Any]:
+    rows = call.rows
     begun = [row for row in rows if row.made]
     tokens = sum(row.made for row in begun)
     after_first = tokens - len(begun)
@@ -52,7 +48,7 @@ def _own(choices, rows) -> dict[str, Any]:
         "tpot_ms": 1e3 * sum(row.last_s - row.first_s for row in begun) / after_first
         if after_first
         else None,
-        "ended_by": max((choice.ended_by for choice in choices), key=_ENDS.index),
+        "ended_by": max(map(call.ended_by, range(len(rows))), key=_ENDS.index),
     }
 
 

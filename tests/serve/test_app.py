@@ -197,7 +197,7 @@ def test_choices_of_a_long_body_are_made_in_a_thread_and_share_their_stops(
         threads.append(threading.current_thread().name)
         return StopText(text)
 
-    monkeypatch.setattr("moe_edge.serve.choices.StopText", counted)
+    monkeypatch.setattr("moe_edge.serve.call.StopText", counted)
     stop = [f"{i:x>200}" for i in range(16)]
     assert server.complete(n=32, stop=stop, max_tokens=1).status == 200
     assert made == stop

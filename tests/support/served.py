@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.model.new_token import NewToken, Score
 from moe_edge.schedule.request import Request
-from moe_edge.serve.choices import make_choices
+from moe_edge.serve.call import Call
 from moe_edge.serve.generation import make_answer
 from moe_edge.serve.grammar import Grammars
 from moe_edge.serve.served_model import ServedModel
@@ -51,11 +51,10 @@ def score_of(token: int, top: int) -> Score:
 
 def play(request, prompts, model, tokens, stream: bool):
     """The chunks or the body of a request whose every row gets these tokens."""
-    choices = make_choices(request, prompts, model, arrival_s=10.0)
-    answer = make_answer(request, choices, model)
+    call = Call(request, prompts, model, "/v1/completions", arrival_s=10.0)
+    answer = make_answer(call, model)
     chunks = answer.start() if stream else []
-    for choice in choices:
-        row = _begun(choice.row)
+    for index, row in enumerate(map(_begun, call.rows)):
         for i, token in enumerate(tokens, start=1):
             row.k = 8 * i
             row.add(10.5 + 0.25 * i)
@@ -64,13 +63,13 @@ def play(request, prompts, model, tokens, stream: bool):
             row.ended_by = row.ends(NewToken(0, token, score))
             if row.ended_by is None and not row.left:
                 row.ended_by = "length"
-            if stream and (chunk := answer.more(choice)):
+            if stream and (chunk := answer.more(index)):
                 chunks.append(chunk)
             if row.ended_by:
                 break
         row.ended_by = row.ended_by or "deadline"
         if stream:
-            chunks += answer.end(choice)
+            chunks += answer.end(index)
     return [*chunks, answer.usage_chunk()] if stream else answer.body()
 
 
