@@ -19,7 +19,7 @@ class NewToken(NamedTuple):
     id: Hashable
     token: int
     score: Score | None = None  # if asked for
-    is_forced: bool = False  # one of `Row.forced`
+    is_forced: bool = False  # one of `SlotRow.forced`
 
 
 class Guide(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.progress import progress
-from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from moe_edge.hardware.step_costs import Shape
 from moe_edge.schedule.continuous import Continuous
@@ -178,7 +178,7 @@ class StepTimer:
                     seen.append(seconds)
         return [[*shape, statistics.median(seen)] for shape, seen in times.items()]
 
-    def _admit(self, rows: Sequence[Row]) -> None:
+    def _admit(self, rows: Sequence[SlotRow]) -> None:
         for row in rows:
             job = Request(
                 row.id,
@@ -205,9 +205,9 @@ class StepTimer:
 
         return _seconds(step)
 
-    def _row(self, id: int, prompt: int, new: int, k: int | None = None) -> Row:
+    def _row(self, id: int, prompt: int, new: int, k: int | None = None) -> SlotRow:
         tokens = tuple(self._rng.integers(0, self._vocab, prompt).tolist())
-        return Row(id=id, prompt=tokens, max_new_tokens=new, k=k)
+        return SlotRow(id=id, prompt=tokens, max_new_tokens=new, k=k)
 
 
 def shape_seconds(slots: RowSlots, shape: Shape) -> float:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from moe_edge.core.checks import RequestError
 from moe_edge.engine.expert_state import Moved
-from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from moe_edge.model.new_token import NewToken
 from moe_edge.schedule.loop import RequestLoop
@@ -206,7 +206,7 @@ class Driver:
         for request in rows:
             self.slots.set_k(request.id, request.k)
 
-    def _row(self, request: Request, k: int) -> Row:
+    def _row(self, request: Request, k: int) -> SlotRow:
         """The row of a request; prompts are scored as the engine decodes.
 
         A lossy route changes what is decoded, not what prompts compute.
@@ -216,7 +216,7 @@ class Driver:
         given = prompt[:1] if by_token else prompt
         if request.only_scored:
             given = given[: len(prompt) - 1]
-        return Row(
+        return SlotRow(
             id=request.id,
             prompt=given,
             forced=prompt[len(given) :],

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from moe_edge.schedule.decisions import Recorder
 from moe_edge.schedule.loop import Limits, RequestLoop
@@ -65,7 +65,7 @@ def make_driver(
     return Driver(rows, Recorder(loop), clock, fail_step)
 
 
-def asked_of(one: Row, **options) -> Request:
+def asked_of(one: SlotRow, **options) -> Request:
     """What a row of `running.row` is to a driver."""
     return Request(
         **{

@@ -11,7 +11,7 @@ from moe_edge.bench.rounds import interleave, seconds_of
 from moe_edge.bench.speed import MS, Models, Rows, make_row
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.slot_programs import SlotPrograms
-from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from moe_edge.hardware.step_costs import CostTable, StepCosts
 from moe_edge.model.row_sampling import make_rules
@@ -80,7 +80,7 @@ def step_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows
         """Median of some steps, all of them at the same positions for every K."""
         slots.admit(
             [
-                Row(id=i, prompt=tuple(prompt), max_new_tokens=room, k=k)
+                SlotRow(id=i, prompt=tuple(prompt), max_new_tokens=room, k=k)
                 for i, (prompt, k) in enumerate(zip(prompts.tolist(), ks, strict=True))
             ]
         )
