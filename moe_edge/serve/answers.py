@@ -10,6 +10,7 @@ for chunk in answer.end(index): ...
 answer.usage_chunk()               # if it was asked for; then `answer.LAST`
 """
 
+import functools
 import json
 import secrets
 import time
@@ -61,10 +62,13 @@ class Answer:
 
     def __init__(self, call: Call, model: ServedModel):
         self._call, self._model = call, model
-        self._names = TokenNames(model.tokenizer)
         self._id, self._created = f"{self.ID}-{secrets.token_hex(12)}", int(time.time())
         self._begun: set[int] = set()  # rows of which something was taken
         self._around: dict[int, list[bytes]] = {}  # row -> its line but for the text
+
+    @functools.cached_property
+    def _names(self) -> TokenNames:
+        return TokenNames(self._model.tokenizer)
 
     def body(self) -> Chunk:
         """The whole answer; all rows have ended."""

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from moe_edge.serve.answers import Answer, ChatAnswer, CompletionAnswer, to_json
 from moe_edge.serve.call import Call
 from moe_edge.serve.chat_request import ChatRequest
+from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.completion_request import CompletionRequest
 from moe_edge.serve.engine_thread import EngineThread
 from moe_edge.serve.errors import ApiError, refusal
@@ -18,7 +19,7 @@ from moe_edge.serve.guards import read_body, until_gone
 from moe_edge.serve.responses_answer import ResponsesAnswer
 from moe_edge.serve.responses_request import ResponsesRequest
 from moe_edge.serve.served_model import ServedModel
-from moe_edge.serve.token_request import Encoded, TokenRequest
+from moe_edge.serve.token_request import TokenRequest
 from moe_edge.serve.workers import Workers
 
 GONE = "client_gone"
@@ -43,7 +44,8 @@ class Generation:
     """An ASGI application that answers requests for text.
 
     Args:
-      read: body -> (request, prompts).
+      read: (bytes, model) -> what they ask for.
+      template: of conversations.
       readers, writers, compilers: of bodies, of answers and of grammars; apart, so that
         no answer waits for bodies, and no body for grammars.
       max_body_bytes, request_s: see `ServerOptions`.
@@ -53,14 +55,16 @@ class Generation:
         self,
         thread: EngineThread,
         model: ServedModel,
-        read: Callable[[bytes], tuple[TokenRequest, Sequence[Encoded]]],
+        template: ChatTemplate,
+        read: Callable[[bytes, ServedModel], TokenRequest],
         readers: Workers,
         writers: Workers,
         compilers: Workers,
         max_body_bytes: int,
         request_s: float,
     ):
-        self._thread, self._model, self._read = thread, model, read
+        self._thread, self._model, self._template = thread, model, template
+        self._read = read
         self._readers, self._writers = readers, writers
         self._compilers = compilers
         self._max_body_bytes, self._request_s = max_body_bytes, request_s
@@ -94,8 +98,8 @@ class Generation:
         self, body: bytes, endpoint: str, arrival_s: float
     ) -> Call | Callable[[], Call]:
         """What a body asks for; where there is a grammar to compile, what makes it."""
-        request, prompts = self._read(body)
-        limit_s = self._request_s
+        request, limit_s = self._read(body, self._model), self._request_s
+        prompts = request.encode(self._model, self._template)
         if request.deadline_s is not None:
             limit_s = min(request.deadline_s, limit_s)
         request = dataclasses.replace(request, deadline_s=limit_s)
