@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from moe_edge.convert.text_stream import TextStream
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.engine.prompts import TextStream
 from moe_edge.model.new_token import Score
 from moe_edge.serve.text_ends import TokenAt
 

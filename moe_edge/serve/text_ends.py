@@ -4,8 +4,8 @@ import collections
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from moe_edge.convert.text_stream import TextStream
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.engine.prompts import TextStream
 from moe_edge.model.new_token import NewToken, Score
 
 
