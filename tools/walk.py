@@ -30,12 +30,12 @@ class Walk:
 
     def see(self, frame, event: str, arg: Any) -> None:
         """For `sys.setprofile`."""
-        if event != "call" or not (here := _file(frame)):
+        if event != "call" or not (here := file_of(frame)):
             return
         call = here, frame.f_code.co_name
         if call == FIRST:
             self._open = [("engine/layered.py", "_moe_layer")]
-        if self._open is not None and here != _caller(frame):
+        if self._open is not None and here != caller_of(frame):
             self._open.append(call)
 
     def dispatched(self) -> None:
@@ -52,15 +52,16 @@ class Walk:
         return counts
 
 
-def _file(frame) -> str:
+def file_of(frame) -> str:
+    """The file of a frame within the package; empty of any other."""
     path = Path(frame.f_code.co_filename)
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else ""
 
 
-def _caller(frame) -> str:
+def caller_of(frame) -> str:
     """The file of ours that called, perhaps through others' code."""
     while (frame := frame.f_back) is not None:
-        if found := _file(frame):
+        if found := file_of(frame):
             return found
     return ""
 

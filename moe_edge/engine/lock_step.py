@@ -1,4 +1,4 @@
-"""Row slots of several processes in lock step: process 0 decides, all do the same.
+"""SlotRow slots of several processes in lock step: process 0 decides, all do the same.
 
 Process 0 alone meets clients, clocks and policies. Each call of its row slots that
 gives the devices work is told to the others together with what was decided since the
@@ -17,10 +17,11 @@ import numpy as np
 
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.engine.base import Engine
-from moe_edge.engine.slot_rows import Guide, NewToken, Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from moe_edge.hosts.frames import read_json
 from moe_edge.hosts.link import Link, end_process
+from moe_edge.model.new_token import Guide, NewToken
 from moe_edge.model.sampling import Sampling
 
 END = "end"  # of all calls
@@ -46,7 +47,7 @@ class LeadingSlots(RowSlots):
     def warm_up(self, engine=None):
         return self._lead("warm_up", super().warm_up)
 
-    def admit(self, rows: Sequence[Row]) -> None:
+    def admit(self, rows: Sequence[SlotRow]) -> None:
         told = [row_to_json(row) for row in rows]
         if told:
             super().admit([self._with_told_guide(row) for row in rows])
@@ -88,7 +89,7 @@ class LeadingSlots(RowSlots):
         self._tell(name, *given)
         return _in_step(self._link, compute)
 
-    def _with_told_guide(self, row: Row) -> Row:
+    def _with_told_guide(self, row: SlotRow) -> SlotRow:
         if row.guide is None:
             return row
         return dataclasses.replace(row, guide=_ToldGuide(row.guide, self._link))
@@ -192,21 +193,21 @@ def _in_step(link: Link, compute: Callable, *given: Any):
         end_process(f"{line}; start all processes again")
 
 
-def row_to_json(row: Row) -> dict[str, Any]:
+def row_to_json(row: SlotRow) -> dict[str, Any]:
     """A row as it is told to other processes."""
     told = {
         field.name: getattr(row, field.name)
         for field in dataclasses.fields(row)
-        if field.name not in ("sampling", "guide")
+        if field.init and field.name not in ("sampling", "guide")
     }
     told["sampling"] = dataclasses.asdict(row.sampling)
     return told | {"guided": row.guide is not None}
 
 
-def row_from_json(told: dict[str, Any], link: Link) -> Row:
+def row_from_json(told: dict[str, Any], link: Link) -> SlotRow:
     """The row that process 0 has told."""
     given = dict(told)
     given["sampling"] = Sampling(**given["sampling"])
     given["guide"] = _HeardGuide(link) if given.pop("guided") else None
     given |= {name: tuple(given[name]) for name in ("prompt", "forced")}
-    return Row(**given)
+    return SlotRow(**given)

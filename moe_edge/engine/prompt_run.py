@@ -12,7 +12,7 @@ import numpy as np
 from moe_edge.engine.base import Engine
 from moe_edge.engine.prompt_cache import Kept, PromptCache
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
-from moe_edge.engine.slot_rows import LiveRow
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slot_tokens import scores_of
 
 
@@ -29,24 +29,24 @@ class PromptRun:
         engine: Engine,
         programs: SlotPrograms,
         shapes: SlotShapes,
-        rows: Sequence[LiveRow],
+        rows: Sequence[SlotRow],
         cache: PromptCache,
     ):
         self._engine, self._programs, self._shapes = engine, programs, shapes
         self._cache = cache
-        self.rows: list[LiveRow | None] = list(rows)
+        self.rows: list[SlotRow | None] = list(rows)
         R = shapes.prompt_rows_for(len(rows))
-        longest = max(len(row.row.prompt) for row in rows)
+        longest = max(len(row.prompt) for row in rows)
         self._capacity = shapes.prompt_capacity_for(longest)
         session = self.session = shapes.new_session(engine, R, self._capacity)
         for place, row in enumerate(rows):
             row.sequence, row.prompt_k = session.sequences[place], row.k
             kept = None
-            if not row.row.score_prompt:
-                kept, row.cached = cache.find(row.row.prompt, row.k)
+            if not row.score_prompt:
+                kept, row.cached = cache.find(row.prompt, row.k)
             row.length = row.cached
             if cache.whole:
-                row.kept_ends = cache.ends(row.row.prompt, row.k)
+                row.kept_ends = cache.ends(row.prompt, row.k)
             if kept is not None:
                 pairs = zip(session.caches, kept.caches, strict=True)
                 moves = [(place, 0, row.cached)]
@@ -59,7 +59,7 @@ class PromptRun:
             np.array([1 if row is None else row.k for row in self.rows], np.int32)
         )
         session.lengths = [0 if row is None else row.length for row in self.rows]
-        engine.begin_prompts(session, [row.row.prompt for row in rows])
+        engine.begin_prompts(session, [row.prompt for row in rows])
 
     @property
     def is_done(self) -> bool:
@@ -67,10 +67,10 @@ class PromptRun:
         return not any(self._waits(row) for row in self.rows)
 
     @staticmethod
-    def _waits(row: LiveRow | None) -> bool:
-        return row is not None and not row.released and row.length < len(row.row.prompt)
+    def _waits(row: SlotRow | None) -> bool:
+        return row is not None and not row.released and row.length < len(row.prompt)
 
-    def chunk(self, on_routing=None) -> tuple[list[LiveRow | None], jax.Array | None]:
+    def chunk(self, on_routing=None) -> tuple[list[SlotRow | None], jax.Array | None]:
         """Runs the next chunk of every prompt.
 
         Args:
@@ -81,7 +81,7 @@ class PromptRun:
         """
         engine, session, C = self._engine, self.session, self._shapes.chunk
         parts = [
-            row.row.prompt[row.length : row.length + C] if self._waits(row) else ()
+            row.prompt[row.length : row.length + C] if self._waits(row) else ()
             for row in self.rows
         ]
         sizes = [len(part) for part in parts]
@@ -96,9 +96,9 @@ class PromptRun:
         session.grow(sizes)
         x_BSD = engine.run_chunk(session, tokens, valid, start_B, on_routing)
         for place, row in enumerate(self.rows):
-            if sizes[place] and row.row.score_prompt:
+            if sizes[place] and row.score_prompt:
                 self._score(row, x_BSD, place, sizes[place])
-        through: list[LiveRow | None] = [None] * len(parts)
+        through: list[SlotRow | None] = [None] * len(parts)
         for place, (row, size) in enumerate(zip(self.rows, sizes, strict=True)):
             if size:
                 row.length += size
@@ -112,9 +112,9 @@ class PromptRun:
         top = engine.programs.top
         return through, top.last_head(engine.weights.top, x_BSD, at_B)
 
-    def _keep(self, row: LiveRow, place: int) -> None:
+    def _keep(self, row: SlotRow, place: int) -> None:
         """Copies a row's caches, which end with a chunk, if they are news."""
-        tokens, k = row.row.prompt[: row.length], row.prompt_k
+        tokens, k = row.prompt[: row.length], row.prompt_k
         num_bytes = self._shapes.kept_bytes(len(tokens))
         if not self._cache.wants(tokens, k, num_bytes):
             return
@@ -123,9 +123,9 @@ class PromptRun:
         caches = self._programs.copy_out(*where)
         self._cache.add(k, Kept(tokens, caches, num_bytes))
 
-    def _score(self, row: LiveRow, x_BSD, place: int, size: int) -> None:
+    def _score(self, row: SlotRow, x_BSD, place: int, size: int) -> None:
         """How likely the tokens are that follow those of a row's chunk."""
-        following = row.row.prompt[row.length + 1 : row.length + 1 + size]
+        following = row.prompt[row.length + 1 : row.length + 1 + size]
         next_S = np.zeros(x_BSD.shape[1], np.int32)
         next_S[: len(following)] = following
         row_next = self._engine.put((np.int32(place), next_S))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.text_stream import TextStream, decode_after
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, RequestError, check_count
 from moe_edge.core.events import Recorder
@@ -16,14 +17,7 @@ from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.engine.devices import check_devices
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
-from moe_edge.engine.prompts import (
-    Prompt,
-    TextStream,
-    check_text,
-    decode_after,
-    encode_prompts,
-    read_prompts,
-)
+from moe_edge.engine.prompts import Prompt, check_text, encode_prompts, read_prompts
 from moe_edge.engine.sizes import check_context, reserved_tokens
 from moe_edge.hosts.run import across_hosts
 from moe_edge.model.sampling import Sampling

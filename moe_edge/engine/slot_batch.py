@@ -19,15 +19,16 @@ import numpy as np
 from moe_edge.engine.base import Engine
 from moe_edge.engine.session import Session
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
-from moe_edge.engine.slot_rows import LiveRow, NewToken
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slot_tokens import next_tokens, rules_of
+from moe_edge.model.new_token import NewToken
 
 
 class _Begun(NamedTuple):
     """A step that runs ahead: its logits, rows by place, and their K."""
 
     logits_BV: jax.Array
-    rows: list[LiveRow | None]
+    rows: list[SlotRow | None]
     ks: list[int]
 
 
@@ -37,18 +38,18 @@ class SlotBatch:
     def __init__(self, engine: Engine, programs: SlotPrograms, shapes: SlotShapes):
         self._engine, self._programs, self._shapes = engine, programs, shapes
         self.session: Session | None = None
-        self.places: list[LiveRow | None] = []
+        self.places: list[SlotRow | None] = []
         self._numbers: list[int] = []  # sequences of the places while nobody is there
         self.changed = True  # the device does not know the rows as they are
         self._tokens_B = self._active_B = self._rules = None
         self._begun: _Begun | None = None
 
     @property
-    def rows(self) -> list[LiveRow]:
+    def rows(self) -> list[SlotRow]:
         return [row for row in self.places if row is not None]
 
     def insert(
-        self, rows: Sequence[LiveRow], session: Session, places: Sequence[int]
+        self, rows: Sequence[SlotRow], session: Session, places: Sequence[int]
     ) -> None:
         """Copies rows out of the prompts' session into free places.
 
@@ -67,7 +68,7 @@ class SlotBatch:
             self._copy(layer, *pair, moves) for layer, pair in enumerate(pairs)
         ]
 
-    def remove(self, row: LiveRow) -> None:
+    def remove(self, row: SlotRow) -> None:
         """A row's place is free."""
         self.session.sequences[row.place] = self._numbers[row.place]
         self.places[row.place], row.place = None, None
@@ -130,17 +131,17 @@ class SlotBatch:
         self.changed = True  # the device's positions are a step ahead of the rows
         return None
 
-    def _is_steady(self, rows: Sequence[LiveRow | None]) -> bool:
+    def _is_steady(self, rows: Sequence[SlotRow | None]) -> bool:
         """Whether the step after this one is of the same rows in the same session."""
         active = [row for row in rows if row is not None]
         return (
             self._engine.may_discard
             and not self.changed
-            and all(0 <= row.emitted < row.row.max_new_tokens - 1 for row in active)
+            and all(0 <= row.emitted < row.max_new_tokens - 1 for row in active)
             and max(row.length for row in self.rows) + 2 <= self.session.capacity
         )
 
-    def _suits(self, more: Sequence[LiveRow] = ()) -> bool:
+    def _suits(self, more: Sequence[SlotRow] = ()) -> bool:
         """Whether the session is of the size that its rows and more of them need."""
         wanted = self._sizes([*self.rows, *more])
         return self.session is not None and wanted == (
@@ -148,12 +149,12 @@ class SlotBatch:
             self.session.capacity,
         )
 
-    def _sizes(self, rows: Sequence[LiveRow]) -> tuple[int, int]:
+    def _sizes(self, rows: Sequence[SlotRow]) -> tuple[int, int]:
         # A step writes behind the last token of every row, also of those that rest.
         need = max(row.length for row in rows) + 1
         return self._shapes.rows_for(len(rows)), self._shapes.capacity_for(need)
 
-    def _resize(self, more: Sequence[LiveRow] = ()) -> None:
+    def _resize(self, more: Sequence[SlotRow] = ()) -> None:
         """Another session for the running rows and more.
 
         Layer by layer: never is there more than one of them twice
@@ -177,14 +178,14 @@ class SlotBatch:
     def _copy(self, layer: int, cache, other, moves):
         return self._programs.copy_rows(layer, cache, other, moves, self._shapes.part)
 
-    def _seat(self, row: LiveRow, place: int) -> int:
+    def _seat(self, row: SlotRow, place: int) -> int:
         """Gives a row a place, before its cache is copied there."""
         row.place, self.places[place] = place, row
         self.session.sequences[place] = row.sequence
         self.changed = True
         return place
 
-    def _tell(self, rows: Sequence[LiveRow | None]) -> None:
+    def _tell(self, rows: Sequence[SlotRow | None]) -> None:
         """Tells the device who runs, at what K and by which rule."""
         session, put = self.session, self._engine.put
         session.lengths = [0 if row is None else row.length for row in self.places]

@@ -158,6 +158,20 @@ class SlotShapes(SlotSizes):
                 f"{least}; give as much, or 0"
             )
 
+    def check_budget(self, limit_bytes: int | None, kept_bytes: int) -> None:
+        """Raises CapacityError where all caches at once would exceed what is left, or
+        the prompt cache could never keep a state."""
+        self.check_kept(kept_bytes)
+        running = self.peak_bytes(self.max_rows * self.row_bytes(self.max_context))
+        prompts = self.prompt_bytes()
+        if limit_bytes is not None and running + prompts + kept_bytes > limit_bytes:
+            raise CapacityError(
+                f"caches of {self.max_rows} rows ({running} bytes), of prompts "
+                f"on their way ({prompts}) and of the prompt cache ({kept_bytes}) "
+                f"exceed the {limit_bytes} bytes that the device budget left for them; "
+                "load the engine for more, or ask for fewer rows or tokens"
+            )
+
     def peak_bytes(self, session_bytes: int) -> int:
         """Most bytes of a running batch whose caches take so many, also as it moves.
 

@@ -7,18 +7,19 @@ import numpy as np
 
 from moe_edge.engine.base import Engine
 from moe_edge.engine.slot_programs import SlotPrograms
-from moe_edge.engine.slot_rows import LiveRow, NewToken, Score
+from moe_edge.engine.slot_rows import SlotRow
+from moe_edge.model.new_token import NewToken, Score
 from moe_edge.model.row_sampling import Rules, make_rules
 from moe_edge.model.sampling import Sampling
 
-Rows = Sequence[LiveRow | None]  # by place; None: nobody asks
+Rows = Sequence[SlotRow | None]  # by place; None: nobody asks
 
 _IDLE = Sampling(), 0
 
 
 def rules_of(rows: Rows, engine: Engine) -> Rules | None:
     """How rows draw next, on the device; None if all are greedy: no draw is paid."""
-    pairs = [_IDLE if row is None else (row.row.sampling, row.emitted) for row in rows]
+    pairs = [_IDLE if row is None else (row.sampling, row.emitted) for row in rows]
     if all(sampling.temperature == 0 for sampling, _ in pairs):
         return None
     return engine.put(make_rules(pairs))
@@ -43,7 +44,7 @@ def next_tokens(
       (tokens of the rows, the same as int32 [B] on the device, rules of the next step).
     """
     may_come_BV = logits_BV
-    guided = [row and row.row.guide and row.emitted >= 0 for row in rows]
+    guided = [row and row.guide and row.emitted >= 0 for row in rows]
     if any(guided):
         bits_BW = np.full((len(rows), -(-logits_BV.shape[1] // 32)), ~np.uint32(0))
         for place, row in enumerate(rows):
@@ -63,7 +64,7 @@ def next_tokens(
         given_B = np.array(tokens_B)
         given_B[[*forced]] = [*forced.values()]
         tokens_B = engine.put(given_B)
-    asked = any(row and row.row.top_logprobs is not None for row in rows)
+    asked = any(row and row.top_logprobs is not None for row in rows)
     found = programs.log_probs(logits_BV, tokens_B) if asked else ()
     meanwhile(tokens_B)
     tokens, found = np.asarray(tokens_B).tolist(), jax.device_get(found)
@@ -72,28 +73,28 @@ def next_tokens(
         if row is not None:
             row.tokens.append(tokens[place])
             score = None
-            if row.row.top_logprobs is not None:
+            if row.top_logprobs is not None:
                 (score,) = scores_of(row, [each[place : place + 1] for each in found])
-            new.append(NewToken(row.row.id, tokens[place], score, place in forced))
+            new.append(NewToken(row.id, tokens[place], score, place in forced))
             if guided[place]:
-                row.row.guide.accept(tokens[place])
+                row.guide.accept(tokens[place])
                 row.allowed_W = None
                 _allowed(row, bits_BW.shape[1])
     return new, tokens_B, rules
 
 
-def _allowed(row: LiveRow, words: int) -> np.ndarray:
+def _allowed(row: SlotRow, words: int) -> np.ndarray:
     """Bits of the tokens that may come next, uint32 `[words]`, asked once a token."""
     if row.allowed_W is None:
         row.allowed_W = np.empty(words, np.uint32)
-        row.row.guide.fill(row.allowed_W)
+        row.guide.fill(row.allowed_W)
     return row.allowed_W
 
 
-def scores_of(row: LiveRow, found) -> list[Score]:
+def scores_of(row: SlotRow, found) -> list[Score]:
     """Scores from NumPy arrays of `row_sampling.log_probs`, as many as a row asks."""
     scores = []
     for own, values_N, ids_N in zip(*(each.tolist() for each in found), strict=True):
-        top = tuple(zip(ids_N, values_N, strict=True))[: row.row.top_logprobs]
+        top = tuple(zip(ids_N, values_N, strict=True))[: row.top_logprobs]
         scores.append(Score(own, top))
     return scores

@@ -10,7 +10,7 @@ leave, the batch moves into a smaller session. Works over every engine.
 
     slots = RowSlots(engine, max_rows=8, max_context=1024)
     slots.warm_up()                          # from here on nothing compiles
-    slots.admit([Row(id="a", prompt=(1, 2, 3), max_new_tokens=20, k=16)])
+    slots.admit([SlotRow(id="a", prompt=(1, 2, 3), max_new_tokens=20, k=16)])
     while slots.is_busy:
         for new in slots.step():             # NewToken(id, token, score)
             if new.token in stop_ids:
@@ -25,17 +25,18 @@ from typing import Any
 
 import jax
 
-from moe_edge.core.checks import CapacityError, RequestError, check_count
+from moe_edge.core.checks import CapacityError, RequestError
 from moe_edge.engine.base import Engine
 from moe_edge.engine.prompt_cache import Kept, PromptCache
 from moe_edge.engine.prompt_run import PromptRun
-from moe_edge.engine.session import cache_bytes, check_prompts
+from moe_edge.engine.session import cache_bytes
 from moe_edge.engine.sizes import capacity_for
 from moe_edge.engine.slot_batch import SlotBatch
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
-from moe_edge.engine.slot_rows import MOST_LOGPROBS, LiveRow, NewToken, Row
+from moe_edge.engine.slot_rows import SlotRow, check_k
 from moe_edge.engine.slot_tokens import next_tokens, rules_of
 from moe_edge.engine.slot_warm_up import warm_up
+from moe_edge.model.new_token import NewToken
 from moe_edge.model.router import Routing
 
 
@@ -78,30 +79,16 @@ class RowSlots:
             prompt_rows=min(prompt_rows, max_rows),
             deterministic=deterministic,
         )
-        self.shapes.check_kept(prompt_cache_bytes)
+        self.shapes.check_budget(engine.kv_limit_bytes, prompt_cache_bytes)
         whole = engine.config.has_states
         self.cache = PromptCache(prompt_cache_bytes, self.shapes.chunk, whole)
-        self._check_budget()
         self._programs = SlotPrograms.of(engine)
-        self._rows: dict[Hashable, LiveRow] = {}
-        self._waiting: list[LiveRow] = []
+        self._rows: dict[Hashable, SlotRow] = {}
+        self._waiting: list[SlotRow] = []
         self._run: PromptRun | None = None
         self._batch = SlotBatch(engine, self._programs, self.shapes)
         # Told every routing of the next steps, as in `Engine.chunks`; None: nobody.
         self.on_routing: Callable[[int, Routing], None] | None = None
-
-    def _check_budget(self) -> None:
-        shapes, limit = self.shapes, self.engine.kv_limit_bytes
-        longest = shapes.row_bytes(shapes.max_context)
-        running = shapes.peak_bytes(shapes.max_rows * longest)
-        prompts, kept = shapes.prompt_bytes(), self.cache.budget_bytes
-        if limit is not None and running + prompts + kept > limit:
-            raise CapacityError(
-                f"caches of {self.shapes.max_rows} rows ({running} bytes), of prompts "
-                f"on their way ({prompts}) and of the prompt cache ({kept}) exceed the "
-                f"{limit} bytes that the device budget left for them; load the engine "
-                "for more, or ask for fewer rows or tokens"
-            )
 
     def warm_up(self, engine: Engine | None = None) -> float:
         """Compiles all that rows may need; returns its seconds.
@@ -140,7 +127,7 @@ class RowSlots:
         """Of the rows that are not released, in the order of admission."""
         return list(self._rows)
 
-    def __getitem__(self, id: Hashable) -> LiveRow:
+    def __getitem__(self, id: Hashable) -> SlotRow:
         """What is known of a row that is not released."""
         return self._rows[id]
 
@@ -152,7 +139,7 @@ class RowSlots:
         return sum(array.nbytes for array in arrays)
 
     def row_bytes(self, need: int) -> int:
-        """Bytes of the cache of a row of so many positions (`Row.need`)."""
+        """Bytes of the cache of a row of so many positions (`SlotRow.need`)."""
         return self.shapes.row_bytes(need)
 
     def together_bytes(self, rows_bytes: Iterable[int]) -> int:
@@ -174,7 +161,7 @@ class RowSlots:
         """Programs compiled so far, the engine's among them."""
         return self.engine.num_compiled() + self._programs.num_compiled()
 
-    def admit(self, rows: Sequence[Row]) -> None:
+    def admit(self, rows: Sequence[SlotRow]) -> None:
         """Rows join: their prompts run in the next steps, in this order.
 
         Raises:
@@ -188,42 +175,16 @@ class RowSlots:
                 f"{len(rows)} rows for {free} free of {self.shapes.max_rows} slots; "
                 "release rows first"
             )
-        live = [self.check(row) for row in rows]
+        mine = [self.check(row) for row in rows]
         ids = {row.id for row in rows}
         if len(ids) < len(rows) or ids & self._rows.keys():
             raise RequestError("two rows have one id; give each its own")
-        self._waiting += live
-        self._rows |= {each.row.id: each for each in live}
+        self._waiting += mine
+        self._rows |= {row.id: row for row in mine}
 
-    def check(self, row: Row) -> LiveRow:
+    def check(self, row: SlotRow) -> SlotRow:
         """What a row would be if it was admitted; raises what `admit` would."""
-        config = self.engine.config
-        given = row.prompt + row.forced
-        check_prompts([row.prompt and given], config.vocab_size)
-        if row.max_new_tokens or not row.forced:
-            check_count("max_new_tokens", row.max_new_tokens)
-        if row.need > self.shapes.max_context:
-            raise CapacityError(
-                f"row {row.id!r}: {len(given)} tokens and {row.max_new_tokens} "
-                f"new ones exceed max_context {self.shapes.max_context}"
-            )
-        if row.top_logprobs is not None and not 0 <= row.top_logprobs <= MOST_LOGPROBS:
-            raise RequestError(
-                f"row {row.id!r}: top_logprobs must be 0..{MOST_LOGPROBS}, got "
-                f"{row.top_logprobs}"
-            )
-        if row.score_prompt and row.top_logprobs is None:
-            raise RequestError(
-                f"row {row.id!r}: score_prompt without top_logprobs; give 0 or more"
-            )
-        k = self._check_k(row.id, config.moe.top_k if row.k is None else row.k)
-        return LiveRow(row, k, list(row.prompt))
-
-    def _check_k(self, id: Hashable, k: int) -> int:
-        own = self.engine.config.moe.top_k
-        if not 1 <= k <= own:
-            raise RequestError(f"row {id!r}: K must be 1..{own} (the model's), got {k}")
-        return k
+        return row.checked(self.engine.config, self.shapes.max_context)
 
     def set_k(self, id: Hashable, k: int) -> None:
         """A row goes on at another K.
@@ -231,7 +192,7 @@ class RowSlots:
         Raises: as `admit`.
         """
         row = self._rows[id]
-        if self._check_k(id, k) != row.k:
+        if check_k(id, k, self.engine.config.moe.top_k) != row.k:
             if row.same_k is None and row.prompt_k is not None:
                 row.same_k = row.length
             row.k, self._batch.changed = k, True
@@ -258,14 +219,14 @@ class RowSlots:
         self.cache.clear()
         self.engine.recover()
 
-    def _keep(self, row: LiveRow) -> None:
+    def _keep(self, row: SlotRow) -> None:
         """Copies the first whole chunks of a row's cache, if they are news."""
         C = self.shapes.chunk
         length = row.length if row.same_k is None else row.same_k
         # A decoded token's bits are not a prompt's; under a lossy route, which acts in
         # decoding, neither are its values.
         if self.shapes.deterministic or not self.engine.lossless:
-            length = min(length, len(row.row.prompt))
+            length = min(length, len(row.prompt))
         tokens = tuple(row.tokens[: length // C * C])
         num_bytes = self.shapes.kept_bytes(len(tokens))
         if not self.cache.wants(tokens, row.prompt_k, num_bytes):
@@ -317,7 +278,7 @@ class RowSlots:
         if self._run is None:
             if not self._waiting:
                 return []
-            lengths = [len(row.row.prompt) for row in self._waiting]
+            lengths = [len(row.prompt) for row in self._waiting]
             most = self.shapes.prompts_together(lengths)
             rows, self._waiting = self._waiting[:most], self._waiting[most:]
             where = self.engine, self._programs, self.shapes

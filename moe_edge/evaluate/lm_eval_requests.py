@@ -8,11 +8,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from moe_edge.convert.text_stream import TextStream
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import CapacityError, RequestError, check_count
 from moe_edge.core.progress import progress
 from moe_edge.engine.generate import generate
-from moe_edge.engine.prompts import TextStream
 from moe_edge.evaluate.likelihood import Forced
 
 DEFAULT_NEW_TOKENS = 256  # lm-eval's own default

@@ -29,7 +29,7 @@ from moe_edge.loadtest.offered import (
 )
 from moe_edge.loadtest.prompts import Prompts, text_pieces
 from moe_edge.loadtest.results import Results
-from moe_edge.workload.served import Served
+from moe_edge.schedule.request import Request
 
 MOST_S = 900.0  # for one answer
 OUTCOMES = {429: "refused", 504: "expired"}  # of a status; of all others: failed
@@ -142,7 +142,10 @@ class UrlLoad:
 
     def __init__(self, client: Client, requests: Sequence[Offered], bodies):
         self._client, self._requests, self._bodies = client, requests, bodies
-        self.served = [Served(each.arrival_s, each.floor or 0) for each in requests]
+        self.served = [
+            Request(each.id, arrival_s=each.arrival_s, floor=each.floor)
+            for each in requests
+        ]
         self.late_s: list[float] = []
         self.failure: str | None = None
 
@@ -165,17 +168,17 @@ class UrlLoad:
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time() - self._start_s
 
-    async def _one(self, request: Offered, body: bytes, served: Served) -> None:
+    async def _one(self, request: Offered, body: bytes, served: Request) -> None:
         self.late_s.append(max(self._now_s() - request.arrival_s, 0.0))
         try:
             async with asyncio.timeout(MOST_S):
                 asked = self._client.request("POST", COMPLETIONS, body)
                 async with asked as answer:
-                    served.outcome = await self._read(answer, served)
+                    served.state = await self._read(answer, served)
         except (OSError, *BROKEN, HttpError) as error:
             self._failed(served, str(error) or type(error).__name__)
 
-    async def _read(self, answer: Answer, served: Served) -> str:
+    async def _read(self, answer: Answer, served: Request) -> str:
         """How a request ended."""
         if answer.status != 200:
             outcome = OUTCOMES.get(answer.status, "failed")
@@ -194,15 +197,15 @@ class UrlLoad:
             for choice in event.get("choices") or ():
                 served.first_s = time_s if served.first_s is None else served.first_s
                 served.last_s = time_s
-                served.tokens += 1  # where the server counts, it says so at the end
+                served.made += 1  # where the server counts, it says so at the end
                 if choice.get("finish_reason"):
                     outcome = "finished"
             if event.get("usage"):
                 _count(served, event["usage"])
         return outcome
 
-    def _failed(self, served: Served, message: str) -> None:
-        served.outcome = "failed"
+    def _failed(self, served: Request, message: str) -> None:
+        served.state = "failed"
         self.failure = self.failure or message
 
 
@@ -213,10 +216,10 @@ def _event(data: bytes) -> dict[str, Any]:
     return event
 
 
-def _count(served: Served, usage: dict[str, Any]) -> None:
+def _count(served: Request, usage: dict[str, Any]) -> None:
     """Tokens and their K, as the server counted them."""
-    served.tokens = int(usage.get("completion_tokens", served.tokens))
+    served.made = int(usage.get("completion_tokens", served.made))
     ours = usage.get("moe_edge") or {}
     if ours.get("k_mean") is not None:
-        served.k_sum = round(ours["k_mean"] * served.tokens)
+        served.k_sum = round(ours["k_mean"] * served.made)
         served.k_least = ours["k_min"]

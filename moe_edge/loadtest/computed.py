@@ -19,10 +19,9 @@ from moe_edge.loadtest.results import Results
 from moe_edge.schedule.decisions import Recorder
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import Scheduler
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 from moe_edge.serve.options import LONGEST_CONTEXT, ServingOptions
 from moe_edge.simulate.serving import ComputedServer, SlotSteps
-from moe_edge.workload.served import Served
 
 
 def computed_results(
@@ -68,8 +67,8 @@ def computed_results(
     jobs = offered_jobs(requests, floor, row_bytes)
     loop = Recorder(made.loop())
     server = ComputedServer(loop, costs, steps=SlotSteps(made.sizes()))
-    served = server.run(jobs)
-    return Results.decided(made, loop.lines, served=[served[j.id] for j in jobs])
+    server.run(jobs)
+    return Results.decided(made, loop.lines, served=jobs)
 
 
 def _nothing(tokens: int) -> int:
@@ -89,7 +88,7 @@ def offered_jobs(
     requests: Sequence[Offered],
     default_floor: int,
     row_bytes: Callable[[int], int] = _nothing,
-) -> list[TokenJob]:
+) -> list[Request]:
     """Requests as a loop takes them.
 
     Args:
@@ -97,7 +96,7 @@ def offered_jobs(
       row_bytes: tokens of a row -> bytes of its cache.
     """
     return [
-        TokenJob(
+        Request(
             each.id,
             arrival_s=each.arrival_s,
             floor=each.floor or default_floor,
@@ -115,7 +114,7 @@ def served_at(
     policy: Scheduler,
     costs: StepCosts,
     sizes: SlotSizes,
-) -> list[Served]:
+) -> list[Request]:
     """What becomes of requests that come `rate` times as fast; inf: all at once.
 
     Args:

@@ -17,9 +17,8 @@ from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.decisions import replay
 from moe_edge.schedule.loop import Limits, RequestLoop
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 from moe_edge.serve.options import ServingOptions, make_loop
-from moe_edge.workload.served import Served
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,11 +114,11 @@ def read_decisions(path: str | Path) -> tuple[LoopMade, list[str]]:
 
 def replay_decisions(
     made: LoopMade, lines: Sequence[str]
-) -> tuple[list[Served], str | None]:
+) -> tuple[list[Request], str | None]:
     """Makes decisions again.
 
     Returns:
-      (what became of each request, with times of steps' ends; the first decision that
+      (the requests, with times of steps' ends; the first decision that
       differs, None if all are equal).
     Raises:
       RequestError: what the lines tell of cannot have happened.
@@ -127,43 +126,40 @@ def replay_decisions(
     loop = made.loop()
     seen = _Seen(loop.policy, limits=loop.limits)
     try:
-        replay(lines, seen, TokenJob)
+        replay(lines, seen, Request)
     except MoeEdgeError as error:
-        return seen.results(), str(error)
+        return seen.requests, str(error)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(f"decisions tell of no run: {error!r}") from error
-    return seen.results(), None
+    return seen.requests, None
 
 
 class _Seen(RequestLoop):
-    """A loop that keeps what became of its requests."""
+    """A loop that keeps its requests, and when their tokens were there.
+
+    Attributes:
+      requests: in order of arrival.
+    """
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self._jobs: list[tuple[TokenJob, Served]] = []
-        self._served: dict[int, Served] = {}
+        self.requests: list[Request] = []
+        self._made: dict[int, int] = {}  # tokens before this step
 
-    def results(self) -> list[Served]:
-        for job, served in self._jobs:
-            served.outcome = job.state
-        return [served for _, served in self._jobs]
-
-    def arrive(self, job: TokenJob, now_s: float) -> int | None:
-        served = self._served[job.id] = Served(job.arrival_s, job.floor)
-        self._jobs.append((job, served))
+    def arrive(self, job: Request, now_s: float) -> int | None:
+        self.requests.append(job)
         return super().arrive(job, now_s)
 
     def begin_step(self, number: int, now_s: float):
         running = super().begin_step(number, now_s)
         for job in running:
-            served = self._served[job.id]
-            if served.admitted_s is None:
-                served.admitted_s = now_s
+            if job.admitted_s is None:
+                job.admitted_s = now_s
+            self._made[job.id] = job.made
         return running
 
     def end_step(self, number: int, now_s: float, *ended, **more):
         for job in self.lanes[number].running:
-            served = self._served[job.id]
-            if job.made > served.tokens:
-                served.add(now_s, job.k)
+            if job.made > self._made[job.id]:
+                job.note(now_s)
         return super().end_step(number, now_s, *ended, **more)

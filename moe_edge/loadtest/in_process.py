@@ -20,10 +20,10 @@ from moe_edge.loadtest.offered import (
 from moe_edge.loadtest.prompts import Prompts, text_ids
 from moe_edge.loadtest.results import Results
 from moe_edge.schedule.decisions import Recorder
-from moe_edge.serve.driver import Driver, RowRequest
+from moe_edge.schedule.request import Request
+from moe_edge.serve.driver import Driver
 from moe_edge.serve.loading import check_room, load_driver
 from moe_edge.serve.options import ServingOptions
-from moe_edge.workload.served import Served
 
 
 def engine_results(
@@ -96,31 +96,31 @@ def serve(
     requests: Sequence[Offered],
     prompts: Sequence[tuple[int, ...]],
     default_floor: int,
-) -> tuple[list[Served], list[float], str | None]:
+) -> tuple[list[Request], list[float], str | None]:
     """Serves requests as they come, until the last has ended.
 
     Args:
       driver: its clock is `clock`.
       default_floor: of requests without one.
     Returns:
-      (what became of each, seconds that each was handed over later than it could have
+      (the requests, seconds that each was handed over later than it could have
       been: one that comes in a step waits for its end; what the first failed step
       raised).
     """
-    lives, late_s, failure, free_s = [], [], None, 0.0
+    served, late_s, failure, free_s = [], [], None, 0.0
     clock.restart()
-    while len(lives) < len(requests) or driver.is_busy:
-        while len(lives) < len(requests):
-            request, now_s = requests[len(lives)], clock()
+    while len(served) < len(requests) or driver.is_busy:
+        while len(served) < len(requests):
+            request, now_s = requests[len(served)], clock()
             if request.arrival_s > now_s:
                 break
             late_s.append(now_s - max(request.arrival_s, free_s))
-            asked = RowRequest(
+            asked = Request(
                 prompt=prompts[request.id],
-                max_new_tokens=request.new_tokens,
+                new_tokens=request.new_tokens,
                 floor=request.floor or default_floor,
             )
-            lives.append(driver.submit(asked, request.arrival_s))
+            served.append(driver.submit(asked, request.arrival_s))
         stepped = driver.step()
         if stepped is not None:
             free_s = clock()
@@ -128,8 +128,8 @@ def serve(
                 failure = f"{type(stepped.error).__name__}: {stepped.error}"
             continue
         next_s = driver.wake_s
-        if len(lives) < len(requests):
-            next_s = min(next_s, requests[len(lives)].arrival_s)
+        if len(served) < len(requests):
+            next_s = min(next_s, requests[len(served)].arrival_s)
         if math.isfinite(next_s):
             time.sleep(max(next_s - clock(), 0.0))
-    return [live.served for live in lives], late_s, failure
+    return served, late_s, failure

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from moe_edge.loadtest.decisions_file import LoopMade, replay_decisions
-from moe_edge.workload.served import Served, summarise
+from moe_edge.schedule.figures import summarise
+from moe_edge.schedule.request import Request
 
 HEAD = "id,arrival_s,floor,outcome,tokens,admitted_s,first_s,last_s,mean_k"
 
@@ -24,7 +25,7 @@ class Results:
       notes: for people.
     """
 
-    served: Sequence[Served]
+    served: Sequence[Request]
     late_s: Sequence[float] | None = None
     made: LoopMade | None = None
     lines: Sequence[str] = ()
@@ -51,9 +52,9 @@ class Results:
         """A line a request; nothing where there is no value."""
         lines = [HEAD]
         for number, one in enumerate(self.served):
-            mean_k = one.k_sum / one.tokens if one.tokens and one.k_sum else None
+            mean_k = one.k_sum / one.made if one.made and one.k_sum else None
             cells = (
-                *(number, one.arrival_s, one.floor or None, one.outcome, one.tokens),
+                *(number, one.arrival_s, one.floor or None, one.state, one.made),
                 *(one.admitted_s, one.first_s, one.last_s, mean_k),
             )
             lines.append(",".join("" if cell is None else str(cell) for cell in cells))

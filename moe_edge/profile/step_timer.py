@@ -12,12 +12,12 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.progress import progress
-from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from moe_edge.hardware.step_costs import Shape
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.loop import RequestLoop
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 
 PROMPT_TOKENS = 96  # of rows that decode
 STEPS = 3  # in a row at one setting; the first is not timed
@@ -178,9 +178,9 @@ class StepTimer:
                     seen.append(seconds)
         return [[*shape, statistics.median(seen)] for shape, seen in times.items()]
 
-    def _admit(self, rows: Sequence[Row]) -> None:
+    def _admit(self, rows: Sequence[SlotRow]) -> None:
         for row in rows:
-            job = TokenJob(
+            job = Request(
                 row.id,
                 arrival_s=0.0,
                 floor=1,
@@ -205,9 +205,9 @@ class StepTimer:
 
         return _seconds(step)
 
-    def _row(self, id: int, prompt: int, new: int, k: int | None = None) -> Row:
+    def _row(self, id: int, prompt: int, new: int, k: int | None = None) -> SlotRow:
         tokens = tuple(self._rng.integers(0, self._vocab, prompt).tolist())
-        return Row(id=id, prompt=tokens, max_new_tokens=new, k=k)
+        return SlotRow(id=id, prompt=tokens, max_new_tokens=new, k=k)
 
 
 def shape_seconds(slots: RowSlots, shape: Shape) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.engine.slot_rows import NewToken
+from moe_edge.model.new_token import NewToken
 from moe_edge.serve.text_ends import StopText, TextEnds
 
 

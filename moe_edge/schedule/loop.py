@@ -19,19 +19,12 @@ K below a floor. Nothing that runs is stopped for another request.
 import dataclasses
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
-from moe_edge.core.checks import (
-    ConfigError,
-    RequestError,
-    check_count,
-    check_from_zero,
-)
+from moe_edge.core.checks import ConfigError, RequestError, check_count, check_from_zero
 from moe_edge.core.plug_in import is_ours
-from moe_edge.core.plug_in_result import is_whole, wrong_result
+from moe_edge.schedule import rules
 from moe_edge.schedule.policy import (
     COMING,
     OUTCOMES,
@@ -111,13 +104,10 @@ class RequestLoop:
             self._end(job, "refused")
             return None
         number = self.policy.assign(job, self.lanes, now_s)
-        if self._is_foreign and not is_whole(number):
-            raise self._wrong("assign", number, "the number of a lane")
+        if self._is_foreign:
+            rules.check_number(self.policy, number)
         if not 0 <= number < len(self.lanes):
-            raise ConfigError(
-                f"policy {self.policy.name} assigned request {job.id} to lane "
-                f"{number}, expected 0 to {len(self.lanes) - 1}"
-            )
+            raise rules.no_lane(self.policy, job, number, len(self.lanes))
         self.open[job.id] = job
         job.state, job.lane = COMING, number
         self.lanes[number].coming += 1
@@ -133,9 +123,7 @@ class RequestLoop:
         lane.coming -= 1
         place = self.policy.place(job, lane, now_s)
         if self._is_foreign:
-            most = len(lane.waiting)
-            if not is_whole(place) or not 0 <= place <= most:
-                raise self._wrong("place", place, f"an index from 0 to {most}")
+            rules.check_place(self.policy, place, len(lane.waiting))
         lane.waiting.insert(place, job)
         job.state = WAITING
         return not lane.stepping
@@ -219,37 +207,25 @@ class RequestLoop:
             raise ConfigError(f"lane {number} has begun a step; end it first")
         decision = self.policy.pick(lane, now_s)
         if self._is_foreign:
-            self._check_decision(decision)
+            rules.check_decision(self.policy, decision)
         admit, k, lane.again_s = decision
         for chosen, own_k in admit:
             try:
                 job = self.open[chosen]
                 lane.waiting.remove(job)  # the first one, as a rule
             except (KeyError, ValueError) as error:
-                raise ConfigError(
-                    f"policy {self.policy.name} admitted request {chosen}, which does "
-                    f"not wait in lane {number}"
-                ) from error
+                raise rules.not_waiting(self.policy, chosen, lane) from error
             self._set_k(job, own_k)
             job.state = RUNNING
             lane.running.append(job)
         if admit and not lane.fits():
-            raise ConfigError(
-                f"policy {self.policy.name} filled lane {number} with caches of "
-                f"{lane.kv_bytes()} bytes, the budget is {lane.budget_bytes}"
-            )
+            raise rules.over_budget(self.policy, lane)
         if 0 < self.policy.max_batch < len(lane.running):
-            raise ConfigError(
-                f"policy {self.policy.name} runs {len(lane.running)} requests in lane "
-                f"{number}, its max_batch is {self.policy.max_batch}"
-            )
+            raise rules.over_batch(self.policy, lane)
         for chosen, own_k in k.items():
             found = self.open.get(chosen)
             if found is None or found.state != RUNNING or found.lane != number:
-                raise ConfigError(
-                    f"policy {self.policy.name} gave a K to request {chosen}, which "
-                    f"does not run in lane {number}"
-                )
+                raise rules.not_running(self.policy, chosen, lane)
             self._set_k(found, own_k)
         lane.stepping = bool(lane.running)
         return lane.running
@@ -278,7 +254,8 @@ class RequestLoop:
                 self._end(job, "finished")
                 more = self.policy.done(job, now_s)
                 if more is None:  # as of a method without a return
-                    raise self._wrong("done", more, "a list of jobs, () for none")
+                    expected = "a list of jobs, () for none"
+                    raise rules.wrong(self.policy, "done", more, expected)
                 following += more
         lane.running = [job for job in lane.running if job.state == RUNNING]
         return following
@@ -298,34 +275,9 @@ class RequestLoop:
         job = self.open.get(entry[1])
         return job is not None and job.deadline_s == entry[0]
 
-    def _wrong(self, method: str, got: Any, expected: str) -> ConfigError:
-        return wrong_result(f"policy {self.policy.name}", method, got, expected)
-
-    def _check_decision(self, found: Any) -> None:
-        """Refuses what is no Decision of numbers."""
-        fits = isinstance(found, tuple) and len(found) == 3
-        fits = fits and isinstance(found[0], Sequence) and isinstance(found[1], Mapping)
-        again_s = found[2] if fits else None
-        if fits and again_s is not None:
-            fits = isinstance(again_s, (int, float, np.number))
-        pairs = [*found[0], *found[1].items()] if fits else []
-        fits = fits and all(
-            isinstance(pair, (tuple, list))
-            and len(pair) == 2
-            and is_whole(pair[0])
-            and (pair[1] is None or is_whole(pair[1]))
-            for pair in pairs
-        )
-        if not fits:
-            expected = "a Decision([(id, K), ...], {id: K}, again_s) of whole ids and K"
-            raise self._wrong("pick", found, expected)
-
     def _set_k(self, job: Job, k: int | None) -> None:
         if job.floor is not None and (k is None or k < job.floor):
-            raise ConfigError(
-                f"policy {self.policy.name} gave request {job.id} K {k}, its floor is "
-                f"{job.floor}"
-            )
+            raise rules.below_floor(self.policy, job, k)
         job.k = k
 
     def _leave(self, job: Job, outcome: str) -> None:

@@ -141,7 +141,7 @@ class Scheduler(PlugIn):
     no K below a floor; no more than `max_batch` running. Fields called max_batch,
     max_wait_s, own_k and costs (of steps: `hardware.step_costs.StepCosts`) get the
     server's value, unless they are given in `policy_options`. A server of tokens has
-    one lane, whose jobs are `token_job.TokenJob`, and refuses a scheduler whose
+    one lane, whose jobs are `request.Request`, and refuses a scheduler whose
     `max_batch` exceeds its own; servers in processes of their own (`serve --servers`)
     know names alone. moe-edge cluster schedules by itself.
 

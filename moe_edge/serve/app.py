@@ -10,19 +10,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from moe_edge.serve.chat_request import read_chat
 from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.completion_request import read_completion
 from moe_edge.serve.engine_thread import EngineThread
-from moe_edge.serve.errors import ApiError, report
+from moe_edge.serve.errors import ApiError
 from moe_edge.serve.generation import Generation
 from moe_edge.serve.guards import (
     ClientGone,
     Headers,
     HostGuard,
     KeyGuard,
+    Reported,
     error_response,
     read_body,
 )
@@ -54,20 +55,9 @@ def make_app(
     tokenizing = Workers("tokenize", 1, most_bytes)  # holds up no request for text
     compilers = Workers("grammars", 2, most_bytes)  # seconds, of hostile ones
 
-    def completion(body: bytes):
-        request = read_completion(body, model)
-        return request, request.encode(model)
-
-    def chat(read):
-        def prepare(body: bytes):
-            request = read(body, model)
-            return request, request.encode(model, template)
-
-        return prepare
-
     def generation(read) -> Generation:
         given = readers, writers, compilers, limit, options.request_s
-        return Generation(thread, model, read, *given)
+        return Generation(thread, model, template, read, *given)
 
     def from_body(answer: Callable[..., Any], *given):
         async def reply(request: Request) -> Response:
@@ -98,9 +88,9 @@ def make_app(
 
     app: ASGIApp = Starlette(
         routes=[
-            post("/v1/completions", generation(completion)),
-            post("/v1/chat/completions", generation(chat(read_chat))),
-            post("/v1/responses", generation(chat(read_responses))),
+            post("/v1/completions", generation(read_completion)),
+            post("/v1/chat/completions", generation(read_chat)),
+            post("/v1/responses", generation(read_responses)),
             Route("/v1/models", models),
             Route("/v1/models/{id:path}", one_model),
             post("/tokenize", from_body(tokenize, model, template)),
@@ -126,7 +116,7 @@ def make_app(
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # OpenAI's clients have many of their own
         )
-    return _Reported(Headers(HostGuard(app, options.host, options.allowed_host)))
+    return Reported(Headers(HostGuard(app, options.host, options.allowed_host)))
 
 
 _FAULT = ApiError("engine_error", "the server failed at this request")
@@ -158,16 +148,3 @@ class _Cors(CORSMiddleware):
             "invalid_value", f"{refused}; start the server with --cors_origin"
         )
         return error_response(error)
-
-
-class _Reported:
-    """Says on stderr where an application failed; starlette has answered by then."""
-
-    def __init__(self, app: ASGIApp):
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._app(scope, receive, send)
-        except Exception as error:
-            report(error)

@@ -30,8 +30,8 @@ class CompletionRequest(TokenRequest):
 
     prompts: tuple[str | tuple[int, ...], ...]
 
-    def encode(self, model: ServedModel) -> list[Encoded]:
-        """See `token_request.encode`: for a thread."""
+    def encode(self, model: ServedModel, template: object = None) -> list[Encoded]:
+        """As they came, without a template."""
         return encode(self, self.prompts, model)
 
 

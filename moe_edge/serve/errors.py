@@ -70,6 +70,21 @@ class ApiError(Exception):
         }
 
 
+_REASONS = {
+    "loading": "the model is being loaded; try again",
+    "draining": "the server is about to end; ask another one",
+    "engine_failed": "the engine failed and the server is about to end",
+    "engine_error": "a step of the engine failed; the request may be sent again",
+    "queue_full": "too many requests are waiting; try again later",
+    "deadline_exceeded": "the request's time was over before it began",
+}
+
+
+def refusal(code: str) -> ApiError:
+    """Why a request was not taken on, or not carried through."""
+    return ApiError(code, _REASONS[code])
+
+
 def shown(value: Any) -> str:
     """A value of a request as an error quotes it: short, and always whole UTF-8."""
     text = repr(value)

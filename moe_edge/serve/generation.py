@@ -2,23 +2,24 @@
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from moe_edge.serve.answers import Answer, ChatAnswer, CompletionAnswer, to_json
-from moe_edge.serve.call import Call, refusal
+from moe_edge.serve.call import Call
 from moe_edge.serve.chat_request import ChatRequest
-from moe_edge.serve.choices import Choice, make_choices
+from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.completion_request import CompletionRequest
 from moe_edge.serve.engine_thread import EngineThread
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.errors import ApiError, refusal
 from moe_edge.serve.guards import read_body, until_gone
 from moe_edge.serve.responses_answer import ResponsesAnswer
 from moe_edge.serve.responses_request import ResponsesRequest
 from moe_edge.serve.served_model import ServedModel
-from moe_edge.serve.token_request import Encoded, TokenRequest
+from moe_edge.serve.token_request import TokenRequest
 from moe_edge.serve.workers import Workers
 
 GONE = "client_gone"
@@ -34,18 +35,17 @@ _ANSWERS: dict[type[TokenRequest], type[Answer]] = {
 }
 
 
-def make_answer(
-    request: TokenRequest, choices: Sequence[Choice], model: ServedModel
-) -> Answer:
-    """The answer of a request, in its shape."""
-    return _ANSWERS[type(request)](request, choices, model)
+def make_answer(call: Call, model: ServedModel) -> Answer:
+    """The answer of a call, in the shape of its body."""
+    return _ANSWERS[type(call.body)](call, model)
 
 
 class Generation:
     """An ASGI application that answers requests for text.
 
     Args:
-      read: body -> (request, prompts).
+      read: (bytes, model) -> what they ask for.
+      template: of conversations.
       readers, writers, compilers: of bodies, of answers and of grammars; apart, so that
         no answer waits for bodies, and no body for grammars.
       max_body_bytes, request_s: see `ServerOptions`.
@@ -55,14 +55,16 @@ class Generation:
         self,
         thread: EngineThread,
         model: ServedModel,
-        read: Callable[[bytes], tuple[TokenRequest, Sequence[Encoded]]],
+        template: ChatTemplate,
+        read: Callable[[bytes, ServedModel], TokenRequest],
         readers: Workers,
         writers: Workers,
         compilers: Workers,
         max_body_bytes: int,
         request_s: float,
     ):
-        self._thread, self._model, self._read = thread, model, read
+        self._thread, self._model, self._template = thread, model, template
+        self._read = read
         self._readers, self._writers = readers, writers
         self._compilers = compilers
         self._max_body_bytes, self._request_s = max_body_bytes, request_s
@@ -75,53 +77,48 @@ class Generation:
         with thread.coming(endpoint):
             if not self._readers.has_room(body):
                 raise thread.refuse(endpoint, "queue_full")
-            ready = await self._readers.read(receive, self._prepare, body, arrival_s)
-            request, prompts, choices = ready
-            if choices is None:
-                choices = await self._compilers.read(
-                    receive,
-                    lambda _: make_choices(request, prompts, self._model, arrival_s),
-                    body,
-                    is_short=False,
-                )
-        asked = [choice.asked for choice in choices]
-        call = thread.submit(asked, endpoint, arrival_s, request.stream)
+            given = body, endpoint, arrival_s
+            ready = await self._readers.read(receive, self._prepare, *given)
+            if not isinstance(call := ready, Call):  # there is a grammar to compile
+                read = self._compilers.read
+                call = await read(receive, lambda _: ready(), body, is_short=False)
+        thread.submit(call)
         gone = asyncio.create_task(until_gone(receive, lambda: call.lose(GONE)))
         try:
-            answer = make_answer(request, choices, self._model)
-            if request.stream:
-                await self._stream(answer, choices, call, send)
+            answer = make_answer(call, self._model)
+            if call.body.stream:
+                await self._stream(answer, call, send)
             else:
-                await self._whole(answer, choices, call, scope, receive, send)
+                await self._whole(answer, call, scope, receive, send)
         finally:
             gone.cancel()
             thread.cancel(call)  # nothing, once it is over
 
     def _prepare(
-        self, body: bytes, arrival_s: float
-    ) -> tuple[TokenRequest, Sequence[Encoded], list[Choice] | None]:
-        """What a body asks for; no choices yet where there is a grammar to compile."""
-        request, prompts = self._read(body)
-        limit_s = self._request_s
+        self, body: bytes, endpoint: str, arrival_s: float
+    ) -> Call | Callable[[], Call]:
+        """What a body asks for; where there is a grammar to compile, what makes it."""
+        request, limit_s = self._read(body, self._model), self._request_s
+        prompts = request.encode(self._model, self._template)
         if request.deadline_s is not None:
             limit_s = min(request.deadline_s, limit_s)
         request = dataclasses.replace(request, deadline_s=limit_s)
+        given = request, prompts, self._model, endpoint, arrival_s
         if request.grammar or any(prompt.grammar for prompt in prompts):
-            return request, prompts, None
-        choices = make_choices(request, prompts, self._model, arrival_s)
-        return request, prompts, choices
+            return functools.partial(Call, *given)
+        return Call(*given)
 
-    async def _whole(self, answer, choices, call, scope, receive, send) -> None:
+    async def _whole(self, answer: Answer, call: Call, scope, receive, send) -> None:
         while not call.is_over:
-            await _news(choices, call)
+            await _news(call)
         if call.lost is None:
-            size = sum(map(answer.num_bytes, choices))
+            size = sum(map(answer.num_bytes, range(len(call.rows))))
             body = await self._writers.run(size, lambda: to_json(answer.body()))
             await Response(body, media_type="application/json")(scope, receive, send)
 
-    async def _stream(self, answer: Answer, choices, call: Call, send: Send) -> None:
+    async def _stream(self, answer: Answer, call: Call, send: Send) -> None:
         """Events as text comes; errors before the first are answers of their own."""
-        news = await _news(choices, call)
+        news = await _news(call)
         if call.lost is not None:
             return
         await send(
@@ -130,13 +127,13 @@ class Generation:
         lines = [answer.line(chunk) for chunk in answer.start()]
         try:
             while True:
-                size = sum(answer.num_bytes(choice) for choice, _ in news)
+                size = sum(map(answer.num_bytes, news))
                 lines += await self._writers.run(size, _lines, answer, news)
                 if lines:
                     await _send(send, lines)
                 if call.is_over:
                     break
-                news, lines = await _news(choices, call), []
+                news, lines = await _news(call), []
             last = answer.usage_chunk() if call.lost is None else None
             lines = [] if last is None else [answer.line(last)]
             lines += [answer.LAST] if call.lost is None else []
@@ -145,8 +142,8 @@ class Generation:
         await _send(send, lines, more=False)
 
 
-async def _news(choices: Sequence[Choice], call: Call) -> list[tuple[Choice, bool]]:
-    """Choices that have new text, and whether it is their last.
+async def _news(call: Call) -> dict[int, bool]:
+    """Rows that have new text, and whether it is their last.
 
     Raises:
       ApiError: a row failed, or there will be no more.
@@ -154,27 +151,24 @@ async def _news(choices: Sequence[Choice], call: Call) -> list[tuple[Choice, boo
     news = await call.news()
     if call.lost is not None and call.lost != GONE:
         raise refusal(call.lost)
-    found = []
-    for index, is_over in news.items():
-        live = choices[index].live = call.rows[index]
-        if is_over and live.outcome == "failed":
+    for index in (index for index, is_over in news.items() if is_over):
+        state, guide = call.rows[index].state, call.guides[index]
+        if state == "failed":
             raise refusal("engine_error")
         # Rows of one deadline: where some had begun, the others are cut as these are.
-        if is_over and live.outcome == "expired" and not call.has_begun:
+        if state == "expired" and not call.has_begun:
             raise refusal("deadline_exceeded")
-        guide = choices[index].guide
-        if is_over and guide and guide.failure:
+        if guide and guide.failure:
             raise guide.failure
-        found.append((choices[index], is_over))
-    return found
+    return news
 
 
-def _lines(answer: Answer, news: Sequence[tuple[Choice, bool]]) -> list[bytes]:
+def _lines(answer: Answer, news: dict[int, bool]) -> list[bytes]:
     lines = []
-    for choice, is_over in news:
+    for index, is_over in news.items():
         if is_over:
-            lines += map(answer.line, answer.end(choice))
-        elif (line := answer.more_line(choice)) is not None:
+            lines += map(answer.line, answer.end(index))
+        elif (line := answer.more_line(index)) is not None:
             lines.append(line)
     return lines
 

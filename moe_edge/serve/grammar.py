@@ -2,7 +2,7 @@
 
 A request's schema, pattern or list of choices is compiled once, in a thread that reads
 bodies; each of its rows then has a matcher of its own, which allows the tokens of the
-next position (`engine/slot_rows.Guide`). Sizes and work are bounded, by a trial in a
+next position (`model/new_token.Guide`). Sizes and work are bounded, by a trial in a
 process of its own too, so that no schema of a client holds up the engine.
 """
 
@@ -227,7 +227,7 @@ class Grammar:
 
 
 class RowGuide:
-    """What one row may say next; a `slot_rows.Guide`.
+    """What one row may say next; a `new_token.Guide`.
 
     The engine's thread calls `fill` and `accept`. Of a grammar that becomes too complex
     on its way `failure` says why, and the row ends.

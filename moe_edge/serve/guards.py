@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.serve.api_key import KEY_VARIABLE
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.errors import ApiError, report
 
 OPEN_PATHS = ("/health", "/")  # need no key, as what is below /page/: no data there
 SECURITY = {
@@ -58,6 +58,19 @@ def error_response(error: ApiError, close: bool = False) -> JSONResponse:
     """An error as an answer."""
     more = {"connection": "close"} if close else {}
     return JSONResponse(error.body(), error.status, error.headers | more)
+
+
+class Reported:
+    """Says on stderr where an application failed; starlette has answered by then."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            report(error)
 
 
 class Headers:

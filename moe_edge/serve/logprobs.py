@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from moe_edge.convert.text_stream import TextStream
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.engine.prompts import TextStream
-from moe_edge.engine.slot_rows import Score
+from moe_edge.model.new_token import Score
 from moe_edge.serve.text_ends import TokenAt
 
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON has not

@@ -23,7 +23,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from moe_edge.schedule.policy import OUTCOMES
-from moe_edge.serve.driver import Driver, Live, Stepped
+from moe_edge.schedule.request import Request
+from moe_edge.serve.driver import Driver, Stepped
 from moe_edge.serve.observers import Observer
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_LATEST
@@ -148,31 +149,29 @@ class Metrics(Collector, Observer):
             return
         self._observe("pick_seconds", stepped.pick_s)
         self._generated.inc(len(stepped.tokens))
-        first = [live for live, *_ in stepped.tokens if live.served.tokens == 1]
+        first = [row for row, *_ in stepped.tokens if row.made == 1]
         decoded = len(stepped.tokens) - len(first)
         if decoded:
             self._observe("step_seconds", stepped.decode_s, "decode")
         if decoded < len(stepped.k):  # the others have prompts on their way
             self._observe("step_seconds", stepped.prefill_s, "prefill")
-        for live in first:
-            self._begin(live)
+        for row in first:
+            self._begin(row)
 
-    def _begin(self, live: Live) -> None:
+    def _begin(self, row: Request) -> None:
         """A request has its first token."""
-        served = live.served
-        self._prompt.inc(len(live.asked.prompt))
-        self._cached.inc(live.cached_tokens)
-        self._observe("queue_seconds", served.admitted_s - served.arrival_s)
-        self._observe("ttft_seconds", served.ttft_s)
+        self._prompt.inc(row.prompt_tokens)
+        self._cached.inc(row.cached_tokens)
+        self._observe("queue_seconds", row.queue_s)
+        self._observe("ttft_seconds", row.ttft_s)
 
-    def ended(self, endpoint: str, live: Live) -> None:
+    def ended(self, endpoint: str, row: Request) -> None:
         """A request that the driver knows is over, in whatever way."""
-        self._requests.labels(endpoint, live.outcome).inc()
-        served = live.served
-        if live.outcome == "finished" and served.tokens:
-            self._observe("e2e_seconds", served.last_s - served.arrival_s)
-            if served.tpot_s is not None:
-                self._observe("tpot_seconds", served.tpot_s)
+        self._requests.labels(endpoint, row.state).inc()
+        if row.state == "finished" and row.made:
+            self._observe("e2e_seconds", row.e2e_s)
+            if row.tpot_s is not None:
+                self._observe("tpot_seconds", row.tpot_s)
 
     def refused(self, endpoint: str, count: int) -> None:
         """Requests that the driver was not even asked for."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from moe_edge.serve.driver import Driver, Live, Stepped
+from moe_edge.schedule.request import Request
+from moe_edge.serve.driver import Driver, Stepped
 from moe_edge.serve.errors import report
 
 
@@ -15,7 +16,7 @@ class Observer:
     def stepped(self, driver: Driver, stepped: Stepped) -> None:
         """On the engine thread, after a step that computed something, or tried to."""
 
-    def ended(self, endpoint: str, live: Live) -> None:
+    def ended(self, endpoint: str, row: Request) -> None:
         """On the event loop: a request is over, in whichever way."""
 
     def refused(self, endpoint: str, count: int) -> None:

@@ -4,7 +4,7 @@ import json
 import time
 from pathlib import Path
 
-from moe_edge.serve.driver import Live
+from moe_edge.schedule.request import Request
 from moe_edge.serve.errors import report
 from moe_edge.serve.observers import Observer
 
@@ -19,21 +19,20 @@ class RequestLog(Observer):
     def __init__(self, path: str | Path):
         self._file = Path(path).open("a", encoding="utf-8", buffering=1)
 
-    def ended(self, endpoint: str, live: Live) -> None:
-        served, asked = live.served, live.asked
+    def ended(self, endpoint: str, row: Request) -> None:
         self._write(
             endpoint=endpoint,
-            outcome=live.outcome,
-            ended_by=live.ended_by,
-            prompt_tokens=len(asked.prompt),
-            cached_tokens=live.cached_tokens,
-            new_tokens=served.tokens,
-            floor=asked.floor,
-            k_min=served.k_least,
-            k_max=served.k_most,
-            queue_ms=_ms(served.arrival_s, served.admitted_s),
-            ttft_ms=_ms(served.arrival_s, served.first_s),
-            e2e_ms=_ms(served.arrival_s, served.last_s),
+            outcome=row.state,
+            ended_by=row.ended_by,
+            prompt_tokens=row.prompt_tokens,
+            cached_tokens=row.cached_tokens,
+            new_tokens=row.made,
+            floor=row.floor,
+            k_min=row.k_least,
+            k_max=row.k_most,
+            queue_ms=_ms(row.arrival_s, row.admitted_s),
+            ttft_ms=_ms(row.arrival_s, row.first_s),
+            e2e_ms=_ms(row.arrival_s, row.last_s),
         )
 
     def refused(self, endpoint: str, count: int) -> None:

@@ -110,19 +110,18 @@ def _id(kind: str) -> str:
 
 
 class ResponsesAnswer(ChatAnswer):
-    """Of a request with one choice."""
+    """Of a call of one row."""
 
     ID, LAST = "resp", b""
 
-    def __init__(self, request, choices, model):
-        super().__init__(request, choices, model)
+    def __init__(self, call, model):
+        super().__init__(call, model)
         self._id = self._id.replace("-", "_")
         self._items, self._num_events = Items(), 0
 
     def body(self) -> Chunk:
-        (choice,) = self._choices
-        self._rest(choice)
-        return self._ended(choice)
+        self._rest(0)
+        return self._ended(0)
 
     def start(self) -> list[Event]:
         response = self._response("in_progress")
@@ -131,13 +130,13 @@ class ResponsesAnswer(ChatAnswer):
             for name in ("created", "in_progress")
         )
 
-    def more_line(self, choice) -> bytes | None:
-        events = self._numbered(self._items.feed(self._new(choice)))
+    def more_line(self, index: int) -> bytes | None:
+        events = self._numbered(self._items.feed(self._new(index)))
         return b"".join(map(self.line, events)) or None
 
-    def end(self, choice) -> list[Event]:
-        events = self._rest(choice)
-        response = self._ended(choice)
+    def end(self, index: int) -> list[Event]:
+        events = self._rest(index)
+        response = self._ended(index)
         last = {"type": f"response.{response['status']}", "response": response}
         return self._numbered([*events, last])
 
@@ -159,17 +158,17 @@ class ResponsesAnswer(ChatAnswer):
             self._num_events += 1
         return numbered
 
-    def _new(self, choice, is_last: bool = False) -> Chunk:
-        return self._texts(choice, self._take(choice).text, is_last)
+    def _new(self, index: int, is_last: bool = False) -> Chunk:
+        return self._texts(index, self._take(index).text, is_last)
 
-    def _rest(self, choice) -> list[Event]:
-        choice.ends.finish()
-        events = self._items.feed(self._new(choice, is_last=True))
-        is_cut = self._finish_reason(choice) == "length"
+    def _rest(self, index: int) -> list[Event]:
+        self._call.texts[index].finish()
+        events = self._items.feed(self._new(index, is_last=True))
+        is_cut = self._finish_reason(index) == "length"
         return events + self._items.close("incomplete" if is_cut else "completed")
 
-    def _ended(self, choice) -> Chunk:
-        if self._finish_reason(choice) != "length":
+    def _ended(self, index: int) -> Chunk:
+        if self._finish_reason(index) != "length":
             return self._response("completed") | {"usage": self._usage()}
         why = {"incomplete_details": {"reason": "max_output_tokens"}}
         return self._response("incomplete") | why | {"usage": self._usage()}
@@ -187,7 +186,7 @@ class ResponsesAnswer(ChatAnswer):
         }
 
     def _response(self, status: str) -> Chunk:
-        request = self._request
+        request = self._call.body
         return {
             "id": self._id,
             "object": "response",

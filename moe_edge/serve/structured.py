@@ -10,6 +10,7 @@ from moe_edge.serve.errors import ApiError
 from moe_edge.serve.fields import Reader, flag, invalid, read_fields, text
 from moe_edge.serve.grammar import GrammarSpec
 
+FORMATS = ("response_format", "structured_outputs")
 MOST_CHOICES = 1024
 ANY_OBJECT = {"type": "object"}
 
@@ -99,11 +100,7 @@ def grammar_of(values: Mapping[str, Any], ignore_eos: bool) -> GrammarSpec | Non
     Raises:
       ApiError: fields that contradict each other.
     """
-    given = [
-        name
-        for name in ("response_format", "structured_outputs")
-        if values.get(name) is not None
-    ]
+    given = [name for name in FORMATS if values.get(name) is not None]
     if len(given) > 1:
         raise ApiError(
             "invalid_value",

@@ -4,9 +4,9 @@ import collections
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from moe_edge.convert.text_stream import TextStream
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.engine.prompts import TextStream
-from moe_edge.engine.slot_rows import NewToken, Score
+from moe_edge.model.new_token import NewToken, Score
 
 
 class TokenAt(NamedTuple):

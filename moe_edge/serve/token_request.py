@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from moe_edge.engine.slot_rows import MOST_LOGPROBS
 from moe_edge.model.sampling import Sampling
+from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.fields import (
     Reader,
@@ -20,7 +21,12 @@ from moe_edge.serve.fields import (
 from moe_edge.serve.grammar import GrammarSpec
 from moe_edge.serve.reading import Reading
 from moe_edge.serve.served_model import ServedModel
-from moe_edge.serve.structured import grammar_of, response_format, structured_outputs
+from moe_edge.serve.structured import (
+    FORMATS,
+    grammar_of,
+    response_format,
+    structured_outputs,
+)
 
 MOST_CHOICES = 128  # OpenAI's limit of n
 # OpenAI's limit of prompts; here of prompts times n, and of these times logprobs.
@@ -86,6 +92,14 @@ class TokenRequest:
             temperature=self.temperature, top_p=self.top_p, seed=self.seed + choice
         )
 
+    def encode(self, model: ServedModel, template: ChatTemplate) -> list[Encoded]:
+        """Its prompts; takes up to a second of long ones: call it in a thread.
+
+        Raises:
+          ApiError: of the function `encode`.
+        """
+        raise NotImplementedError
+
     @property
     def score_prompt(self) -> bool:
         """Whether log probabilities of the prompt's own tokens are wanted."""
@@ -109,7 +123,7 @@ class TokenRequest:
     def new_tokens(self, prompt: Encoded, model: ServedModel) -> int:
         """Tokens to compute after a prompt.
 
-        Where none is to be shown 0, or 1 after a prompt of one token: see `RowRequest`.
+        Where none is to be shown 0, or 1 after a prompt of one token: see `Request`.
 
         Raises:
           ApiError: context_length_exceeded; invalid_value: a prompt without tokens.
@@ -212,6 +226,7 @@ def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, An
       ApiError: fields that contradict each other.
     """
     get, stream = values.get, values.get("stream", False)
+    ignore_eos = get("ignore_eos", False)
     if "stream_options" in values and not stream:
         raise ApiError(
             "invalid_value",
@@ -227,8 +242,8 @@ def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, An
         "top_p": get("top_p", 1.0),
         "floor": model.floor(get("min_k"), get("quality")),
         "stop": get("stop", ()),
-        "ignore_eos": get("ignore_eos", False),
-        "grammar": grammar_of(values, get("ignore_eos", False)),
+        "ignore_eos": ignore_eos,
+        "grammar": grammar_of(values, ignore_eos) if {*FORMATS} & {*values} else None,
         "deadline_s": None if get("deadline_ms") is None else get("deadline_ms") / 1e3,
         "stream": stream,
         "include_usage": get("stream_options", {}).get("include_usage", False),

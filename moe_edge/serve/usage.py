@@ -1,58 +1,54 @@
 """What a request took: OpenAI's `usage`, and ours in it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # it loads JAX
-    from moe_edge.serve.choices import Choice
+from moe_edge.serve.call import Call
 
 # Of several choices the least natural end is named.
 _ENDS = ("eos", "stop", "length", "deadline")
 
 
-def usage_of(choices: Sequence["Choice"], silent: bool = False) -> dict[str, Any]:
-    """The usage of a request, over all its choices; a prompt counts once.
+def usage_of(call: Call) -> dict[str, Any]:
+    """The usage of a request, over all its rows, which have ended.
 
-    `moe_edge` has of several choices the slowest queue and first token, and the mean
-    time of the tokens after it.
-
-    Args:
-      choices: that have ended.
-      silent: no new token was asked for.
+    A prompt counts once. `moe_edge` has of several rows the slowest queue and first
+    token, and the mean time of the tokens after it.
     """
-    firsts = [choice for choice in choices if choice.number == 0]
-    prompt = sum(len(choice.prompt.ids) for choice in firsts)
-    served = [choice.live.served for choice in choices]
-    new = 0 if silent else sum(one.tokens for one in served)
+    rows = call.rows
+    prompt = sum(len(each.ids) for each in call.prompts)
+    silent = call.body.max_new_tokens == 0  # its one token is not shown
+    new = 0 if silent else sum(row.made for row in rows)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": new,
         "total_tokens": prompt + new,
         "prompt_tokens_details": {
-            "cached_tokens": sum(choice.live.cached_tokens for choice in firsts)
+            "cached_tokens": sum(row.cached_tokens for row in rows[:: call.body.n])
         },
-        "moe_edge": _own(choices, served),
+        "moe_edge": _own(call),
     }
 
 
-def _own(choices, served) -> dict[str, Any]:
-    begun = [one for one in served if one.tokens]
-    after_first = sum(one.tokens - 1 for one in begun)
-    tokens = sum(one.tokens for one in begun)
-    routed = sum(choice.live.routed for choice in choices)
-    substituted = sum(choice.live.substituted for choice in choices)
+def _own(call: Call) -> dict[str, Any]:
+    rows = call.rows
+    begun = [row for row in rows if row.made]
+    tokens = sum(row.made for row in begun)
+    after_first = tokens - len(begun)
+    routed = sum(row.routed for row in rows)
+    substituted = sum(row.substituted for row in rows)
     return {
-        "k_min": min((one.k_least for one in begun), default=None),
-        "k_mean": sum(one.k_sum for one in begun) / tokens if tokens else None,
-        "k_max": max((one.k_most for one in begun), default=None),
+        "k_min": min((row.k_least for row in begun), default=None),
+        "k_mean": sum(row.k_sum for row in begun) / tokens if tokens else None,
+        "k_max": max((row.k_most for row in begun), default=None),
         "substituted_share": substituted / routed if routed else 0.0,
-        "bytes_moved": sum(choice.live.moved_bytes for choice in choices),
-        "queue_ms": _ms([one.admitted_s - one.arrival_s for one in begun]),
-        "ttft_ms": _ms([one.ttft_s for one in begun]),
-        "tpot_ms": 1e3 * sum(one.last_s - one.first_s for one in begun) / after_first
+        "bytes_moved": sum(row.moved_bytes for row in rows),
+        "queue_ms": _ms([row.queue_s for row in begun]),
+        "ttft_ms": _ms([row.ttft_s for row in begun]),
+        "tpot_ms": 1e3 * sum(row.last_s - row.first_s for row in begun) / after_first
         if after_first
         else None,
-        "ended_by": max((choice.ended_by for choice in choices), key=_ENDS.index),
+        "ended_by": max(map(call.ended_by, range(len(rows))), key=_ENDS.index),
     }
 
 

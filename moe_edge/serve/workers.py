@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from starlette.types import Receive
 
-from moe_edge.serve.call import refusal
+from moe_edge.serve.errors import refusal
 from moe_edge.serve.guards import ClientGone, until_gone
 
 T = TypeVar("T")

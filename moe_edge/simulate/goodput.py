@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from moe_edge.core.checks import check_positive
-from moe_edge.workload.served import Served, summarise
+from moe_edge.schedule.figures import summarise
+from moe_edge.schedule.request import Request
 
 TARGET = 0.9  # part of all offered requests that must be in time
 STEPS = 10  # halvings: to a thousandth of the range between two powers of two
@@ -16,7 +17,7 @@ RANGE = 1e6  # around the first rate, in which is searched
 
 
 def goodput(
-    serve: Callable[[float], Sequence[Served]],
+    serve: Callable[[float], Sequence[Request]],
     *,
     first_rate: float = 1.0,
     slo_ttft_s: float = 0.5,

@@ -14,8 +14,7 @@ from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import Shape, StepCosts
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import RUNNING
-from moe_edge.schedule.token_job import TokenJob
-from moe_edge.workload.served import Served
+from moe_edge.schedule.request import Request
 
 ARRIVE, CANCEL, END, WAKE = range(4)
 
@@ -23,7 +22,7 @@ ARRIVE, CANCEL, END, WAKE = range(4)
 class Chunk(NamedTuple):
     """A part of a prompt: tokens start .. stop - 1 of a request."""
 
-    job: TokenJob
+    job: Request
     start: int
     stop: int
 
@@ -47,7 +46,7 @@ class Step(NamedTuple):
         None: there is none.
     """
 
-    decode: list[TokenJob]
+    decode: list[Request]
     chunks: list[Chunk]
     batch: Shape | None = None
     shape: Shape | None = None
@@ -76,7 +75,7 @@ class SlotSteps:
         self._told: dict[int, int] = {}  # id -> K of the rows of its last step
         self._had_prompts = False  # in the last step, so none has begun ahead of this
 
-    def next(self, running: Sequence[TokenJob]) -> Step:
+    def next(self, running: Sequence[Request]) -> Step:
         """The step of admitted requests."""
         decode = [job for job in running if job.made]
         told, before = {job.id: job.k for job in decode}, self._told
@@ -92,12 +91,12 @@ class SlotSteps:
             self._batch = self._size([*decode, *through])
         return Step(decode, self._group, batch, shape, is_new, is_moved, in_vain_k)
 
-    def _size(self, rows: Sequence[TokenJob]) -> tuple[int, int]:
+    def _size(self, rows: Sequence[Request]) -> tuple[int, int]:
         need = max(job.prompt_tokens + job.made for job in rows)
         return self._sizes.rows_for(len(rows)), self._sizes.capacity_for(need)
 
     def _decode(
-        self, rows: Sequence[TokenJob], told: dict[int, int], has_prompts: bool
+        self, rows: Sequence[Request], told: dict[int, int], has_prompts: bool
     ) -> Shape | None:
         """The session of rows that decode.
 
@@ -112,7 +111,7 @@ class SlotSteps:
         self._told = told
         return self._batch[0], 1, self._batch[1]
 
-    def _chunks(self, running: Sequence[TokenJob]) -> Shape | None:
+    def _chunks(self, running: Sequence[Request]) -> Shape | None:
         """The next chunks of prompts, and their shape."""
         sizes = self._sizes
         group = [(job, stop) for job, _, stop in self._group if job.state == RUNNING]
@@ -147,7 +146,7 @@ class ComputedServer:
       watch: is told (loop, step, seconds) as a step begins; None: nobody.
 
     Attributes:
-      served: id -> what became of it.
+      served: id -> request, of all that it was given.
       num_steps: so far; busy_s: seconds of them.
     """
 
@@ -163,14 +162,13 @@ class ComputedServer:
         self.loop, self.costs = loop, costs
         self._steps, self._answers = steps or SlotSteps(), answers or {}
         self._watch = watch
-        self.served: dict[int, Served] = {}
+        self.served: dict[int, Request] = {}
         self.num_steps, self.busy_s = 0, 0.0
-        self._jobs: dict[int, TokenJob] = {}
         self._step, self._decoded_s = Step([], []), 0.0
 
     def run(
-        self, jobs: Iterable[TokenJob], cancelled: Mapping[int, float] | None = None
-    ) -> dict[int, Served]:
+        self, jobs: Iterable[Request], cancelled: Mapping[int, float] | None = None
+    ) -> dict[int, Request]:
         """Serves all requests.
 
         Args:
@@ -178,8 +176,7 @@ class ComputedServer:
         """
         heap, loop = EventHeap(), self.loop
         for job in jobs:
-            self._jobs[job.id] = job
-            self.served[job.id] = Served(job.arrival_s, job.floor)
+            self.served[job.id] = job
             heap.push(job.arrival_s, ARRIVE, 0, job.id)
         for number, time_s in (cancelled or {}).items():
             heap.push(time_s, CANCEL, 0, number)
@@ -194,13 +191,11 @@ class ComputedServer:
                 wake_s = loop.wake_s(0)
                 if wake_s < next_s:
                     heap.push(wake_s, WAKE)
-        for number, job in self._jobs.items():
-            self.served[number].outcome = job.state
         return self.served
 
     def _handle(self, now_s: float, kind: int, item: int) -> None:
         if kind == ARRIVE:
-            job = self._jobs[item]
+            job = self.served[item]
             lane = self.loop.arrive(job, now_s)
             if lane is not None:
                 self.loop.admit(job, lane, now_s)
@@ -218,9 +213,8 @@ class ComputedServer:
         if not running:
             return False
         for job in running:
-            served = self.served[job.id]
-            if served.admitted_s is None:
-                served.admitted_s = now_s
+            if job.admitted_s is None:
+                job.admitted_s = now_s
         self._decoded_s = now_s + decode_s(step, self.costs)
         end_s = self._decoded_s + chunks_s(step, self.costs)
         self.num_steps, self.busy_s = self.num_steps + 1, self.busy_s + end_s - now_s
@@ -234,8 +228,7 @@ class ComputedServer:
         ended = []
         for job, time_s in tokens:
             if job.state == RUNNING:
-                self.served[job.id].add(time_s, job.k)
-                job.made += 1
+                job.add(time_s)
                 if job.made == self._answers.get(job.id, job.new_tokens):
                     ended.append(job)
         self.loop.end_step(0, now_s, ended)

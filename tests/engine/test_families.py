@@ -7,7 +7,7 @@ from moe_edge.convert.families import config_from_hf
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from moe_edge.engine.weights import load_weights
 from moe_edge.kernels import native
@@ -47,8 +47,8 @@ def test_every_engine_has_the_bits_of_the_resident_one(family):
         return
     # A prompt whose beginning is cached has the bits of a fresh one; by native kernels
     # also of one that is not cut (products of latents are XLA's).
-    first = Row(id="first", prompt=tuple(prompts[0]), max_new_tokens=2)
-    again = Row(
+    first = SlotRow(id="first", prompt=tuple(prompts[0]), max_new_tokens=2)
+    again = SlotRow(
         id="again", prompt=first.prompt[:37] + (1, 2), max_new_tokens=5, top_logprobs=2
     )
     found = []

@@ -190,5 +190,6 @@ def test_a_row_is_told_whole():
     drawn = Sampling(temperature=0.5, top_k=3, top_p=0.9, seed=7)
     each = dataclasses.replace(each, forced=(1, 2), sampling=drawn)
     told = json.loads(json.dumps(row_to_json(each)))
-    assert row_from_json(told, None) == each
+    assert row_to_json(row_from_json(told, None)) == row_to_json(each)
+    assert row_from_json(told, None).prompt == each.prompt
     assert row_from_json(row_to_json(guided(each)), None).guide is not None

@@ -2,8 +2,9 @@ import random
 
 import pytest
 
+from moe_edge.convert.text_stream import TextStream
 from moe_edge.core.checks import CapacityError, RequestError
-from moe_edge.engine.prompts import Prompt, TextStream, encode_prompts, read_prompts
+from moe_edge.engine.prompts import Prompt, encode_prompts, read_prompts
 from moe_edge.engine.run_generate import collect_prompts
 from tests.support.table_engine import LetterTokenizer
 from tests.support.tiny_checkpoint import TEXT, tiny_tokenizer

@@ -12,7 +12,7 @@ import pytest
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.prompt_files import PromptFiles
 from moe_edge.engine.session import cache_bytes
-from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from tests.support.running import (
     alone,
@@ -130,11 +130,11 @@ def test_k_changes_between_steps_and_a_resting_row_keeps_its_state(engine):
 def test_states_are_kept_behind_chunks_and_served_whole(engine, tmp_path):
     slots = RowSlots(engine, deterministic=True, **SIZES, **KEPT)
     first = row("first", 140, 3)
-    other = Row(id="b", prompt=(*first.prompt[:100], 9, 8), max_new_tokens=2)
-    third = Row(
+    other = SlotRow(id="b", prompt=(*first.prompt[:100], 9, 8), max_new_tokens=2)
+    third = SlotRow(
         id="c", prompt=(*first.prompt[:70], 7), max_new_tokens=4, top_logprobs=2
     )
-    longer = Row(
+    longer = SlotRow(
         id="d", prompt=first.prompt[:139], max_new_tokens=4, top_logprobs=2, k=2
     )
     run(slots, [(0, first)])

@@ -10,10 +10,10 @@ import pytest
 
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.run_generate import run_generate
-from moe_edge.engine.slot_rows import NewToken
 from moe_edge.evaluate.run import run_evaluate
+from moe_edge.model.new_token import NewToken
 from moe_edge.model.sampling import Sampling
-from moe_edge.serve.driver import RowRequest
+from moe_edge.schedule.request import Request
 from moe_edge.serve.options import ServingOptions, make_driver
 from tests.launch.test_serve import SMALL, ask
 from tests.support.live_run import wait_until
@@ -71,9 +71,9 @@ def alone(tiny: str) -> list[list[NewToken]]:
         for text, temperature in ASKED:
             rows.append([])
             driver.submit(
-                RowRequest(
+                Request(
                     prompt=tuple(loaded.tokenizer.encode(text)),
-                    max_new_tokens=20,
+                    new_tokens=20,
                     floor=2,
                     sampling=Sampling(temperature=temperature, seed=5),
                     top_logprobs=1,

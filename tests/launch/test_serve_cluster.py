@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moe_edge.engine.load import load_engine
-from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from tests.launch.test_serve import ask, serving
 from tests.support.our_checkpoints import OURS, write_ours
@@ -36,7 +36,7 @@ def answers_of_one_machine(checkpoint):
     for text, k, new in ASKED:
         prompt = tuple(encode(text))
         slots.admit(
-            [Row(id="a", prompt=prompt, max_new_tokens=new, k=k, top_logprobs=0)]
+            [SlotRow(id="a", prompt=prompt, max_new_tokens=new, k=k, top_logprobs=0)]
         )
         made = []
         while slots.is_busy:

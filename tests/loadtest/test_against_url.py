@@ -41,7 +41,7 @@ def test_answers_are_counted_and_timed():
     with running_server() as (url, server):
         load = send(url, 5, 1)
     long, short = load.served
-    assert (long.outcome, long.tokens, long.k_least, long.k_sum) == (
+    assert (long.state, long.made, long.k_least, long.k_sum) == (
         *("finished", 5, 8, 60),
     )
     assert 0 < long.first_s < long.last_s and short.first_s == short.last_s
@@ -54,7 +54,7 @@ def test_every_end_has_its_outcome():
     statuses = {1: 429, 2: 504, 3: 500, 4: 0, 5: 1, 6: 2}
     with running_server(statuses=statuses) as (url, _):
         load = send(url, *range(1, 8))
-    assert [one.outcome for one in load.served] == [
+    assert [one.state for one in load.served] == [
         *("refused", "expired", "failed", "failed", "failed", "failed", "finished"),
     ]
     with running_server(statuses={3: 500}) as (url, _):
@@ -82,7 +82,7 @@ def test_a_whole_load_is_sent():
     load = LoadOptions(poisson=200.0, duration_s=0.2, floors="8:1,16:1", seed=3)
     with running_server() as (url, server):
         results = url_results(url, None, load, dry_run=False)
-    outcomes = {one.outcome for one in results.served}
+    outcomes = {one.state for one in results.served}
     assert outcomes == {"finished"} and len(results.served) == len(server.bodies) > 10
     assert {body["min_k"] for body in server.bodies} == {8, 16}
     for body in server.bodies:

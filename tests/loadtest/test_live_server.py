@@ -26,8 +26,8 @@ def test_every_request_gets_its_tokens_at_its_floor():
     offered = offered_requests(LOAD, 128)
     assert len(results.served) == len(offered) > 8 and not results.notes
     for one, request in zip(results.served, offered, strict=True):
-        assert one.outcome == "finished" and one.tokens == request.new_tokens
-        assert one.k_least == request.floor and one.k_sum == one.floor * one.tokens
+        assert one.state == "finished" and one.made == request.new_tokens
+        assert one.k_least == request.floor and one.k_sum == one.floor * one.made
         assert one.arrival_s < one.first_s <= one.last_s
     assert results.summary(1e3, 1e3)["slo_attainment"] == 1
 

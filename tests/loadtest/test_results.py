@@ -3,14 +3,17 @@
 import pytest
 
 from moe_edge.loadtest.results import HEAD, Results
-from moe_edge.workload.served import Served
+from moe_edge.schedule.request import Request
 
 
 def served():
-    one, other = Served(0.5, 8), Served(1.0, 16, outcome="refused")
-    one.admitted_s, one.outcome = 0.6, "finished"
-    one.add(0.75, 8)
-    one.add(1.0, 12)
+    one, other = (
+        Request(i, arrival_s=at, floor=k)
+        for i, (at, k) in enumerate([(0.5, 8), (1.0, 16)])
+    )
+    one.admitted_s, one.state, other.state = 0.6, "finished", "refused"
+    for one.k, time_s in ((8, 0.75), (12, 1.0)):
+        one.add(time_s)
     return [one, other]
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
+from moe_edge.convert.text_stream import decode_after
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.prompts import decode_after
 from moe_edge.evaluate.likelihood import Forced, score_rows
 from moe_edge.evaluate.multiple_choice import answer_questions
 from moe_edge.evaluate.perplexity import measure_perplexity

@@ -9,7 +9,7 @@ from moe_edge.engine.sizes import SlotSizes
 from moe_edge.schedule.decisions import Recorder, replay
 from moe_edge.schedule.loop import Limits, RequestLoop
 from moe_edge.schedule.policy import OUTCOMES, SCHEDULERS
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 from moe_edge.simulate.serving import ComputedServer, SlotSteps
 from tests.support.serving import COSTS, policies, random_load
 
@@ -62,16 +62,16 @@ def test_each_request_ends_once_within_budget_and_never_below_its_floor(policy, 
         loop = RequestLoop(policy, limits=limits)
         server = computed(loop, load, watch)
         served = server.run(load.jobs, load.cancelled)
-        outcomes = collections.Counter(one.outcome for one in served.values())
+        outcomes = collections.Counter(one.state for one in served.values())
         assert outcomes == +collections.Counter(loop.outcomes)
         assert not loop.open and loop.lanes[0].idle
         for job in load.jobs:
             one = served[job.id]
             expected = min(load.answers.get(job.id, 99), job.new_tokens)
-            if one.outcome == "finished" and job.deadline_s is None:
-                assert one.tokens == expected
-            assert one.tokens <= expected
-            assert not one.tokens or one.k_least >= job.floor
+            if one.state == "finished" and job.deadline_s is None:
+                assert one.made == expected
+            assert one.made <= expected
+            assert not one.made or one.k_least >= job.floor
         seen += outcomes
     assert set(seen) == set(OUTCOMES) - {"failed"}  # all of them occur
     assert max(steps) == policy.max_batch
@@ -111,8 +111,8 @@ def test_who_waited_too_long_is_next_or_nobody(policy):
 def test_who_enters_late_keeps_the_place_of_its_arrival(policy):
     """A server reads a long prompt while others that came after it enter."""
     loop = RequestLoop(policy)
-    jobs = [TokenJob(i, arrival_s=t, floor=8) for i, t in enumerate((0.9, 0.95, 0.0))]
-    more = [TokenJob(3 + i, arrival_s=0.97, floor=4) for i in range(4)]
+    jobs = [Request(i, arrival_s=t, floor=8) for i, t in enumerate((0.9, 0.95, 0.0))]
+    more = [Request(3 + i, arrival_s=0.97, floor=4) for i in range(4)]
     for job in (*jobs[:2], *more, jobs[2]):
         loop.admit(job, loop.arrive(job, 1.0), 1.0)
     assert [job.id for job in loop.lanes[0].waiting] == [2, 0, 1, 3, 4, 5, 6]
@@ -124,7 +124,7 @@ def test_cancelling_one_changes_no_outcome_of_the_others(policy):
     """Without deadlines and a bound of the queue: these depend on what others do."""
     for seed in range(3):
         load, _, before = serve(policy, seed, Limits(kv_budget_bytes=2000), count=30)
-        tokens = {n: one.tokens for n, one in before.items()}
+        tokens = {n: one.made for n, one in before.items()}
         for victim in load.cancelled:
             _, _, after = serve(
                 policy, seed, Limits(kv_budget_bytes=2000), drop=[victim], count=30
@@ -133,15 +133,15 @@ def test_cancelling_one_changes_no_outcome_of_the_others(policy):
                 if number == victim or load.jobs[number].deadline_s is not None:
                     continue
                 if number not in load.cancelled:
-                    assert one.outcome == before[number].outcome == "finished"
-                    assert one.tokens == tokens[number]
+                    assert one.state == before[number].state == "finished"
+                    assert one.made == tokens[number]
 
 
 @EACH
 @pytest.mark.parametrize("stage", ["waiting", "stepping", "between"])
 def test_slot_and_cache_of_a_cancelled_request_are_free_within_two_steps(policy, stage):
     loop = RequestLoop(policy, limits=LIMITS)
-    jobs = [TokenJob(i, floor=8, kv_bytes=400, new_tokens=9) for i in range(5)]
+    jobs = [Request(i, floor=8, kv_bytes=400, new_tokens=9) for i in range(5)]
     for job in jobs:
         loop.admit(job, loop.arrive(job, 0.0), 0.0)
     loop.begin_step(0, 1.0)
@@ -165,7 +165,7 @@ def test_recorded_decisions_are_made_again(policy):
     recorder = Recorder(RequestLoop(policy, limits=LIMITS))
     computed(recorder, load).run(load.jobs, load.cancelled)
     fresh = RequestLoop(policy, limits=LIMITS)
-    count = replay(recorder.lines, fresh, TokenJob)
+    count = replay(recorder.lines, fresh, Request)
     assert count == len(recorder.lines) > 200
     assert fresh.outcomes == recorder.loop.outcomes
 
@@ -176,7 +176,7 @@ def test_replay_names_the_first_decision_that_differs():
     computed(recorder, load).run(load.jobs)
     other = RequestLoop(by_name["continuous_one_k"])
     with pytest.raises(RequestError, match=r"decision \d+ is .*\[\d+, 24\].*recorded"):
-        replay(recorder.lines, other, TokenJob)
+        replay(recorder.lines, other, Request)
 
 
 @EACH

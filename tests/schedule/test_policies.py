@@ -8,7 +8,7 @@ from moe_edge.schedule.continuous_one_k import ContinuousOneK
 from moe_edge.schedule.fifo import Fifo
 from moe_edge.schedule.full_batch import FullBatch
 from moe_edge.schedule.policy import SCHEDULERS, Job, Lane, get_scheduler
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 from tests.support.serving import linear_costs
 
 COSTS = linear_costs(base_s=0.01, pair_s=0.001)
@@ -18,10 +18,10 @@ def lane_of(*floors, running=(), budget_bytes=float("inf"), new=10, **more):
     """A lane whose jobs came at 0, 1, 2, .. seconds; running ones have ids from 100."""
     lane = Lane(0, budget_bytes)
     for i, floor in enumerate(floors):
-        job = TokenJob(i, arrival_s=float(i), floor=floor, new_tokens=new, **more)
+        job = Request(i, arrival_s=float(i), floor=floor, new_tokens=new, **more)
         lane.waiting.append(job)
     for i, (floor, k) in enumerate(running):
-        job = TokenJob(100 + i, floor=floor, new_tokens=new, **more)
+        job = Request(100 + i, floor=floor, new_tokens=new, **more)
         job.k, job.made = k, 1
         lane.running.append(job)
     return lane

@@ -14,9 +14,9 @@ from moe_edge.serve.answers import (
     data_line,
     to_json,
 )
+from moe_edge.serve.call import Call
 from moe_edge.serve.chat_request import read_chat
 from moe_edge.serve.chat_template import find_template
-from moe_edge.serve.choices import make_choices
 from moe_edge.serve.completion_request import read_completion
 from tests.support.served import EOS, body_of, play
 
@@ -176,13 +176,13 @@ def test_stop_in_the_last_held_characters_is_a_stop(model, tokenizer):
 def test_choices_are_requests_with_seeds_that_follow(model):
     body = body_of(prompt=[[5], [6]], n=2, seed=7, logprobs=1, deadline_ms=500)
     request = read_completion(body, model)
-    choices = make_choices(request, request.encode(model), model, arrival_s=100.0)
-    asked = [choice.asked for choice in choices]
+    call = Call(request, request.encode(model), model, "/v1/completions", 100.0)
+    asked = call.rows
     assert [each.prompt for each in asked] == [(5,), (5,), (6,), (6,)]
     assert [each.sampling.seed for each in asked] == [7, 8, 7, 8]
-    assert [choice.index for choice in choices] == [0, 1, 2, 3]
+    assert [call.prompt(index).ids for index in range(4)] == [(5,), (5,), (6,), (6,)]
     assert {each.deadline_s for each in asked} == {100.5}
-    assert {(each.floor, each.max_new_tokens) for each in asked} == {(32, 16)}
+    assert {(each.floor, each.new_tokens) for each in asked} == {(32, 16)}
     assert {(each.top_logprobs, each.score_prompt) for each in asked} == {(1, False)}
 
 
@@ -192,13 +192,13 @@ def test_choices_are_requests_with_seeds_that_follow(model):
 def test_lines_of_more_text_are_those_of_its_chunks(
     model, monkeypatch, kind, wanted, wants_usage
 ):
-    """Byte by byte, though their constant parts are made once for a choice."""
+    """Byte by byte, though their constant parts are made once for a row."""
     lines, answers = [], []
 
-    def both(answer, choice):
-        shown = choice.ends.take()
-        monkeypatch.setattr(answer, "_take", lambda choice: shown)
-        chunk, line = Answer.more(answer, choice), answer.more_line(choice)
+    def both(answer, index):
+        shown = answer._call.texts[index].take()
+        monkeypatch.setattr(answer, "_take", lambda index: shown)
+        chunk, line = Answer.more(answer, index), answer.more_line(index)
         assert (chunk is None) == (line is None)
         if line is not None:
             plain = {"separators": (",", ":"), "allow_nan": False}

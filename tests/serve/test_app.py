@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from moe_edge.schedule.request import Request
 from moe_edge.serve import grammar
-from moe_edge.serve.driver import RowRequest
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.logprobs import prompt_tokens
 from moe_edge.serve.text_ends import StopText, TextEnds
@@ -38,9 +38,7 @@ def alone(server, prompt: str, new: int, **options) -> str:
     (ids,) = tokenizer.encode_batch([prompt])
     ends = TextEnds(tokenizer, context=ids, eos_ids=server.model.eos_ids)
     driver = Driver(slots(), RequestLoop(Continuous(MAX_BATCH)))
-    asked = RowRequest(
-        prompt=tuple(ids), max_new_tokens=new, floor=2, ends=ends, **options
-    )
+    asked = Request(prompt=tuple(ids), new_tokens=new, floor=2, ends=ends, **options)
     driver.submit(asked)
     while driver.is_busy:
         driver.step()
@@ -104,7 +102,7 @@ def test_prompts_of_one_request_run_together(server):
     assert body["usage"]["completion_tokens"] == 32
     ends = server.seen.ends[before:]
     assert {endpoint for endpoint, _ in ends} == {"/v1/completions"}
-    assert [live.outcome for _, live in ends] == ["finished"] * 5
+    assert [row.state for _, row in ends] == ["finished"] * 5
 
 
 def test_chat_streamed_is_chat_unstreamed(server):
@@ -199,7 +197,7 @@ def test_choices_of_a_long_body_are_made_in_a_thread_and_share_their_stops(
         threads.append(threading.current_thread().name)
         return StopText(text)
 
-    monkeypatch.setattr("moe_edge.serve.choices.StopText", counted)
+    monkeypatch.setattr("moe_edge.serve.call.StopText", counted)
     stop = [f"{i:x>200}" for i in range(16)]
     assert server.complete(n=32, stop=stop, max_tokens=1).status == 200
     assert made == stop
@@ -264,7 +262,7 @@ def test_full_queue_is_429_and_all_requests_are_accounted_for():
         assert "5 choices of one request, expected at most 4" in late.raw.decode()
     assert not server.driver.is_busy
     refused = len(server.seen.refusals)
-    ended = [live.outcome for _, live in server.seen.ends]
+    ended = [row.state for _, row in server.seen.ends]
     assert (
         refused + ended.count("refused")
         == server.thread.summary()["outcomes"]["refused"]

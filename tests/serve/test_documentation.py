@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from moe_edge.schedule.request import Request
 from moe_edge.serve import chat_request, completion_request, usage
 from moe_edge.serve.errors import CODES
 from moe_edge.serve.options import ServingOptions
@@ -69,16 +70,13 @@ def test_fields_without_effect_are_listed(read_by):
 
 
 def test_fields_of_an_answer_are_those_that_are_written():
-    live = SimpleNamespace(
-        routed=0,
-        substituted=0,
-        moved_bytes=0,
-        cached_tokens=0,
-        served=SimpleNamespace(tokens=0),
+    call = SimpleNamespace(
+        rows=[Request()],
+        prompts=[SimpleNamespace(ids=(1,))],
+        body=SimpleNamespace(n=1, max_new_tokens=1),
+        ended_by=lambda index: "length",
     )
-    prompt = SimpleNamespace(ids=(1,))
-    one = SimpleNamespace(live=live, number=0, prompt=prompt, ended_by="length")
-    written = usage.usage_of([one])["moe_edge"]
+    written = usage.usage_of(call)["moe_edge"]
     shown = [name for cells in table("Fields of an answer") for name in names(cells[0])]
     assert sorted(shown) == sorted(written)
 

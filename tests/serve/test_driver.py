@@ -1,5 +1,6 @@
 """Requests through loop and slots: each gets what it gets alone, and ends once."""
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -16,7 +17,7 @@ from moe_edge.model.sampling import Sampling
 from moe_edge.schedule.decisions import replay
 from moe_edge.schedule.loop import Limits
 from moe_edge.schedule.policy import SCHEDULERS
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 from tests.support.driving import (
     TickingClock,
     Told,
@@ -51,9 +52,9 @@ def test_tokens_in_company_are_those_alone(name):
     drive(driver, told)
     for one, live in zip(ROWS, lives, strict=True):
         assert told.tokens[live] == alone(name, one)
-        assert live.outcome == "finished" and live.ended_by == "length"
-        assert live.served.tokens == one.max_new_tokens
-        assert live.served.k_least == one.k
+        assert live.state == "finished" and live.ended_by == "length"
+        assert live.made == one.max_new_tokens
+        assert live.k_least == one.k
     assert Counter(told.ended) == Counter(lives)  # each once
     assert driver.slots.num_rows == 0
 
@@ -67,7 +68,7 @@ def test_seed_gives_the_same_tokens_in_any_company():
     driver, told = make_driver(), Told()
     driver.submit(asked("b", 20, 9, k=3, sampling=Sampling(temperature=0.7, seed=1)))
     told.add(driver.step())
-    live = driver.submit(one)
+    live = driver.submit(dataclasses.replace(one))
     assert drive(driver, told).tokens[live] == first
     other = driver.submit(
         asked("a", 9, 12, k=2, sampling=Sampling(temperature=1.0, seed=8))
@@ -84,10 +85,10 @@ def test_cancelled_request_changes_no_other_and_its_slot_is_free(when):
     goes = driver.submit(asked_of(ROWS[2]))
     for _ in range({"waiting": 0, "prompt": 1, "running": 5}[when]):
         told.add(driver.step())
-    assert bool(goes.job.made) == (when == "running")
+    assert bool(goes.made) == (when == "running")
     driver.cancel(goes)
     driver.cancel(goes)  # a second time is nothing
-    assert goes.outcome == "cancelled" and driver.slots.num_rows == 1
+    assert goes.state == "cancelled" and driver.slots.num_rows == 1
     last = driver.submit(asked_of(ROWS[3]))
     told.add(driver.step())
     assert driver.num_running == 2  # in its place at once
@@ -109,12 +110,12 @@ def test_deadline_of_a_waiting_request_expires_it_and_ends_a_running_one():
     clock.now_s = 4.5
     stepped = driver.step()
     assert stepped.ended == [waits]
-    assert (waits.outcome, waits.ended_by) == ("expired", None)
+    assert (waits.state, waits.ended_by) == ("expired", None)
     told.add(stepped)
     clock.now_s = 5.5
     stepped = driver.step()
     assert stepped.ended == [runs] and not stepped.tokens and not stepped.k
-    assert (runs.outcome, runs.ended_by) == ("finished", "deadline")
+    assert (runs.state, runs.ended_by) == ("finished", "deadline")
     assert told.tokens[runs] == alone("gqa", ROWS[0])[:5]
     assert not driver.is_busy and driver.step() is None
     assert driver.wake_s == math.inf
@@ -124,7 +125,7 @@ def test_failed_step_fails_what_runs_and_nothing_else():
     driver, told = make_driver(max_rows=2, fail_step=4), Told()
     lives = [driver.submit(asked_of(one)) for one in ROWS[:3]]
     drive(driver, told)
-    assert [live.outcome for live in lives] == ["failed", "failed", "finished"]
+    assert [live.state for live in lives] == ["failed", "failed", "finished"]
     assert [str(error) for error in told.errors] == ["step 4 fails, as fail_step asks"]
     assert told.tokens[lives[2]] == alone("gqa", ROWS[2])  # by fresh caches
     assert driver.loop.outcomes | {"finished": 1, "failed": 2} == driver.loop.outcomes
@@ -138,7 +139,7 @@ def test_fault_in_the_text_of_a_row_fails_that_row_alone(capfd):
     stays = driver.submit(asked_of(ROWS[1]))
     goes = driver.submit(asked_of(ROWS[3], ends=fault))
     told = drive(driver)
-    assert (stays.outcome, goes.outcome) == ("finished", "failed")
+    assert (stays.state, goes.state) == ("finished", "failed")
     err = capfd.readouterr().err
     assert err.startswith("UnicodeError in ") and "secret" not in err
     assert not told.errors and told.tokens[stays] == alone("gqa", ROWS[1])
@@ -176,19 +177,17 @@ def test_every_request_ends_once_within_budget_and_never_below_its_floor(policy)
             told.add(driver.step())
             assert driver.slots.kv_bytes <= most  # of real arrays
     drive(driver, told, most=3000)
-    outcomes = Counter(live.outcome for live in lives)
+    outcomes = Counter(live.state for live in lives)
     counted = {name: n for name, n in driver.loop.outcomes.items() if n}
     assert counted == outcomes and sum(counted.values()) == len(lives)
     assert outcomes["finished"] > 3 and outcomes["refused"]
     assert len(set(told.ended)) == len(told.ended)
-    assert all(
-        live.served.k_least >= live.asked.floor for live in lives if live.served.tokens
-    )
+    assert all(live.k_least >= live.floor for live in lives if live.made)
     assert driver.slots.num_rows == 0
     # The same decisions from the same events.
     limits = Limits(6, driver.loop.limits.kv_budget_bytes, driver.slots.together_bytes)
     again = make_loop(policy, "gqa", limits, 2)
-    assert replay(driver.loop.lines, again, TokenJob) == len(driver.loop.lines)
+    assert replay(driver.loop.lines, again, Request) == len(driver.loop.lines)
     events = Counter(json.loads(line)["event"] for line in driver.loop.lines)
     assert events["arrive"] == len(lives) and events["end_step"] > 20
 
@@ -216,7 +215,7 @@ def test_prompt_cache_and_company_change_no_bit_if_deterministic(mode, name):
         if company:
             driver.submit(asked("b", 20, 9, k=1))
         drive(driver, told)
-        prompt = first.asked.prompt[:35] + (1, 2, 3)
+        prompt = first.prompt[:35] + (1, 2, 3)
         second = driver.submit(asked("c", 9, 8, k=2, prompt=prompt, top_logprobs=3))
         drive(driver, told)
         assert second.cached_tokens == (32 if prompt_cache_bytes else 0)
@@ -246,10 +245,10 @@ def test_prompt_scores_of_a_lossy_route_are_those_of_its_decoding():
     live = driver.submit(one)
     drive(driver, told)
     assert len(live.prompt_scores) == 11 and len(told.tokens[live]) == 3
-    assert live.served.tokens == 3 and live.routed > 0
+    assert live.made == 3 and live.routed > 0
     scores = numbers_of(live.prompt_scores)
     lossless = make_driver()
-    other = lossless.submit(one)
+    other = lossless.submit(dataclasses.replace(one))
     drive(lossless)
     assert np.abs(scores - numbers_of(other.prompt_scores)).max() > 1e-3
     engine.close()
@@ -283,7 +282,7 @@ def test_scores_of_a_prompt_alone_are_those_with_new_tokens(route):
             one = asked("a", 14, count, k=3, top_logprobs=0, score_prompt=True)
             live = driver.submit(one)
             drive(driver)
-            assert (live.ended_by, live.served.tokens) == ("length", 1)
+            assert (live.ended_by, live.made) == ("length", 1)
             found.append([score.logprob for score in live.prompt_scores])
     assert len(found[0]) == len(found[1]) == 13
     np.testing.assert_allclose(*found, atol=1e-4)
@@ -293,8 +292,8 @@ def test_arrival_may_be_before_the_call():
     driver = make_driver(clock=TickingClock(0.5))
     live = driver.submit(asked_of(ROWS[3]), arrival_s=0.1)
     stepped = driver.step()
-    assert live.served.arrival_s == live.job.arrival_s == 0.1
-    assert live.served.admitted_s == 1.0 and stepped.k == (1,)
+    assert live.arrival_s == 0.1
+    assert live.admitted_s == 1.0 and stepped.k == (1,)
     assert stepped.pick_s == stepped.decode_s == stepped.prefill_s == 0.5
 
 

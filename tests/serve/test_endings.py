@@ -54,7 +54,7 @@ def test_rows_that_come_in_the_last_failing_step_end():
         server.send_completion()
         assert begun.wait(WAIT_S)
         late = server.send_completion(n=2)
-        server.until(lambda: server.thread._inbox)
+        server.until(lambda: server.thread.steps._inbox)
         go_on.set()
         assert read_reply(late).code == "engine_failed"
         server.wait_end()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from moe_edge.serve import engine_thread
+from moe_edge.serve import engine_steps
 from moe_edge.serve.grammar_trial import Trial
 from tests.support.live_server import (
     MAX_BATCH,
@@ -43,7 +43,7 @@ def test_health_answers_and_tokens_come_while_large_bodies_are_read():
         threads = [threading.Thread(target=flood, args=(body,)) for body in bodies * 2]
         listener = threading.Thread(target=listen)
         listener.start()
-        server.until(lambda: server.thread.generated)
+        server.until(lambda: server.thread.steps.generated)
         waited, made = [], []
         for thread in threads:
             thread.start()
@@ -52,7 +52,7 @@ def test_health_answers_and_tokens_come_while_large_bodies_are_read():
             assert server.get("/health").json["status"] == "ok"
             waited.append(time.monotonic() - begun_s)
             if server.thread._coming:
-                made.append(server.thread.generated)
+                made.append(server.thread.steps.generated)
         over.set()
         listener.join(WAIT_S)
     assert codes == ["context_length_exceeded"] * 12
@@ -65,15 +65,15 @@ def test_health_answers_and_tokens_come_while_large_bodies_are_read():
 
 @pytest.mark.parametrize("tell_s", [0.0, math.inf])
 def test_step_wakes_the_event_loop_once_however_many_rows_it_has(monkeypatch, tell_s):
-    monkeypatch.setattr(engine_thread, "TELL_S", tell_s)
+    monkeypatch.setattr(engine_steps, "TELL_S", tell_s)
     with live_server() as server:
-        posted, post = [], server.thread._post
+        posted, post = [], server.thread.post
 
         def counted(what, *given):
             posted.append(what.__name__)
             post(what, *given)
 
-        server.thread._post = counted
+        server.thread.post = counted
         server.driver.hold()
         socks = [
             server.send_completion(stream=True, max_tokens=30, ignore_eos=True)
@@ -87,10 +87,10 @@ def test_step_wakes_the_event_loop_once_however_many_rows_it_has(monkeypatch, te
         steps = server.seen.steps
     assert sum(len(step.tokens) == MAX_BATCH for step in steps) > 20
     if not tell_s:
-        assert posted == ["_deliver"] * len(steps)
+        assert posted == ["deliver"] * len(steps)
         return
     # Tokens alone wait for a row that begins or ends; no text is lost.
-    assert 2 <= len(posted) <= 2 * MAX_BATCH and set(posted) == {"_deliver"}
+    assert 2 <= len(posted) <= 2 * MAX_BATCH and set(posted) == {"deliver"}
     with live_server() as server:
         whole = read_reply(server.send_completion(max_tokens=30, ignore_eos=True))
     text = whole.json["choices"][0]["text"]
@@ -98,7 +98,7 @@ def test_step_wakes_the_event_loop_once_however_many_rows_it_has(monkeypatch, te
 
 
 def test_no_token_waits_for_a_step_with_prompts(monkeypatch):
-    monkeypatch.setattr(engine_thread, "TELL_S", math.inf)
+    monkeypatch.setattr(engine_steps, "TELL_S", math.inf)
     with live_server() as server:
         driver, held = server.driver, {"alone": 0, "beside a prompt": 0}
         prompts, real = [], driver.step
@@ -107,13 +107,13 @@ def test_no_token_waits_for_a_step_with_prompts(monkeypatch):
             has_prompts = driver.has_prompts or driver.num_waiting > 0
             prompts.append(has_prompts)
             held["beside a prompt" if has_prompts else "alone"] += len(
-                server.thread._rows._news
+                server.thread.steps._news
             )
             return real()
 
         driver.step = step
         stream = server.send_completion(stream=True, max_tokens=60, ignore_eos=True)
-        server.until(lambda: server.thread.generated > 5)
+        server.until(lambda: server.thread.steps.generated > 5)
         server.complete(prompt="the mill and the river " * 3, max_tokens=1)
         assert read_reply(stream).status == 200
     assert sum(prompts) >= 2 and held["alone"] > 20 and not held["beside a prompt"]

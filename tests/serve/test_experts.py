@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.serve.driver import Driver, RowRequest, Stepped
+from moe_edge.schedule.request import Request
+from moe_edge.serve.driver import Driver, Stepped
 from moe_edge.serve.experts import ExpertWatch
 from moe_edge.serve.options import ServingOptions, make_driver
 from tests.support.running import engine_of, resident, row
@@ -30,9 +31,7 @@ def run(driver: Driver, watch: ExpertWatch) -> tuple[list, list[np.ndarray]]:
     """Serves ROWS; (prompt, tokens and K of each, use in each step `[L, E]`)."""
     lives = [
         driver.submit(
-            RowRequest(
-                prompt=each.prompt, max_new_tokens=each.max_new_tokens, floor=each.k
-            )
+            Request(prompt=each.prompt, new_tokens=each.max_new_tokens, floor=each.k)
         )
         for each in ROWS
     ]
@@ -45,9 +44,7 @@ def run(driver: Driver, watch: ExpertWatch) -> tuple[list, list[np.ndarray]]:
         watch.stepped(driver, stepped)
         uses.append(used(driver, watch) - before)
         before = used(driver, watch)
-    return [
-        (live.asked.prompt, tuple(tokens[live]), live.asked.floor) for live in lives
-    ], uses
+    return [(live.prompt, tuple(tokens[live]), live.floor) for live in lives], uses
 
 
 def used(driver, watch) -> np.ndarray:
@@ -143,7 +140,7 @@ def test_one_step_of_so_many_is_counted():
 def test_failed_step_is_not_counted():
     driver = make_driver(engine_of("resident", "gqa"), OPTIONS)
     watch = watching(driver, every=1)
-    driver.submit(RowRequest(prompt=(1, 2), max_new_tokens=4, floor=3))
+    driver.submit(Request(prompt=(1, 2), new_tokens=4, floor=3))
     watch.stepped(driver, driver.step()._replace(error=RuntimeError("drill")))
     assert used(driver, watch).sum() == watch.report(driver)["sampled_steps"] == 0
     watch.stepped(driver, driver.step())

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from moe_edge.serve import grammar, grammar_trial
+from moe_edge.serve.call import Call
 from moe_edge.serve.chat_request import read_chat
-from moe_edge.serve.choices import make_choices
 from moe_edge.serve.completion_request import read_completion
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.grammar import (
@@ -89,8 +89,8 @@ def test_prompts_of_a_request_share_its_grammar(tokenizer, grammars, monkeypatch
     )
     body = body_of(prompt=["a", "b"], n=2, structured_outputs={"regex": "a"})
     request = read_completion(body, model)
-    choices = make_choices(request, request.encode(model), model, arrival_s=0.0)
-    assert len(made) == 1 and len({choice.guide for choice in choices}) == 4
+    call = Call(request, request.encode(model), model, "/v1/completions", 0.0)
+    assert len(made) == 1 and len({row.guide for row in call.rows}) == 4
 
 
 HOSTILE = {

@@ -7,8 +7,8 @@ from moe_edge.core import progress
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.slot_programs import SlotShapes
+from moe_edge.schedule.request import Request
 from moe_edge.serve import loading
-from moe_edge.serve.driver import RowRequest
 from moe_edge.serve.loading import cache_room, load_driver
 from moe_edge.serve.options import ServingOptions, cache_bytes_of
 from tests.support.driving import drive
@@ -79,9 +79,9 @@ def test_driver_over_an_offloaded_model_is_warm(monkeypatch, capsys):
     assert any(line.startswith("compiling prompts: ") for line in lines)
     engine, compiled = driver.slots.engine, driver.slots.num_compiled()
     assert engine.movement()["bytes_moved"] == 0  # as if nothing had run
-    asked = {"prompt": (5, 6, 7), "max_new_tokens": 4, "floor": 2}
-    lives = [driver.submit(RowRequest(**asked)) for _ in range(3)]
+    asked = {"prompt": (5, 6, 7), "new_tokens": 4, "floor": 2}
+    lives = [driver.submit(Request(**asked)) for _ in range(3)]
     drive(driver)
-    assert [live.outcome for live in lives] == ["finished"] * 3
+    assert [live.state for live in lives] == ["finished"] * 3
     assert driver.slots.num_compiled() == compiled
     engine.close()

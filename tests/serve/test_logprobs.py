@@ -2,7 +2,7 @@
 
 import math
 
-from moe_edge.engine.slot_rows import Score
+from moe_edge.model.new_token import Score
 from moe_edge.serve.logprobs import (
     TokenNames,
     chat_logprobs,

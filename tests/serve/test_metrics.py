@@ -7,7 +7,8 @@ import random
 import pytest
 
 from moe_edge.schedule.policy import OUTCOMES, RUNNING
-from moe_edge.serve.driver import RowRequest, Stepped
+from moe_edge.schedule.request import Request
+from moe_edge.serve.driver import Stepped
 from moe_edge.serve.metrics import ENDPOINTS, Metrics, take_figures
 from moe_edge.serve.options import ServingOptions, make_driver
 from tests.support.prometheus import Reading
@@ -40,9 +41,9 @@ class Server:
         return self.now_s
 
     def submit(self, endpoint: str = ENDPOINTS[0], **asked) -> None:
-        live = self.driver.submit(RowRequest(**asked))
+        live = self.driver.submit(Request(**asked))
         self.lives[live] = endpoint
-        if live.outcome:
+        if live.state in OUTCOMES:
             self.metrics.ended(endpoint, live)
 
     def cancel(self, live) -> None:
@@ -67,14 +68,14 @@ def play(server: Server, seed: int, most: int = 40) -> None:
     """Requests that end in every way; what is counted adds up after every event."""
     rng = random.Random(seed)
     while len(server.lives) < most or server.driver.is_busy:
-        waiting = [live for live in server.lives if live.outcome is None]
+        waiting = [live for live in server.lives if live.state not in OUTCOMES]
         what = rng.random()
         if what < 0.4 and len(server.lives) < most:
             template = row("r", rng.randrange(1, 40), rng.randrange(1, 9))
             server.submit(
                 rng.choice(ENDPOINTS),
                 prompt=template.prompt,
-                max_new_tokens=template.max_new_tokens,
+                new_tokens=template.max_new_tokens,
                 floor=rng.randrange(1, 4),
                 deadline_s=server.now_s + 0.02 if rng.random() < 0.2 else None,
             )
@@ -93,7 +94,7 @@ def play(server: Server, seed: int, most: int = 40) -> None:
         room = now.value("kv_budget_bytes") + slots.shapes.prompt_bytes()
         assert slots.kv_bytes <= room  # of real arrays
         reserved = slots.together_bytes(
-            live.job.kv_bytes for live in waiting if live.job.state == RUNNING
+            live.kv_bytes for live in waiting if live.state == RUNNING
         )
         assert now.value("kv_bytes") == reserved
 
@@ -104,20 +105,20 @@ def test_counters_add_up_over_requests_that_end_in_every_way(mode):
     play(server, seed=1)
     now, lives = server.read(), list(server.lives)
     for outcome, count in now.outcomes().items():
-        known = sum(live.outcome == outcome for live in lives)
+        known = sum(live.state == outcome for live in lives)
         assert count == known + (outcome == "refused") * server.never_asked
         assert count > 0, f"no request was {outcome}: another seed"
     for endpoint, outcome in itertools.product(ENDPOINTS, OUTCOMES):
         assert (endpoint, outcome) in now.samples("requests")
 
-    begun = [live for live in lives if live.served.tokens]
-    finished = [live for live in begun if live.outcome == "finished"]
-    long = [live for live in finished if live.served.tokens > 1]
+    begun = [live for live in lives if live.made]
+    finished = [live for live in begun if live.state == "finished"]
+    long = [live for live in finished if live.made > 1]
     rows = [k for stepped in server.steps for k in stepped.k]
     for name, count, total in (
         ("queue_seconds", len(begun), None),
-        ("ttft_seconds", len(begun), sum(live.served.ttft_s for live in begun)),
-        ("tpot_seconds", len(long), sum(live.served.tpot_s for live in long)),
+        ("ttft_seconds", len(begun), sum(live.ttft_s for live in begun)),
+        ("tpot_seconds", len(long), sum(live.tpot_s for live in long)),
         ("e2e_seconds", len(finished), None),
         ("batch_rows", len(server.steps), len(rows)),
         ("row_k", len(rows), sum(rows)),
@@ -125,8 +126,8 @@ def test_counters_add_up_over_requests_that_end_in_every_way(mode):
         assert now.value(name, "_count") == count > 0, name
         if total is not None:
             assert now.value(name, "_sum") == pytest.approx(total), name
-    assert now.value("generated_tokens") == sum(live.served.tokens for live in lives)
-    assert now.value("prompt_tokens") == sum(len(e.asked.prompt) for e in begun)
+    assert now.value("generated_tokens") == sum(live.made for live in lives)
+    assert now.value("prompt_tokens") == sum(len(e.prompt) for e in begun)
     assert now.value("cached_prompt_tokens") == sum(e.cached_tokens for e in begun)
     assert now.value("kv_bytes") == 0
 
@@ -143,7 +144,7 @@ def test_counters_add_up_over_requests_that_end_in_every_way(mode):
 
 def test_step_seconds_are_of_halves_that_ran():
     server = Server("resident")
-    server.submit(prompt=tuple(range(1, 21)), max_new_tokens=3, floor=3)  # two chunks
+    server.submit(prompt=tuple(range(1, 21)), new_tokens=3, floor=3)  # two chunks
     while server.driver.is_busy:
         server.step()
     counts = server.read().samples("step_seconds", "_count")
@@ -163,7 +164,7 @@ def test_histogram_of_k_is_cumulative_and_exact_at_its_bounds():
 
 def test_names_are_those_of_the_contract_and_text_of_requests_is_not_there():
     server = Server("resident")
-    server.submit(prompt=(47, 48, 49), max_new_tokens=2, floor=1)
+    server.submit(prompt=(47, 48, 49), new_tokens=2, floor=1)
     while server.driver.is_busy:
         server.step()
     now = server.read()

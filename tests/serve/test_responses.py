@@ -5,10 +5,12 @@ import re
 
 import pytest
 
+from moe_edge.serve.call import Call
 from moe_edge.serve.chat_template import find_template
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.responses_answer import Items, ResponsesAnswer
 from moe_edge.serve.responses_request import read_responses
+from moe_edge.serve.token_request import Encoded
 from tests.support.served import EOS, body_of, model_of, play
 
 PLAIN = find_template(None)
@@ -121,7 +123,8 @@ def test_fields_are_refused_by_name(model, fields, param, message):
 
 def test_error_within_a_stream_is_an_event(model):
     request = read_responses(body_of(input="a"), model)
-    answer = ResponsesAnswer(request, [], model)
+    call = Call(request, [Encoded((5,))], model, "/v1/responses", 0.0)
+    answer = ResponsesAnswer(call, model)
     answer.start()
     line = answer.error_line(ApiError("engine_error", "a step failed"))
     name, data = line.decode().strip().split("\n")

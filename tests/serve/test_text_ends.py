@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from moe_edge.engine.slot_rows import NewToken
+from moe_edge.model.new_token import NewToken
 from moe_edge.serve.text_ends import StopText, TextEnds, _Stop
 from tests.support.served import EOS
 

@@ -5,21 +5,22 @@ import math
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.schedule.request import Request
 from moe_edge.simulate.goodput import goodput
-from moe_edge.workload.served import Served
 
 
-def served(ttft_s: float, tpot_s: float = 0.01) -> Served:
-    one = Served(0.0, outcome="finished")
-    one.add(ttft_s, 1)
-    one.add(ttft_s + tpot_s, 1)
+def served(ttft_s: float, tpot_s: float = 0.01) -> Request:
+    one = Request()
+    one.k, one.state = 1, "finished"
+    one.add(ttft_s)
+    one.add(ttft_s + tpot_s)
     return one
 
 
 def server(limit: float, calls: list[float]):
     """One of ten requests is always late; above the limit two are."""
 
-    def serve(rate: float) -> list[Served]:
+    def serve(rate: float) -> list[Request]:
         calls.append(rate)
         late = 1 if rate <= limit else 2
         return [served(0.9)] * late + [served(0.1)] * (10 - late)

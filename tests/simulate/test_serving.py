@@ -9,11 +9,11 @@ from moe_edge.hardware.step_costs import CostTable, StepCosts
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.continuous_one_k import ContinuousOneK
 from moe_edge.schedule.fifo import Fifo
+from moe_edge.schedule.figures import summarise
 from moe_edge.schedule.full_batch import FullBatch
 from moe_edge.schedule.loop import RequestLoop
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 from moe_edge.simulate.serving import ComputedServer, SlotSteps
-from moe_edge.workload.served import summarise
 
 # A prompt token takes 1 s; a step of n rows at K takes n + K seconds.
 COSTS = StepCosts(
@@ -24,7 +24,7 @@ COSTS = StepCosts(
 
 
 def job(number, arrival_s, prompt, new, floor=1, **more):
-    return TokenJob(
+    return Request(
         number,
         arrival_s=arrival_s,
         floor=floor,
@@ -79,7 +79,7 @@ def test_texts_end_deadlines_pass_and_clients_go():
     assert seen[3] == (20, 21, 25)
     assert seen[4] == (25, 26, 28)  # its client goes during the next step
     assert seen[5] == (40, 41, 41) and server.busy_s == 5 + 5 + 5 + 1
-    outcomes = [server.served[n].outcome for n in range(6)]
+    outcomes = [server.served[n].state for n in range(6)]
     assert outcomes[:3] == ["finished", "expired", "cancelled"]
     assert outcomes[3:] == ["finished", "cancelled", "finished"]
 
@@ -91,7 +91,7 @@ def test_the_token_of_a_step_in_which_a_deadline_passes_is_kept():
         Continuous(2), job(0, 0, 1, 9, deadline_s=3.5), job(1, 4, 1, 1)
     )
     assert seen == {0: (0, 1, 5), 1: (5, 6, 6)}
-    assert server.served[0].tokens == 3 and server.served[0].outcome == "finished"
+    assert server.served[0].made == 3 and server.served[0].state == "finished"
 
 
 def sizes(prefill_chunk, prompt_rows=4, max_context=64):
@@ -167,7 +167,7 @@ def test_rows_cost_the_session_in_which_they_run():
     # 0: its prompt until 1, a step until 3, then 1's prompt until 259; a step of both
     # until 265 (3 + 3 s), and one of 0 alone, in a session made smaller.
     assert (served[0].first_s, served[0].last_s) == (1, 267)
-    assert (served[1].first_s, served[1].outcome) == (259, "cancelled")
+    assert (served[1].first_s, served[1].state) == (259, "cancelled")
     # From its 257th position on a row needs the larger one.
     served = server.run([job(2, 1000, 254, 5)])
     assert (served[2].first_s, served[2].last_s) == (1254, 1254 + 2 * 2 + 2 * 5)
@@ -222,8 +222,8 @@ def test_higher_load_waits_longer():
 
 
 def test_jobs_are_served_at_their_own_floors():
-    first = TokenJob(0, arrival_s=0.5, floor=8, prompt_tokens=3, new_tokens=4)
-    second = TokenJob(1, arrival_s=0.5, floor=16, prompt_tokens=1, new_tokens=2)
+    first = Request(0, arrival_s=0.5, floor=8, prompt_tokens=3, new_tokens=4)
+    second = Request(1, arrival_s=0.5, floor=16, prompt_tokens=1, new_tokens=2)
     server = ComputedServer(RequestLoop(Continuous(2)), COSTS)
     figures = summarise(list(server.run([first, second]).values()))
     assert figures["outcomes"] == {"finished": 2} and figures["floor_violations"] == 0

@@ -6,7 +6,7 @@ from moe_edge.engine.slots import RowSlots
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.continuous_one_k import ContinuousOneK
 from moe_edge.schedule.loop import RequestLoop
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 from moe_edge.simulate.serving import SlotSteps, Step
 from tests.support.running import resident, row
 from tests.support.slow_cases import slow
@@ -55,7 +55,7 @@ def test_steps_are_those_of_row_slots(prefill_chunk, context, is_deterministic):
     for step in range(100):
         for number, (when, prompt, new) in enumerate(requests):
             if when == step:
-                job = TokenJob(number, floor=2, prompt_tokens=prompt, new_tokens=new)
+                job = Request(number, floor=2, prompt_tokens=prompt, new_tokens=new)
                 jobs[number] = job
                 loop.admit(job, loop.arrive(job, step), step)
         if step == 7:
@@ -87,7 +87,7 @@ def test_steps_that_could_not_begin_ahead_are_named(policy):
     for step in range(100):
         for number, ((when, prompt, new), floor) in enumerate(requests):
             if when == step:
-                jobs[number] = job = TokenJob(
+                jobs[number] = job = Request(
                     number, floor=floor, prompt_tokens=prompt, new_tokens=new
                 )
                 loop.admit(job, loop.arrive(job, step), step)

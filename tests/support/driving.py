@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 
-from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from moe_edge.schedule.decisions import Recorder
 from moe_edge.schedule.loop import Limits, RequestLoop
-from moe_edge.serve.driver import Driver, Live, RowRequest
+from moe_edge.schedule.request import Request
+from moe_edge.serve.driver import Driver
 from tests.support.running import SIZES, engine_of, numbers_of, resident, row
 from tests.support.serving import policies
 
@@ -64,12 +65,13 @@ def make_driver(
     return Driver(rows, Recorder(loop), clock, fail_step)
 
 
-def asked_of(one: Row, **options) -> RowRequest:
+def asked_of(one: SlotRow, **options) -> Request:
     """What a row of `running.row` is to a driver."""
-    return RowRequest(
+    return Request(
         **{
             "prompt": one.prompt,
-            "max_new_tokens": one.max_new_tokens,
+            "new_tokens": max(one.max_new_tokens, 1),
+            "only_scored": not one.max_new_tokens,
             "floor": one.k,
             "sampling": one.sampling,
             "top_logprobs": one.top_logprobs,
@@ -79,7 +81,7 @@ def asked_of(one: Row, **options) -> RowRequest:
     )
 
 
-def asked(id, length: int, new: int, k: int = 3, **options) -> RowRequest:
+def asked(id, length: int, new: int, k: int = 3, **options) -> Request:
     """A row with a random prompt of its length, as `running.row`."""
     return asked_of(row(id, length, new, k=k), **options)
 
@@ -92,9 +94,9 @@ class Told:
     """
 
     def __init__(self):
-        self.tokens: dict[Live, list[int]] = {}
-        self.scores: dict[Live, list] = {}
-        self.ended: list[Live] = []
+        self.tokens: dict[Request, list[int]] = {}
+        self.scores: dict[Request, list] = {}
+        self.ended: list[Request] = []
         self.errors: list[Exception] = []
 
     def add(self, stepped) -> None:
@@ -107,7 +109,7 @@ class Told:
         if stepped.error is not None:
             self.errors.append(stepped.error)
 
-    def numbers(self, live: Live) -> np.ndarray:
+    def numbers(self, live: Request) -> np.ndarray:
         return numbers_of(self.scores[live])
 
 

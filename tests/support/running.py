@@ -9,7 +9,7 @@ from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.kv_cache import STATES as STATE_NAMES
@@ -57,17 +57,20 @@ def engine_of(mode: str, name: str):
     return make_offloaded(StoreReader(MODELS[name]), OffloadOptions(**OPTIONS[mode]))
 
 
-def row(id, length: int, new: int, **options) -> Row:
+def row(id, length: int, new: int, **options) -> SlotRow:
     """A row with a random prompt of its own."""
     (prompt,) = random_prompts(GQA, [length], seed=100 + length)
-    return Row(id=id, prompt=tuple(prompt), max_new_tokens=new, **options)
+    return SlotRow(id=id, prompt=tuple(prompt), max_new_tokens=new, **options)
+
+
+def alone(name: str, row: SlotRow) -> list[int]:
+    """Its greedy tokens, by an engine made for its K."""
+    return _alone(name, row.prompt, row.max_new_tokens, row.k)
 
 
 @functools.cache
-def alone(name: str, row: Row) -> list[int]:
-    """Its greedy tokens, by an engine made for its K."""
-    engine = resident(name).at_k(row.k)
-    return generate(engine, [row.prompt], row.max_new_tokens).tokens[0]
+def _alone(name: str, prompt: tuple[int, ...], new: int, k: int | None) -> list[int]:
+    return generate(resident(name).at_k(k), [prompt], new).tokens[0]
 
 
 def run(slots: RowSlots, arrivals, leave=()) -> dict:
@@ -88,7 +91,7 @@ def run(slots: RowSlots, arrivals, leave=()) -> dict:
             got.setdefault(new.id, []).append(new)
         for id, news in got.items():
             if id in slots.ids:
-                most = leave.get(id, slots[id].row.max_new_tokens)
+                most = leave.get(id, slots[id].max_new_tokens)
                 if len(news) >= most:
                     slots.release(id)
         step += 1

@@ -4,13 +4,12 @@ import json
 from types import SimpleNamespace
 
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.engine.slot_rows import NewToken, Score
-from moe_edge.serve.choices import make_choices
-from moe_edge.serve.driver import Live
+from moe_edge.model.new_token import NewToken, Score
+from moe_edge.schedule.request import Request
+from moe_edge.serve.call import Call
 from moe_edge.serve.generation import make_answer
 from moe_edge.serve.grammar import Grammars
 from moe_edge.serve.served_model import ServedModel
-from moe_edge.workload.served import Served
 from tests.support.tiny_checkpoint import CONFIG, tiny_tokenizer
 
 EOS = 0  # <|end|>
@@ -52,36 +51,34 @@ def score_of(token: int, top: int) -> Score:
 
 def play(request, prompts, model, tokens, stream: bool):
     """The chunks or the body of a request whose every row gets these tokens."""
-    choices = make_choices(request, prompts, model, arrival_s=10.0)
-    answer = make_answer(request, choices, model)
+    call = Call(request, prompts, model, "/v1/completions", arrival_s=10.0)
+    answer = make_answer(call, model)
     chunks = answer.start() if stream else []
-    for choice in choices:
-        live = _live(choice)
+    for index, row in enumerate(map(_begun, call.rows)):
         for i, token in enumerate(tokens, start=1):
-            live.served.add(10.5 + 0.25 * i, 8 * i)
+            row.k = 8 * i
+            row.add(10.5 + 0.25 * i)
             top = request.top_logprobs
             score = None if top is None else score_of(token, top)
-            live.ended_by = choice.ends(NewToken(0, token, score))
-            if live.ended_by is None and i == choice.asked.max_new_tokens:
-                live.ended_by = "length"
-            if stream and (chunk := answer.more(choice)):
+            row.ended_by = row.ends(NewToken(0, token, score))
+            if row.ended_by is None and not row.left:
+                row.ended_by = "length"
+            if stream and (chunk := answer.more(index)):
                 chunks.append(chunk)
-            if live.ended_by:
+            if row.ended_by:
                 break
-        live.ended_by = live.ended_by or "deadline"
+        row.ended_by = row.ended_by or "deadline"
         if stream:
-            chunks += answer.end(choice)
+            chunks += answer.end(index)
     return [*chunks, answer.usage_chunk()] if stream else answer.body()
 
 
-def _live(choice) -> Live:
-    asked = choice.asked
-    choice.live = Live(asked, None, Served(10.0, asked.floor, admitted_s=10.25))
-    choice.live.cached_tokens = 1
-    choice.live.moved_bytes, choice.live.routed = 1000.0, 40
-    choice.live.substituted = 10
-    if asked.score_prompt:
-        choice.live.prompt_scores = [
-            score_of(token, asked.top_logprobs) for token in asked.prompt[1:]
+def _begun(row: Request) -> Request:
+    row.arrival_s, row.admitted_s = 10.0, 10.25
+    row.cached_tokens, row.moved_bytes = 1, 1000.0
+    row.routed, row.substituted = 40, 10
+    if row.score_prompt:
+        row.prompt_scores += [
+            score_of(token, row.top_logprobs) for token in row.prompt[1:]
         ]
-    return choice.live
+    return row

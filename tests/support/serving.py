@@ -7,7 +7,7 @@ import numpy as np
 
 from moe_edge.hardware.step_costs import CostTable, StepCosts
 from moe_edge.schedule.policy import SCHEDULERS, get_scheduler
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 
 OWN_K = 32
 
@@ -40,7 +40,7 @@ class Load:
       jobs: by arrival; answers: id -> tokens of its text; cancelled: id -> seconds.
     """
 
-    jobs: list[TokenJob]
+    jobs: list[Request]
     answers: dict[int, int]
     cancelled: dict[int, float]
 
@@ -54,7 +54,7 @@ def random_load(seed: int, count: int = 60, *, gap_s: float = 0.03) -> Load:
         prompt, new = int(rng.integers(1, 60)), int(rng.integers(1, 24))
         deadline = rng.random() < 0.2
         load.jobs.append(
-            TokenJob(
+            Request(
                 number,
                 arrival_s=arrival_s,
                 floor=int(rng.choice([4, 8, 12, 24, OWN_K])),
@@ -73,12 +73,12 @@ def random_load(seed: int, count: int = 60, *, gap_s: float = 0.03) -> Load:
     return load
 
 
-def waiting_line(count: int, levels: int, seed: int = 0) -> list[TokenJob]:
+def waiting_line(count: int, levels: int, seed: int = 0) -> list[Request]:
     """Requests that came one after another, with floors of so many levels."""
     rng = np.random.default_rng(seed)
     floors = rng.integers(1, levels + 1, count).tolist()
     sizes = rng.integers(8, 256, (count, 2)).tolist()
     return [
-        TokenJob(i, arrival_s=1e-3 * i, floor=k, prompt_tokens=p, new_tokens=n)
+        Request(i, arrival_s=1e-3 * i, floor=k, prompt_tokens=p, new_tokens=n)
         for i, k, (p, n) in zip(itertools.count(), floors, sizes)
     ]

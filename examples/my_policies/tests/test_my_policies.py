@@ -12,7 +12,7 @@ from my_policies.shortest_first import ShortestFirst
 import moe_edge as me
 from moe_edge.offload.evict_base import CacheSpec
 from moe_edge.schedule.loop import RequestLoop
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 
 L, E, K = 2, 4, 2
 SPEC = CacheSpec(L, E, K, (-1,) * 3)
@@ -80,7 +80,7 @@ def test_favourites_hold_everything_and_copy_what_is_called_often():
 def test_shortest_first_until_somebody_has_waited_long_enough():
     loop = RequestLoop(ShortestFirst(max_batch=1, patience_s=2.0))
     for number, (new_tokens, now_s) in enumerate([(9, 0.0), (5, 1.0), (3, 2.5)]):
-        job = TokenJob(number, arrival_s=now_s, floor=2, new_tokens=new_tokens)
+        job = Request(number, arrival_s=now_s, floor=2, new_tokens=new_tokens)
         loop.admit(job, loop.arrive(job, now_s), now_s)
     # The one of 5 passed the one of 9, whose patience was over when that of 3 came.
     assert [job.id for job in loop.lanes[0].waiting] == [1, 0, 2]

@@ -16,10 +16,11 @@ from moe_edge.bench.quickstart.texts import (
     task_prompts,
 )
 from moe_edge.bench.study import Findings
+from moe_edge.convert.text_stream import TextStream
 from moe_edge.core.events import Event, Recorder
 from moe_edge.engine.generate import generate_rows
 from moe_edge.engine.load import Loaded, load_engine
-from moe_edge.engine.prompts import TextStream, encode_prompts
+from moe_edge.engine.prompts import encode_prompts
 from moe_edge.evaluate.specialisation import DomainScore, DomainScorer
 from moe_edge.evaluate.usage import usage_distances
 from moe_edge.kernels import native

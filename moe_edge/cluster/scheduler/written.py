@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moe_edge.cluster.scheduler.requests import ClusterRequest
+from moe_edge.convert.text_stream import decode_after
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.engine.prompts import Prompt, decode_after
+from moe_edge.engine.prompts import Prompt
 from moe_edge.workload.cluster_run import RequestRow
 
 

@@ -10,7 +10,7 @@ from moe_edge.core.plug_in import register
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.policy import Decision, Lane
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 
 PARTS = 4  # in how many parts what is free is taken back for a deadline
 
@@ -55,7 +55,7 @@ class Elastic(Continuous):
     def _k(self, job: Any, share: float) -> int:
         return job.floor + int(share * max(self.own_k - job.floor, 0))
 
-    def _in_time(self, rows: Sequence[TokenJob], share: float, now_s: float) -> float:
+    def _in_time(self, rows: Sequence[Request], share: float, now_s: float) -> float:
         """The largest part of a share with which no row misses its deadline."""
         step_s = min(
             ((j.deadline_s - now_s) / j.left for j in rows if j.deadline_s is not None),

@@ -7,7 +7,7 @@ from moe_edge.core.plug_in import register
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.full_batch import FullBatch
 from moe_edge.schedule.policy import NOTHING, Decision, Lane
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 
 
 @register
@@ -47,18 +47,18 @@ class Qos(FullBatch):
         best = max(queues, key=lambda k: (self.utility(queues[k], k), -k))
         return Decision([(job.id, best) for job in queues[best]])
 
-    def queues(self, lane: Lane) -> dict[int, list[TokenJob]]:
+    def queues(self, lane: Lane) -> dict[int, list[Request]]:
         """K -> the first jobs that may run at it, as many as a batch takes."""
         most = self.max_batch
-        by_floor: dict[int, list[tuple[int, TokenJob]]] = {}
+        by_floor: dict[int, list[tuple[int, Request]]] = {}
         for place, job in enumerate(lane.waiting):
             mine = by_floor.get(job.floor)
             if mine is None:
                 by_floor[job.floor] = [(place, job)]
             elif len(mine) < most:
                 mine.append((place, job))
-        queues: dict[int, list[TokenJob]] = {}
-        first: list[tuple[int, TokenJob]] = []
+        queues: dict[int, list[Request]] = {}
+        first: list[tuple[int, Request]] = []
         for k in sorted(by_floor):
             before, first = first, sorted(first + by_floor[k])[:most]
             if first == before:
@@ -69,7 +69,7 @@ class Qos(FullBatch):
             queues[k] = batch
         return queues
 
-    def utility(self, jobs: list[TokenJob], k: int) -> float:
+    def utility(self, jobs: list[Request], k: int) -> float:
         """Tokens a second of a batch at K, if all run as long as they may."""
         tokens = prompts = longest = 0
         for job in jobs:

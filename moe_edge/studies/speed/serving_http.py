@@ -136,7 +136,7 @@ def http_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows
         for name, stream in (("plain", False), ("streamed", True)):
             model, more = server.ready["model"], {"stream": stream}
             bodies = [
-                body_of(model, each.prompt, each.max_new_tokens, each.floor, **more)
+                body_of(model, each.prompt, each.new_tokens, each.floor, **more)
                 for each in asked
             ]
             cases[name] = lambda bodies=bodies: send_all(

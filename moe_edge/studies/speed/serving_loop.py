@@ -1,5 +1,6 @@
 """Suite `serving`: policies, the request loop and the prompt cache, in one process."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from moe_edge.loadtest.offered import (
 )
 from moe_edge.profile.step_costs import measure_steps
 from moe_edge.schedule.policy import get_scheduler
-from moe_edge.serve.driver import Driver, RowRequest
+from moe_edge.schedule.request import Request
+from moe_edge.serve.driver import Driver
 from moe_edge.serve.options import ServingOptions, make_driver
 from moe_edge.simulate.goodput import goodput
 from moe_edge.studies.speed.serving import FLOOR_SHARES, ServingSettings
@@ -62,12 +64,12 @@ def driver_of(engine: Engine, settings: ServingSettings, **options) -> Driver:
     return driver
 
 
-def serve_all(driver: Driver, asked: Sequence[RowRequest]) -> float:
+def serve_all(driver: Driver, asked: Sequence[Request]) -> float:
     """Seconds until requests that come at once have ended."""
 
     def run() -> None:
         for each in asked:
-            driver.submit(each)
+            driver.submit(dataclasses.replace(each))  # asked in each round
         while driver.is_busy:
             stepped = driver.step()
             if stepped is not None and stepped.error is not None:
@@ -76,16 +78,16 @@ def serve_all(driver: Driver, asked: Sequence[RowRequest]) -> float:
     return seconds_of(run)
 
 
-def requests_of(engine: Engine, settings: ServingSettings, floors) -> list[RowRequest]:
+def requests_of(engine: Engine, settings: ServingSettings, floors) -> list[Request]:
     """Requests of random tokens; lengths and tokens are those of every engine."""
     rng = np.random.default_rng(0)
     sizes = LENGTHS.draw(len(floors), rng)
     sizes = np.minimum(sizes, settings.max_context // 2).tolist()
     vocab = engine.config.vocab_size
     return [
-        RowRequest(
+        Request(
             prompt=tuple(rng.integers(0, vocab, prompt).tolist()),
-            max_new_tokens=new,
+            new_tokens=new,
             floor=floor,
         )
         for (prompt, new), floor in zip(sizes, floors, strict=True)
@@ -268,13 +270,13 @@ def loop_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows
 
 def same_requests(
     engine: Engine, settings: ServingSettings, floor: int
-) -> list[RowRequest]:
+) -> list[Request]:
     """Requests of one length and floor, of random tokens."""
     shape = settings.loop_requests, settings.prompt_tokens
     rng = np.random.default_rng(1)
     prompts = rng.integers(0, engine.config.vocab_size, shape).tolist()
-    given = {"max_new_tokens": settings.new_tokens, "floor": floor}
-    return [RowRequest(prompt=tuple(prompt), **given) for prompt in prompts]
+    given = {"new_tokens": settings.new_tokens, "floor": floor}
+    return [Request(prompt=tuple(prompt), **given) for prompt in prompts]
 
 
 def prefix_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
@@ -288,12 +290,12 @@ def prefix_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Ro
         prefix = rng.integers(0, engine.config.vocab_size, settings.prefix_tokens)
         for seen in (first, again):
             prompt = tuple([*prefix.tolist(), 1 + len(again)])
-            asked = RowRequest(prompt=prompt, max_new_tokens=2, floor=own)
-            live = driver.submit(asked)
+            asked = Request(prompt=prompt, new_tokens=2, floor=own)
+            driver.submit(asked)
             while driver.is_busy:
                 driver.step()
             if number:  # the first one warms pages up
-                seen.append(MS * live.served.ttft_s)
+                seen.append(MS * asked.ttft_s)
     return [
         make_row(
             f"prefix of {settings.prefix_tokens} tokens again, TTFT",

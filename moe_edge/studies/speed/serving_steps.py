@@ -11,14 +11,14 @@ from moe_edge.bench.rounds import interleave, seconds_of
 from moe_edge.bench.speed import MS, Models, Rows, make_row
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.slot_programs import SlotPrograms
-from moe_edge.engine.slot_rows import Row
+from moe_edge.engine.slot_rows import SlotRow
 from moe_edge.engine.slots import RowSlots
 from moe_edge.hardware.step_costs import CostTable, StepCosts
 from moe_edge.model.row_sampling import make_rules
 from moe_edge.model.sampling import Sampling
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import SCHEDULERS, get_scheduler
-from moe_edge.schedule.token_job import TokenJob
+from moe_edge.schedule.request import Request
 from moe_edge.studies.speed.serving import FLOOR_SHARES, ServingSettings
 
 WAITING, LEVELS = 1000, 32
@@ -59,7 +59,7 @@ def _pick_p99_s(policy, seed: int) -> float:
     for number in range(WAITING):
         floor, prompt, new = rng.integers(1, (LEVELS + 1, 512, 256)).tolist()
         sizes = {"floor": floor, "prompt_tokens": prompt, "new_tokens": new}
-        job = TokenJob(number, arrival_s=0.0, **sizes)
+        job = Request(number, arrival_s=0.0, **sizes)
         loop.admit(job, loop.arrive(job, 0.0), 0.0)
     pick = functools.partial(policy.pick, loop.lanes[0], 1.0)
     return float(np.percentile([seconds_of(pick) for _ in range(PICKS)], 99))
@@ -80,7 +80,7 @@ def step_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows
         """Median of some steps, all of them at the same positions for every K."""
         slots.admit(
             [
-                Row(id=i, prompt=tuple(prompt), max_new_tokens=room, k=k)
+                SlotRow(id=i, prompt=tuple(prompt), max_new_tokens=room, k=k)
                 for i, (prompt, k) in enumerate(zip(prompts.tolist(), ks, strict=True))
             ]
         )

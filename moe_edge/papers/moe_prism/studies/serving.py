@@ -50,10 +50,10 @@ from moe_edge.papers.moe_prism.studies.serving_studies import (
     System,
 )
 from moe_edge.profile.step_costs import measure_steps
+from moe_edge.schedule.figures import summarise
 from moe_edge.schedule.policy import get_scheduler
 from moe_edge.serve.driver import Driver
 from moe_edge.serve.options import ServingOptions, make_driver
-from moe_edge.workload.served import summarise
 
 BATCHES = 12  # of requests that come at once: what a system sustains
 

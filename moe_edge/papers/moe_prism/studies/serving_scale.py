@@ -39,10 +39,10 @@ from moe_edge.papers.moe_prism.studies.serving_studies import (
     SYSTEMS,
     check_systems,
 )
+from moe_edge.schedule.figures import summarise
 from moe_edge.schedule.policy import get_scheduler
 from moe_edge.serve.options import ServingOptions
 from moe_edge.simulate.goodput import goodput
-from moe_edge.workload.served import summarise
 
 FIGURES = GOODPUT, AT_ONCE = "goodput", "at_once"  # at once: throughput
 LOOP = "continuous, original"  # our loop without sub-experts

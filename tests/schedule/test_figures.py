@@ -2,13 +2,15 @@
 
 import pytest
 
-from moe_edge.workload.served import Served, summarise
+from moe_edge.schedule.figures import summarise
+from moe_edge.schedule.request import Request
 
 
 def served(arrival_s, *times, floor=8, k=8, outcome="finished"):
-    one = Served(arrival_s, floor, outcome=outcome)
+    one = Request(arrival_s=arrival_s, floor=floor)
+    one.k, one.state = k, outcome
     for time_s in times:
-        one.add(time_s, k)
+        one.add(time_s)
     return one
 
 
