@@ -13,7 +13,6 @@ from moe_edge.hardware import presets
 from moe_edge.hardware.specs import Gpu
 from moe_edge.model.quantised import KINDS
 from moe_edge.model.sub_experts import at_k
-from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.planner.asked import check_fixed, fitting, given_trace, with_budget
 from moe_edge.planner.candidates import Candidate, Space, space_of
 from moe_edge.planner.choose import Judged, judge, ranked
@@ -48,7 +47,7 @@ class _Model:
     def __call__(self, k: int | None, kind: str | None) -> Described:
         is_host = "measured: cpu" in self._gpu.device.source
         return Described(
-            at_k(self.config, k),
+            at_k(self.config, k).with_cache(self._asked.kv_cache),
             self._dtype,
             self._asked.batch,
             self._asked.tokens,
@@ -98,8 +97,7 @@ def plan_elsewhere(
     """
     gpu, model, base, budgets, too_large = check_elsewhere(asked, base, fixed)
     live = model(None, None)
-    share = parse_budget(base.device_memory).share
-    qualities, refused = admitted(asked, base, fixed, str(asked.checkpoint), share)
+    qualities, refused = admitted(asked, base, fixed, asked.model_path)
     given = base, fixed, live.config, [*too_large, *refused]
     space = space_of(*given, budgets=budgets)
     notes = [

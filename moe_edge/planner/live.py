@@ -105,12 +105,20 @@ class Live:
       k: experts a token; None: its own.
       batch, context: rows that decode together and their tokens, for whose KV cache a
         size leaves room.
+      kv_cache: how keys and values are kept.
     """
 
-    def __init__(self, checkpoint: str, k: int | None, batch: int, context: int):
+    def __init__(
+        self,
+        checkpoint: str,
+        k: int | None,
+        batch: int,
+        context: int,
+        kv_cache: str = "float32",
+    ):
         keep_heap()
         self.reader = open_checkpoint(checkpoint)
-        self.reader.config = at_k(self.reader.config, k)
+        self.reader.config = at_k(self.reader.config, k).with_cache(kv_cache)
         self.config, self.batch, self._context = self.reader.config, batch, context
         self._weights = load_weights(self.reader, with_experts=False)
         self._store = HostStore(self.reader)

@@ -16,6 +16,7 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.model.attention_config import CACHE_TYPES
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.planner.candidates import changed
 
@@ -41,6 +42,8 @@ class PlanOptions:
       new_tokens: of its continuation.
       context: tokens of a row for whose KV cache a size reserves room; None: the sum
         of both.
+      kv_cache: how keys and values are kept, as of `moe-edge generate`; what lossy ones
+        cost in fidelity is not counted.
       tpot_ms: most milliseconds of a decode step.
       ttft_ms: most milliseconds to the first token.
       max_ppl_ratio: most perplexity, as a multiple of the unmodified model's; 1.0:
@@ -80,6 +83,7 @@ class PlanOptions:
     prompt_tokens: int = 128
     new_tokens: int = 128
     context: int | None = None
+    kv_cache: str = "float32"
     tpot_ms: float | None = None
     ttft_ms: float | None = None
     max_ppl_ratio: float = 1.0
@@ -118,6 +122,7 @@ class PlanOptions:
                 check_positive(name, getattr(self, name))
         check_from_zero("temperature", self.temperature)
         check_known("objective", self.objective, OBJECTIVES)
+        check_known("kv_cache", self.kv_cache, CACHE_TYPES)
         if self.new_tokens < 3:
             raise ConfigError(
                 f"new_tokens is {self.new_tokens}, expected at least 3: a decode step "

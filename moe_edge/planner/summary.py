@@ -116,6 +116,8 @@ def _generate(asked: PlanOptions, chosen: Mapping[str, Any]) -> dict[str, Any]:
         given["k"] = chosen["k"]
     if parse_budget(chosen["offload"]["device_memory"]).share is None:
         given["max_context"] = asked.tokens  # for whose KV cache the size has room
+    if asked.kv_cache != "float32":
+        given["kv_cache"] = asked.kv_cache
     return given | {
         "max_new_tokens": asked.new_tokens,
         "batch_size": asked.batch,

@@ -51,8 +51,8 @@ def verify(
     subjects: Mapping[tuple, Subject],
     protocol: Protocol,
 ) -> list[dict[str, Any]]:
-    """What each configuration took; of lossless ones also the error of a replay of its
-    own lookups, which knows what was chosen and computes time alone.
+    """What each configuration took; of lossless ones also the error of what is computed
+    from its own lookups, where what was chosen is known and time alone is computed.
 
     Args:
       judged: the chosen one first.
@@ -69,13 +69,15 @@ def verify(
             run = live.run(engine, *given)
         measured = measured_of(run, live, options)
         own_error = None
-        if options.lossless and options.assist is None:
+        if options.lossless:
             if key not in traces:
                 traces[key] = _record(live, subjects[key], options, given)
             name = predictor_name(options)
             own = traces[key].with_predictions(name, run.log.predicted)
             subject = Subject(live, subjects[key].costs, own)
             middle = estimate(candidate, subject).tpot_s[1]
+            if options.assist is not None:  # whose misses no replay knows
+                middle = subject.assisted_s(options, run.misses)
             own_error = measured["tpot_s"] / middle - 1
         rows.append(
             {
@@ -92,7 +94,7 @@ def verify(
 def _record(live: Live, subject: Subject, options, given) -> Recorded:
     """What the model chooses for these prompts, whatever the options."""
     own_link = {"link_bytes_per_s": None, "link_latency_s": 0.0}
-    plain = {"predictor": "none", "predictor_options": {}, **own_link}
+    plain = {"predictor": "none", "predictor_options": {}, "assist": None, **own_link}
     with live.engine(dataclasses.replace(options, **plain), with_trace=True) as engine:
         trace = live.run(engine, *given).trace
     return Recorded(trace, {}, subject.recorded.temperature)

@@ -48,8 +48,9 @@ def run_serve(
       k: experts a token computes at most, in a refactored model sub-experts (None: its
         own).
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
-        holds the dense weights, the KV cache and staging; None: as `offload` says, or
-        all resident.
+        holds the dense weights, the KV cache and staging; `auto`: nine tenths of what
+        the device has free, on a CPU with options of a short plan (moe-edge plan);
+        None: as `offload` says, or all resident.
       offload: policies of experts that do not fit.
       devices: devices that share the experts: a number, or `all` of this machine;
         offloaded ones have homes there, and `device_memory` is that of each. None: one,
