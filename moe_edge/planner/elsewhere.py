@@ -13,7 +13,13 @@ from moe_edge.hardware import presets
 from moe_edge.hardware.specs import Gpu
 from moe_edge.model.quantised import KINDS
 from moe_edge.model.sub_experts import at_k
-from moe_edge.planner.asked import check_fixed, fitting, given_trace, with_budget
+from moe_edge.planner.asked import (
+    check_fixed,
+    fitting,
+    given_trace,
+    with_budget,
+    with_timed_mode,
+)
 from moe_edge.planner.candidates import Candidate, Space, space_of
 from moe_edge.planner.choose import Judged, judge, ranked
 from moe_edge.planner.computed import computed_costs, computed_estimate
@@ -44,15 +50,19 @@ class _Model:
             self._reader = open_checkpoint(asked.checkpoint or "default")
             self.config, self._dtype = self._reader.config, self._reader.dtype
 
+    @property
+    def backend(self) -> str:
+        """JAX's name of the machine's kind."""
+        return "cpu" if "measured: cpu" in self._gpu.device.source else "gpu"
+
     def __call__(self, k: int | None, kind: str | None) -> Described:
-        is_host = "measured: cpu" in self._gpu.device.source
         return Described(
             at_k(self.config, k).with_cache(self._asked.kv_cache),
             self._dtype,
             self._asked.batch,
             self._asked.tokens,
             self._gpu.device.memory_bytes,
-            "cpu" if is_host else "gpu",
+            self.backend,
             kind,
             self._reader,
         )
@@ -78,6 +88,7 @@ def check_elsewhere(
     refuse(Asked.of(base, model=model.config))
     check_fixed(base, fixed)
     free_bytes = int(gpu.device.memory_bytes * (1 - SPARE_SHARE))
+    base = with_timed_mode(base, model.backend)
     base, budgets = with_budget(asked, base, fixed, lambda: f"{free_bytes}B")
     return gpu, model, *fitting(base, budgets, model(None, None))
 

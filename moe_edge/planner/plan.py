@@ -14,7 +14,13 @@ from moe_edge.engine.load import prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_fits_model
 from moe_edge.planner import verify as verifying
-from moe_edge.planner.asked import check_fixed, fitting, given_trace, with_budget
+from moe_edge.planner.asked import (
+    check_fixed,
+    fitting,
+    given_trace,
+    with_budget,
+    with_timed_mode,
+)
 from moe_edge.planner.calibrate import NONE, Calibrated, Protocol, calibrate
 from moe_edge.planner.candidates import Refused, Space, space_of
 from moe_edge.planner.costs import ModelCosts
@@ -46,8 +52,7 @@ def check(
     reader = open_checkpoint(asked.checkpoint or "default")
     prepare_process(reader, base)
     base, budgets = with_budget(asked, base, fixed, lambda: auto_memory(reader))
-    if base.mode == "auto" and jax.default_backend() != "cpu":
-        base = dataclasses.replace(base, mode="layered")  # which alone is timed
+    base = with_timed_mode(base, jax.default_backend())
     check_fits_model(reader, base)
     check_fixed(base, fixed)
     return reader, base, budgets
