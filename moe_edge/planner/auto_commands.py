@@ -50,6 +50,8 @@ def _planned(run: Callable[..., dict], read: Reader, own: Given) -> dict[str, An
     if asked is not None and alone and not given.get("dry_run"):
         run(**{**own, **found, "dry_run": True})  # refuses what no plan can mend
         fixed = {n: v for n, v in changed(offload).items() if n != "device_memory"}
+        if given.get("deterministic"):
+            fixed["assist"] = None  # which rounds as a row's company has it
         found["offload"] = chosen_options(checkpoint, budget, fixed, **asked)
     return found
 
@@ -91,6 +93,7 @@ def _of_serving(given: Given) -> dict[str, Any] | None:
         "new_tokens": max(3, min(USUAL_TOKENS, context - prompt)),
         "context": -(-room["batch"] * room["capacity"] // serving.max_batch),
         "kv_cache": serving.kv_cache,
+        "joining": True,
     }
 
 

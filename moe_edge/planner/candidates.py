@@ -125,14 +125,15 @@ def space_of(
     fixed: frozenset[str],
     config: ModelConfig,
     refused: Sequence[Refused] = (),
-    devices: int = 1,
     budgets: Sequence[str | float] = (),
+    joining: bool = False,
 ) -> Space:
     """All values that go with the base, one dimension at a time.
 
     Args:
       fixed: fields of `OffloadOptions` that keep the base's value.
       budgets: that are tried; none: the base's alone.
+      joining: rows join and leave.
     """
     found, budgets = list(refused), budgets or (base.device_memory,)
     kinds = {
@@ -151,9 +152,8 @@ def space_of(
         for other in known:
             if other == own:
                 continue
-            wrong = fault(base, {name: other}, config, devices) or refused_value(
-                name, other
-            )
+            wrong = fault(base, {name: other}, config, joining)
+            wrong = wrong or refused_value(name, other)
             if wrong is None:
                 values[name].append({name: other})
             else:
@@ -163,7 +163,7 @@ def space_of(
 
 
 def fault(
-    base: OffloadOptions, change: Mapping[str, Any], config: ModelConfig, devices: int
+    base: OffloadOptions, change: Mapping[str, Any], config: ModelConfig, joining: bool
 ) -> Refused | None:
     """Why a value does not go with the base; None: it does."""
     what = " ".join(f"{name} {value}" for name, value in change.items())
@@ -172,7 +172,7 @@ def fault(
         if f"{name}_options" in fields:
             fields[f"{name}_options"] = {}
     asked = Asked.of(
-        types.SimpleNamespace(**fields | dict(change)), model=config, devices=devices
+        types.SimpleNamespace(**fields | dict(change)), model=config, has_rows=joining
     )
     for refusal in refusals(asked):
         return Refused(what, refusal.reason, refusal.remedy)

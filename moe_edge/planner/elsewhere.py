@@ -85,7 +85,7 @@ def check_elsewhere(
         )
     gpu = presets.gpu(str(asked.machine))
     model = _Model(asked, gpu)
-    refuse(Asked.of(base, model=model.config))
+    refuse(Asked.of(base, model=model.config, has_rows=asked.joining))
     check_fixed(base, fixed)
     free_bytes = int(gpu.device.memory_bytes * (1 - SPARE_SHARE))
     base = with_timed_mode(base, model.backend)
@@ -110,7 +110,7 @@ def plan_elsewhere(
     live = model(None, None)
     qualities, refused = admitted(asked, base, fixed, asked.model_path)
     given = base, fixed, live.config, [*too_large, *refused]
-    space = space_of(*given, budgets=budgets)
+    space = space_of(*given, budgets=budgets, joining=asked.joining)
     notes = [
         "nothing was measured: bytes are exact, times are those of the machine's "
         f"roofline ({gpu.device.source}; link: {gpu.host_link.source})"

@@ -73,16 +73,6 @@ class Subject:
             self._plain_s[key] = again.host_s / steps
         return max(0.0, played.host_s / steps - self._plain_s[key])
 
-    def assisted_s(self, options, misses: float) -> float:
-        """Seconds of a step with a CPU assist: measured as a whole by what an absent
-        expert costs, however it is computed.
-
-        Args:
-          misses: of a step.
-        """
-        each_s = self.costs.assist_s[options.assist][1]
-        return self.costs.per_predictor_s[NONE] + each_s * misses
-
 
 def estimate(
     candidate: Candidate, subject: Subject, prompts: int | None = None
@@ -119,8 +109,10 @@ def estimate(
         # A busy machine's calibration may have found less than nothing for a block.
         step_s = np.maximum(step_s, costs.per_predictor_s[name])
     else:
+        # Measured as a whole: what an absent expert costs, however it is computed.
+        each_s = costs.assist_s[options.assist][1]
         missing = played.counters.misses / steps
-        step_s = np.full(batches, subject.assisted_s(options, missing))
+        step_s = np.full(batches, costs.per_predictor_s[NONE] + each_s * missing)
     step_s = step_s + subject.policies_s(options, played, prompts)
     # Other prompts of the same kind, as many as were recorded.
     spread = float(np.std(step_s, ddof=1)) if batches > 1 else 0.0

@@ -44,6 +44,8 @@ class PlanOptions:
         of both.
       kv_cache: how keys and values are kept, as of `moe-edge generate`; what lossy ones
         cost in fidelity is not counted.
+      joining: rows join and leave while others decode, as in `moe-edge serve`: policies
+        that follow one sequence are left out.
       tpot_ms: most milliseconds of a decode step.
       ttft_ms: most milliseconds to the first token.
       max_ppl_ratio: most perplexity, as a multiple of the unmodified model's; 1.0:
@@ -84,6 +86,7 @@ class PlanOptions:
     new_tokens: int = 128
     context: int | None = None
     kv_cache: str = "float32"
+    joining: bool = False
     tpot_ms: float | None = None
     ttft_ms: float | None = None
     max_ppl_ratio: float = 1.0

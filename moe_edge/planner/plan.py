@@ -13,6 +13,7 @@ from moe_edge.engine.auto_memory import auto_memory
 from moe_edge.engine.load import prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_fits_model
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.planner import verify as verifying
 from moe_edge.planner.asked import (
     check_fixed,
@@ -54,6 +55,7 @@ def check(
     base, budgets = with_budget(asked, base, fixed, lambda: auto_memory(reader))
     base = with_timed_mode(base, jax.default_backend())
     check_fits_model(reader, base)
+    refuse(Asked.of(base, has_rows=asked.joining))
     check_fixed(base, fixed)
     return reader, base, budgets
 
@@ -79,7 +81,7 @@ def make_plan(
     notes: list[str] = []
     qualities, refused = admitted(asked, base, fixed, checkpoint)
     given = base, fixed, live.config, [*too_large, *refused]
-    space = space_of(*given, budgets=budgets)
+    space = space_of(*given, budgets=budgets, joining=asked.joining)
     protocol = protocol_of(asked, live, asked.seed, notes)
     done, entries = calibrated(asked, live, space, protocol, notes)
     space = space.without(done.left_out, done.recorded.predicted)

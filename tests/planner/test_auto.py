@@ -15,13 +15,14 @@ from moe_edge.planner.options import PlanOptions
 
 SERVED = {"max_batch": 2, "max_context": 64, "prefill_chunk": 32}
 LOADED = {"target": "engine", "poisson": 9.0, "duration_s": 1.0}
+SERVING = {"batch": 2, "prompt_tokens": 32, "joining": True}
 COMMANDS = {
     "generate": (
         {"prompt": ["Hello", "all"], "max_new_tokens": 8, "max_context": 32},
         {"batch": 2, "prompt_tokens": 24, "new_tokens": 8, "context": 32},
     ),
-    "serve": ({"port": 0, **SERVED}, {"batch": 2, "prompt_tokens": 32}),
-    "load": ({**LOADED, **SERVED}, {"batch": 2, "prompt_tokens": 32}),
+    "serve": ({"port": 0, **SERVED}, SERVING),
+    "load": ({**LOADED, **SERVED}, SERVING),
 }
 
 
@@ -77,6 +78,12 @@ def test_commands_plan_for_what_they_run(tiny, tmp_path, asked, name):
     )
     if name != "generate":  # running rows and the prompt cache
         assert asked["context"] >= 64
+
+
+def test_rows_of_equal_bits_leave_assists_out(tiny, asked):
+    given = {"checkpoint": str(tiny), "port": 0, **SERVED}
+    seen("serve", [])(**given, device_memory="auto", deterministic=True)
+    assert asked["fixed"] == {"assist": None}
 
 
 def test_a_plan_is_not_begun_for_what_is_refused(tiny, tmp_path, asked):
