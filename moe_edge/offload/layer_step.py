@@ -31,7 +31,6 @@ from moe_edge.offload.statistics import Counters, Statistics
 from moe_edge.predict.base import Predictor
 from moe_edge.predict.predictor_run import PredictorRun
 
-
 OnHost = Callable[[Sequence[int], np.ndarray], Sequence[int]]  # absent, ids_TK -> some
 
 

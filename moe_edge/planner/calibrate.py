@@ -81,13 +81,14 @@ def calibrate(
         left_out.append(name)
         return False
 
-    names = [NONE, *(name for name in predictors if name != NONE)]
-    for name in progress(names, "predictors calibrated"):
-        if name == NONE or has_time(name):
-            running.measure(name, predictors.get(name, base))
-    for name in assists:
+    running.measure(NONE, predictors.get(NONE, base))
+    for name in progress(assists, "assists calibrated"):
         if has_time(name):
             running.measure_assist(name, dataclasses.replace(base, assist=name))
+    names = [name for name in predictors if name != NONE]
+    for name in progress(names, "predictors calibrated"):
+        if has_time(name):
+            running.measure(name, predictors[name])
     return Calibrated(running.finished(base), running.recorded, left_out)
 
 

@@ -59,6 +59,10 @@ class PlanOptions:
         machine is measured.
       link_bytes_per_s: of an emulated link; empty: the machine's own.
       link_latency_s: of an emulated link.
+      servers: of a cluster that serves together: how many machines of `machine`, or the
+        GPU presets of each, separated by commas (`rtx_4090,rtx_3090+rtx_3090`); empty:
+        one machine.
+      network: with servers: megabits a second that each may send.
       trace: a route trace of decoding (`moe-edge generate --trace --trace_scores`) to
         replay; empty: recorded here.
       card: cards.json of `moe-edge fidelity`, repeatable: which routes, formats and K
@@ -95,6 +99,8 @@ class PlanOptions:
     machine: str | None = None
     link_bytes_per_s: float | None = None
     link_latency_s: float = 0.0
+    servers: str | None = None
+    network: float | None = None
     trace: str | None = None
     card: Sequence[str] = ()
     temperature: float = 1.0
@@ -142,8 +148,30 @@ class PlanOptions:
         if self.host_memory is not None:
             _check_budget("host_memory", self.host_memory, "bytes", "size such as 8GiB")
         _check_budget("margin", self.margin, "share", "share such as 5%")
+        self._check_servers()
         if self.config_json is not None:
             self._check_without_weights()
+
+    def _check_servers(self) -> None:
+        if self.servers is None:
+            if self.network is not None:
+                raise ConfigError(
+                    f"--network {self.network:g} is between servers; give --servers"
+                )
+            return
+        if self.network is None:
+            raise ConfigError(
+                "--servers share experts over a network; say how many megabits a "
+                "second each may send (--network 1000)"
+            )
+        check_positive("network", self.network)
+        given = ("verify", "host_memory", "link_bytes_per_s", "fixed", "joining")
+        for name in given:
+            if getattr(self, name):
+                raise ConfigError(
+                    f"--{name} is of an engine of one machine, and --servers hold what "
+                    "a placement says; leave one of them out"
+                )
 
     def _check_quality(self) -> None:
         if not 1 <= self.max_ppl_ratio < math.inf:
@@ -162,7 +190,7 @@ class PlanOptions:
             )
 
     def _check_without_weights(self) -> None:
-        if self.machine is None:
+        if self.machine is None and self.servers is None:
             raise ConfigError(
                 f"--config_json {self.config_json!r} is planned without weights, so "
                 "nothing can be measured; name the machine (--machine rtx_4090, or a "

@@ -25,7 +25,7 @@ from moe_edge.planner.asked import (
 from moe_edge.planner.calibrate import NONE, Calibrated, Protocol, calibrate
 from moe_edge.planner.candidates import Refused, Space, space_of
 from moe_edge.planner.costs import ModelCosts
-from moe_edge.planner.elsewhere import is_elsewhere, plan_elsewhere
+from moe_edge.planner.elsewhere import check_elsewhere, is_elsewhere, plan_elsewhere
 from moe_edge.planner.estimate import PLAIN, Subject
 from moe_edge.planner.live import Live
 from moe_edge.planner.machine_file import machine_json, stored_costs
@@ -33,6 +33,7 @@ from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.prompts import sampled_prompts
 from moe_edge.planner.quality import admitted
 from moe_edge.planner.search import search
+from moe_edge.planner.servers import check_servers, plan_servers
 from moe_edge.planner.summary import Plan, summed_up
 from moe_edge.planner.variants import variants
 from moe_edge.workload.trace_writer import write_trace
@@ -60,6 +61,16 @@ def check(
     return reader, base, budgets
 
 
+def check_plan(asked: PlanOptions, base: OffloadOptions, fixed: frozenset) -> None:
+    """Raises what `make_plan` would before it measures or computes."""
+    if asked.servers is not None:
+        check_servers(asked, base, fixed)
+    elif is_elsewhere(asked):
+        check_elsewhere(asked, base, fixed)
+    else:
+        check(asked, base, fixed)
+
+
 def make_plan(
     asked: PlanOptions,
     base: OffloadOptions,
@@ -72,6 +83,8 @@ def make_plan(
       base, fixed: of `PlanOptions.base`.
       out_dir: where it will be written; None: nowhere.
     """
+    if asked.servers is not None:
+        return plan_servers(asked, base, fixed, out_dir)
     if is_elsewhere(asked):
         return plan_elsewhere(asked, base, fixed, out_dir)
     _, base, budgets = check(asked, base, fixed)
