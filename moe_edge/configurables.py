@@ -23,7 +23,7 @@ ROOTS = {
     "convert_checkpoint": "moe_edge.convert.convert:convert_checkpoint",
     "evaluate": "moe_edge.evaluate.run:run_evaluate",
     "fit_routing": "moe_edge.workload.routing_fit:fit_routing",
-    "generate": "moe_edge.planner.auto:run_generate",
+    "generate": "moe_edge.engine.run_generate:run_generate",
     "load": "moe_edge.loadtest.run_load:run_load",
     "lm_eval": "moe_edge.evaluate.run_lm_eval:run_lm_eval",
     "model_card": "moe_edge.training.model_card:run_model_card",
@@ -44,6 +44,7 @@ OPTIONS = {
     "offload": "moe_edge.engine.offload_options:OffloadOptions",
     "serving": "moe_edge.serve.options:ServingOptions",
 }
+PLANNED = ("evaluate", "generate", "lm_eval", "load", "serve")  # `device_memory auto`
 SHARED = {"serving": ("load", "serve")}  # options whose fields are those roots' own
 
 
@@ -53,6 +54,8 @@ def register(name: str) -> None:
     place = (ROOTS | OPTIONS).get(name)
     if place is not None:
         found, module = load(place), place.split(".")[1]
+        if name in PLANNED:
+            found = load("moe_edge.planner.auto_commands:with_auto")(name, found)
     else:
         from moe_edge.bench.registry import STUDIES, find
         from moe_edge.bench.study import study_root

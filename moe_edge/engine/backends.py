@@ -102,10 +102,14 @@ class HostBackend:
         token = x_TD, np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32)
         return _timed(lambda: experts.outputs([0], *token))
 
-    def take(self, reading: Reading, absent: list[int]) -> list[int]:
+    @property
+    def costs(self) -> AssistCosts:
+        """What the assist sees now."""
         load_s = self.load.mean_s / self.links
-        costs = AssistCosts(load_s, self.host.mean_s, self._device_s)
-        taken = self.assist.take(absent, reading.ids_TK, costs)
+        return AssistCosts(load_s, self.host.mean_s, self._device_s)
+
+    def take(self, reading: Reading, absent: list[int]) -> list[int]:
+        taken = self.assist.take(absent, reading.ids_TK, self.costs)
         if self._is_foreign:
             taken = self._check_ids(taken)
         taken = list(taken)

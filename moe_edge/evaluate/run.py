@@ -102,8 +102,9 @@ def run_evaluate(
       kv_cache: how keys and values are kept: float32, exact; or bfloat16 or q8_0, in a
         half or about a quarter of the bytes: longer contexts fit, and lossy.
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
-        holds the dense weights, the KV cache and staging; None: as the gin file's
-        `offload` says, or all experts on the device.
+        holds the dense weights, the KV cache and staging; `auto`: nine tenths of what
+        the device has free; None: as the gin file's `offload` says, or all experts on
+        the device.
       offload: policies of experts that do not fit. A lossy route acts while decoding,
         so texts (of multiple choice: the choices) are then scored token by token.
       devices: devices that share the experts: a number, or `all` of this machine;

@@ -53,8 +53,8 @@ def run_lm_eval(
       k: experts a token computes, in a refactored model sub-experts (None: its own).
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
         holds the dense weights, the KV cache (of `batch_size` requests of 4096 tokens,
-        or of the context if that is less) and staging; None: as `offload` says, or all
-        resident.
+        or of the context if that is less) and staging; `auto`: nine tenths of what the
+        device has free; None: as `offload` says, or all resident.
       offload: policies of experts that do not fit. With a lossy route likelihoods are
         scored token by token, for it acts while decoding.
       devices: devices that share the experts: a number, or `all` of this machine;

@@ -59,8 +59,9 @@ def run_load(
       api_key_file: file with the server's key; None: the environment variable
         MOE_EDGE_API_KEY.
       device_memory: for `engine`: a share of the experts' bytes (`25%`), or a size
-        (`2GiB`) that also holds the dense weights, the KV cache and staging; None: as
-        the gin file's `offload` says, or all experts on the device.
+        (`2GiB`) that also holds the dense weights, the KV cache and staging; `auto`:
+        nine tenths of what the device has free, on a CPU with options of a short plan;
+        None: as the gin file's `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
       devices: for `engine`: devices that share the experts: a number, or `all` of this
         machine; offloaded ones have homes there, and `device_memory` is that of each.

@@ -64,6 +64,13 @@ def fitting(
     raise errors[0]
 
 
+def with_timed_mode(base: OffloadOptions, backend: str) -> OffloadOptions:
+    """The base in the mode that a plan computes: on a GPU `auto` may be another one."""
+    if base.mode != "auto" or backend == "cpu":
+        return base
+    return dataclasses.replace(base, mode="layered")
+
+
 def check_fixed(base: OffloadOptions, fixed: frozenset) -> None:
     """Raises ConfigError for a fixed value of which nothing can be said."""
     for name in sorted(fixed):

@@ -9,7 +9,7 @@ predicted is recorded on the way: replay then needs no further run.
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from moe_edge.planner.replayed import Recorded, layer_slots, play
 from moe_edge.simulate.replay.timed import TimedResult
 
 NONE = "none"
-FEW = 4  # batches of runs that decide a cost, not a mean over prompts
+FEW = 6  # batches of runs that decide a cost, not a mean over prompts
+HIT_ROUNDS = 5
+LEAST_S = 1.0  # of decoding, of a run with misses
 ALL_HERE = "100%"
 _OWN_LINK = {"link_bytes_per_s": None, "link_latency_s": 0.0}
 
@@ -79,13 +81,14 @@ def calibrate(
         left_out.append(name)
         return False
 
-    names = [NONE, *(name for name in predictors if name != NONE)]
-    for name in progress(names, "predictors calibrated"):
-        if name == NONE or has_time(name):
-            running.measure(name, predictors.get(name, base))
-    for name in assists:
+    running.measure(NONE, predictors.get(NONE, base))
+    for name in progress(assists, "assists calibrated"):
         if has_time(name):
             running.measure_assist(name, dataclasses.replace(base, assist=name))
+    names = [name for name in predictors if name != NONE]
+    for name in progress(names, "predictors calibrated"):
+        if has_time(name):
+            running.measure(name, predictors[name])
     return Calibrated(running.finished(base), running.recorded, left_out)
 
 
@@ -126,11 +129,13 @@ class _Calibration:
         self._waiting: list[tuple[float, float]] = []  # a transfer, to the first token
         self._ratios: list[np.ndarray] = []
 
-    def _run(self, options: OffloadOptions, prompts, rounds=1, with_trace=False) -> Run:
+    def _run(
+        self, options: OffloadOptions, prompts, with_trace=False, **how: Any
+    ) -> Run:
         protocol = self._protocol
-        given = prompts, protocol.new_tokens, protocol.sampling, rounds
+        given = prompts, protocol.new_tokens, protocol.sampling
         with self._live.engine(options, with_trace) as engine:
-            return self._live.run(engine, *given)
+            return self._live.run(engine, *given, **how)
 
     def _note(self, **more) -> None:
         self._costs = dataclasses.replace(self._costs, **more)
@@ -140,14 +145,14 @@ class _Calibration:
         self._measure_hits(name, options)
         own = dataclasses.replace(options, **_OWN_LINK)
         every = self._protocol.prompts if self._records else self._few
-        run = self._run(own, every)
+        run = self._run(own, every, least_s=LEAST_S)
         if self._records:
             self.recorded = self.recorded.with_predictions(name, run.log.predicted)
         if name == NONE:
             self._note(copy_s=run.load_s)
         self._measure_misses(name, own, run, len(every))
         if options.link_bytes_per_s is not None:
-            run = self._run(options, self._few)
+            run = self._run(options, self._few, least_s=LEAST_S)
             self._measure_misses(name, options, run, len(self._few))
 
     def _measure_hits(self, name: str, options: OffloadOptions) -> None:
@@ -155,7 +160,7 @@ class _Calibration:
         holds_all = _has_room(self._live, here)
         if not holds_all:
             here = dataclasses.replace(options, **_OWN_LINK)
-        run = self._run(here, self._few, rounds=2)
+        run = self._run(here, self._few, rounds=HIT_ROUNDS, fills=True)
         hit_s = step_s = float(np.median(run.step_s))
         if not holds_all:
             hit_s = _without_waits(run)
@@ -184,11 +189,16 @@ class _Calibration:
 
     def measure_assist(self, name: str, options: OffloadOptions) -> None:
         """What an absent expert costs where the host computes some of them."""
-        run, costs = self._run(options, self._few), self._costs
-        load_s = costs.link(options).seconds(self._live.block_bytes)
+        protocol, live, costs = self._protocol, self._live, self._costs
+        given = self._few, protocol.new_tokens, protocol.sampling
+        with live.engine(options) as engine:
+            run = live.run(engine, *given, least_s=LEAST_S)
+            seen = engine.backends[0].costs
+        load_s = costs.link(options).seconds(live.block_bytes)
         more_s = max(0.0, run.tpot_s - costs.per_predictor_s[NONE])
         each_s = more_s / run.misses if run.misses else 0.0
-        self._note(assist_s={**costs.assist_s, name: (load_s, each_s)})
+        found = load_s, each_s, *seen
+        self._note(assist_s={**costs.assist_s, name: found})
 
     def finished(self, base: OffloadOptions) -> ModelCosts:
         """The costs, with those of prompts."""

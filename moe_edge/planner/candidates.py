@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
@@ -24,6 +24,17 @@ Range = tuple[float, float, float]
 NOT_REPLAYED = "measure it with moe_edge.compare, or fix nothing of it"
 
 
+class Placed(NamedTuple):
+    """A placement: the placer's name, GPUs and slots of each server, megabits a second
+    between them, and where its files will be (a stem); None: nowhere."""
+
+    method: str
+    servers: Sequence[str]
+    slots: Sequence[int]
+    network: float
+    path: str | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Candidate:
     """A configuration.
@@ -33,6 +44,7 @@ class Candidate:
       k: experts a token; None: the model's own.
       expert_dtype: format that the experts are converted to; None: as they are.
       ppl_ratio, agreement: what it costs in fidelity; None: not known.
+      placement: of blocks on several servers, and how it was found; None: one engine.
     """
 
     options: OffloadOptions
@@ -40,6 +52,7 @@ class Candidate:
     expert_dtype: str | None = None
     ppl_ratio: Range | None = (1.0, 1.0, 1.0)
     agreement: Range | None = (1.0, 1.0, 1.0)
+    placement: Placed | None = None
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -73,6 +86,7 @@ def parts_of(candidate: Candidate) -> dict[str, Any]:
         "offload": budget | changed(candidate.options),
         "k": candidate.k,
         "expert_dtype": candidate.expert_dtype,
+        "placement": candidate.placement and candidate.placement._asdict(),
     }
 
 
@@ -125,14 +139,15 @@ def space_of(
     fixed: frozenset[str],
     config: ModelConfig,
     refused: Sequence[Refused] = (),
-    devices: int = 1,
     budgets: Sequence[str | float] = (),
+    joining: bool = False,
 ) -> Space:
     """All values that go with the base, one dimension at a time.
 
     Args:
       fixed: fields of `OffloadOptions` that keep the base's value.
       budgets: that are tried; none: the base's alone.
+      joining: rows join and leave.
     """
     found, budgets = list(refused), budgets or (base.device_memory,)
     kinds = {
@@ -151,9 +166,8 @@ def space_of(
         for other in known:
             if other == own:
                 continue
-            wrong = fault(base, {name: other}, config, devices) or refused_value(
-                name, other
-            )
+            wrong = fault(base, {name: other}, config, joining)
+            wrong = wrong or refused_value(name, other)
             if wrong is None:
                 values[name].append({name: other})
             else:
@@ -163,7 +177,7 @@ def space_of(
 
 
 def fault(
-    base: OffloadOptions, change: Mapping[str, Any], config: ModelConfig, devices: int
+    base: OffloadOptions, change: Mapping[str, Any], config: ModelConfig, joining: bool
 ) -> Refused | None:
     """Why a value does not go with the base; None: it does."""
     what = " ".join(f"{name} {value}" for name, value in change.items())
@@ -172,7 +186,7 @@ def fault(
         if f"{name}_options" in fields:
             fields[f"{name}_options"] = {}
     asked = Asked.of(
-        types.SimpleNamespace(**fields | dict(change)), model=config, devices=devices
+        types.SimpleNamespace(**fields | dict(change)), model=config, has_rows=joining
     )
     for refusal in refusals(asked):
         return Refused(what, refusal.reason, refusal.remedy)

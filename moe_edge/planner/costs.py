@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, built
+from moe_edge.core.checks import ConfigError, built, check_shape
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.simulate.replay.timed import CostModel
 
@@ -22,7 +22,9 @@ class ModelCosts:
       per_predictor_s: likewise with each predictor.
       miss_host_s: by predictor: (seconds of a transfer, seconds that a transferred
         block costs beyond replay), a point a link that was measured, the fastest first.
-      assist_s: by CPU assist: (seconds of a transfer, seconds of an absent expert).
+      assist_s: by CPU assist: (seconds of a transfer, seconds of an absent expert, and
+        what its rule saw: seconds to load one, to compute it on the host and on the
+        device).
       copy_s: of a transfer over this machine's own link.
       prefill_s: prompt tokens -> batch -> seconds to the first token, experts here.
       prefill_block_s: (seconds of a transfer, seconds of a prompt's block) a link.
@@ -56,7 +58,10 @@ class ModelCosts:
     def of_json(cls, where: str, stored: Any) -> "ModelCosts":
         """ConfigError where a machine file holds something else."""
         try:
-            return built(where, cls, stored)
+            costs = built(where, cls, stored)
+            for name, known in costs.assist_s.items():
+                check_shape(f"{where}: assist_s.{name}", np.array(known), (5,))
+            return costs
         except ConfigError as error:
             raise ConfigError(
                 f"{error}; measure again (leave --machine out, or its models)"

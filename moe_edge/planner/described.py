@@ -11,6 +11,7 @@ from moe_edge.checkpoint.manifest import with_kind
 from moe_edge.checkpoint.schema import item_shapes
 from moe_edge.convert.families import config_from_hf
 from moe_edge.convert.hf_files import read_generation
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError, check_known
 from moe_edge.core.context import Context
 from moe_edge.core.files import check_there
@@ -19,8 +20,10 @@ from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import context_of
 from moe_edge.engine.weights import weight_shapes
+from moe_edge.hardware.specs import Gpu
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
+from moe_edge.model.sub_experts import at_k
 from moe_edge.offload.store import device_dtype
 
 DTYPES = {
@@ -116,3 +119,32 @@ def read_config(path: str) -> tuple[ModelConfig, np.dtype]:
     name = str(next((each for each in named if each), "float32"))
     check_known(f"dtype of {file}", name, DTYPES)
     return config, DTYPES[name]
+
+
+def backend_of(gpu: Gpu) -> str:
+    """JAX's name of a machine's kind."""
+    return "cpu" if "measured: cpu" in gpu.device.source else "gpu"
+
+
+class DescribedModel:
+    """A plan's model in every format and at every K, on any machine.
+
+    Args:
+      asked: `PlanOptions`: a config or a checkpoint, rows and their tokens.
+    """
+
+    def __init__(self, asked: Any):
+        self._asked, self._reader = asked, None
+        if asked.config_json is not None:
+            self.config, self._dtype = read_config(asked.config_json)
+        else:
+            self._reader = open_checkpoint(asked.checkpoint or "default")
+            self.config, self._dtype = self._reader.config, self._reader.dtype
+
+    def __call__(
+        self, gpu: Gpu, k: int | None = None, kind: str | None = None
+    ) -> Described:
+        config = at_k(self.config, k).with_cache(self._asked.kv_cache)
+        room = self._asked.batch, self._asked.tokens, gpu.device.memory_bytes
+        given = config, self._dtype, *room, backend_of(gpu), kind, self._reader
+        return Described(*given)

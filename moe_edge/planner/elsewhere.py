@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.devices import SPARE_SHARE
 from moe_edge.engine.offload_options import OffloadOptions
@@ -12,13 +11,17 @@ from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.hardware import presets
 from moe_edge.hardware.specs import Gpu
 from moe_edge.model.quantised import KINDS
-from moe_edge.model.sub_experts import at_k
-from moe_edge.offload.slot_plan import parse_budget
-from moe_edge.planner.asked import check_fixed, fitting, given_trace, with_budget
+from moe_edge.planner.asked import (
+    check_fixed,
+    fitting,
+    given_trace,
+    with_budget,
+    with_timed_mode,
+)
 from moe_edge.planner.candidates import Candidate, Space, space_of
 from moe_edge.planner.choose import Judged, judge, ranked
 from moe_edge.planner.computed import computed_costs, computed_estimate
-from moe_edge.planner.described import Described, read_config
+from moe_edge.planner.described import DescribedModel, backend_of
 from moe_edge.planner.estimate import Subject
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Quality, Refused, admitted
@@ -34,34 +37,9 @@ def is_elsewhere(asked: PlanOptions) -> bool:
     return asked.config_json is not None or preset
 
 
-class _Model:
-    """The model in every format and at every K, by its config."""
-
-    def __init__(self, asked: PlanOptions, gpu: Gpu):
-        self._asked, self._gpu, self._reader = asked, gpu, None
-        if asked.config_json is not None:
-            self.config, self._dtype = read_config(asked.config_json)
-        else:
-            self._reader = open_checkpoint(asked.checkpoint or "default")
-            self.config, self._dtype = self._reader.config, self._reader.dtype
-
-    def __call__(self, k: int | None, kind: str | None) -> Described:
-        is_host = "measured: cpu" in self._gpu.device.source
-        return Described(
-            at_k(self.config, k),
-            self._dtype,
-            self._asked.batch,
-            self._asked.tokens,
-            self._gpu.device.memory_bytes,
-            "cpu" if is_host else "gpu",
-            kind,
-            self._reader,
-        )
-
-
 def check_elsewhere(
     asked: PlanOptions, base: OffloadOptions, fixed: frozenset[str]
-) -> tuple[Gpu, _Model, OffloadOptions, Sequence[str | float], list[Refused]]:
+) -> tuple[Gpu, DescribedModel, OffloadOptions, Sequence[str | float], list[Refused]]:
     """What a plan would refuse before it computes.
 
     Returns:
@@ -75,12 +53,13 @@ def check_elsewhere(
             "leave --verify or --machine out"
         )
     gpu = presets.gpu(str(asked.machine))
-    model = _Model(asked, gpu)
-    refuse(Asked.of(base, model=model.config))
+    model = DescribedModel(asked)
+    refuse(Asked.of(base, model=model.config, has_rows=asked.joining))
     check_fixed(base, fixed)
     free_bytes = int(gpu.device.memory_bytes * (1 - SPARE_SHARE))
+    base = with_timed_mode(base, backend_of(gpu))
     base, budgets = with_budget(asked, base, fixed, lambda: f"{free_bytes}B")
-    return gpu, model, *fitting(base, budgets, model(None, None))
+    return gpu, model, *fitting(base, budgets, model(gpu))
 
 
 def plan_elsewhere(
@@ -97,11 +76,10 @@ def plan_elsewhere(
       CapacityError: a budget of too few slots (the least is named).
     """
     gpu, model, base, budgets, too_large = check_elsewhere(asked, base, fixed)
-    live = model(None, None)
-    share = parse_budget(base.device_memory).share
-    qualities, refused = admitted(asked, base, fixed, str(asked.checkpoint), share)
+    live = model(gpu)
+    qualities, refused = admitted(asked, base, fixed, asked.model_path)
     given = base, fixed, live.config, [*too_large, *refused]
-    space = space_of(*given, budgets=budgets)
+    space = space_of(*given, budgets=budgets, joining=asked.joining)
     notes = [
         "nothing was measured: bytes are exact, times are those of the machine's "
         f"roofline ({gpu.device.source}; link: {gpu.host_link.source})"
@@ -134,7 +112,7 @@ _REPLAYED = ("eviction", "predictor", "assist", "slot_plan")
 def _computed(
     asked: PlanOptions,
     space: Space,
-    model: _Model,
+    model: DescribedModel,
     gpu: Gpu,
     qualities: Sequence[Quality],
     budgets: Sequence[str | float],
@@ -150,7 +128,7 @@ def _computed(
     for quality in [*qualities, *more]:
         for budget in budgets:
             try:
-                live = model(quality.k, quality.expert_dtype)
+                live = model(gpu, quality.k, quality.expert_dtype)
                 chosen = {"device_memory": {"device_memory": budget}}
                 candidate: Candidate = space.candidate(quality, **chosen)
                 found = computed_estimate(candidate, live, gpu, asked.prompt_tokens)
@@ -167,7 +145,7 @@ def _computed(
 def _replayed(
     asked: PlanOptions,
     space: Space,
-    model: _Model,
+    model: DescribedModel,
     gpu: Gpu,
     qualities: Sequence[Quality],
     trace: Recorded,
@@ -176,7 +154,7 @@ def _replayed(
     subjects = {}
     for quality in qualities:
         key = quality.k, quality.expert_dtype
-        live = model(*key)
+        live = model(gpu, *key)
         costs = computed_costs(live, gpu, space.base, asked.prompt_tokens)
         subjects[key] = Subject(live, costs, trace.at_k(quality.k))
     return search(space, subjects, qualities, asked)

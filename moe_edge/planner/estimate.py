@@ -111,7 +111,7 @@ def estimate(
     else:
         # Measured as a whole: what an absent expert costs, however it is computed.
         each_s = costs.assist_s[options.assist][1]
-        missing = (played.counters.misses) / steps
+        missing = played.counters.misses / steps
         step_s = np.full(batches, costs.per_predictor_s[NONE] + each_s * missing)
     step_s = step_s + subject.policies_s(options, played, prompts)
     # Other prompts of the same kind, as many as were recorded.

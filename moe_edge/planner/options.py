@@ -16,6 +16,7 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.model.attention_config import CACHE_TYPES
 from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.planner.candidates import changed
 
@@ -41,6 +42,10 @@ class PlanOptions:
       new_tokens: of its continuation.
       context: tokens of a row for whose KV cache a size reserves room; None: the sum
         of both.
+      kv_cache: how keys and values are kept, as of `moe-edge generate`; what lossy ones
+        cost in fidelity is not counted.
+      joining: rows join and leave while others decode, as in `moe-edge serve`: policies
+        that follow one sequence are left out.
       tpot_ms: most milliseconds of a decode step.
       ttft_ms: most milliseconds to the first token.
       max_ppl_ratio: most perplexity, as a multiple of the unmodified model's; 1.0:
@@ -54,6 +59,10 @@ class PlanOptions:
         machine is measured.
       link_bytes_per_s: of an emulated link; empty: the machine's own.
       link_latency_s: of an emulated link.
+      servers: of a cluster that serves together: how many machines of `machine`, or the
+        GPU presets of each, separated by commas (`rtx_4090,rtx_3090+rtx_3090`); empty:
+        one machine.
+      network: with servers: megabits a second that each may send.
       trace: a route trace of decoding (`moe-edge generate --trace --trace_scores`) to
         replay; empty: recorded here.
       card: cards.json of `moe-edge fidelity`, repeatable: which routes, formats and K
@@ -80,6 +89,8 @@ class PlanOptions:
     prompt_tokens: int = 128
     new_tokens: int = 128
     context: int | None = None
+    kv_cache: str = "float32"
+    joining: bool = False
     tpot_ms: float | None = None
     ttft_ms: float | None = None
     max_ppl_ratio: float = 1.0
@@ -88,6 +99,8 @@ class PlanOptions:
     machine: str | None = None
     link_bytes_per_s: float | None = None
     link_latency_s: float = 0.0
+    servers: str | None = None
+    network: float | None = None
     trace: str | None = None
     card: Sequence[str] = ()
     temperature: float = 1.0
@@ -118,6 +131,7 @@ class PlanOptions:
                 check_positive(name, getattr(self, name))
         check_from_zero("temperature", self.temperature)
         check_known("objective", self.objective, OBJECTIVES)
+        check_known("kv_cache", self.kv_cache, CACHE_TYPES)
         if self.new_tokens < 3:
             raise ConfigError(
                 f"new_tokens is {self.new_tokens}, expected at least 3: a decode step "
@@ -134,8 +148,30 @@ class PlanOptions:
         if self.host_memory is not None:
             _check_budget("host_memory", self.host_memory, "bytes", "size such as 8GiB")
         _check_budget("margin", self.margin, "share", "share such as 5%")
+        self._check_servers()
         if self.config_json is not None:
             self._check_without_weights()
+
+    def _check_servers(self) -> None:
+        if self.servers is None:
+            if self.network is not None:
+                raise ConfigError(
+                    f"--network {self.network:g} is between servers; give --servers"
+                )
+            return
+        if self.network is None:
+            raise ConfigError(
+                "--servers share experts over a network; say how many megabits a "
+                "second each may send (--network 1000)"
+            )
+        check_positive("network", self.network)
+        given = ("verify", "host_memory", "link_bytes_per_s", "fixed", "joining")
+        for name in given:
+            if getattr(self, name):
+                raise ConfigError(
+                    f"--{name} is of an engine of one machine, and --servers hold what "
+                    "a placement says; leave one of them out"
+                )
 
     def _check_quality(self) -> None:
         if not 1 <= self.max_ppl_ratio < math.inf:
@@ -154,7 +190,7 @@ class PlanOptions:
             )
 
     def _check_without_weights(self) -> None:
-        if self.machine is None:
+        if self.machine is None and self.servers is None:
             raise ConfigError(
                 f"--config_json {self.config_json!r} is planned without weights, so "
                 "nothing can be measured; name the machine (--machine rtx_4090, or a "

@@ -13,20 +13,27 @@ from moe_edge.engine.auto_memory import auto_memory
 from moe_edge.engine.load import prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_fits_model
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.planner import verify as verifying
-from moe_edge.planner.asked import check_fixed, fitting, given_trace, with_budget
+from moe_edge.planner.asked import (
+    check_fixed,
+    fitting,
+    given_trace,
+    with_budget,
+    with_timed_mode,
+)
 from moe_edge.planner.calibrate import NONE, Calibrated, Protocol, calibrate
 from moe_edge.planner.candidates import Refused, Space, space_of
 from moe_edge.planner.costs import ModelCosts
-from moe_edge.planner.elsewhere import is_elsewhere, plan_elsewhere
+from moe_edge.planner.elsewhere import check_elsewhere, is_elsewhere, plan_elsewhere
 from moe_edge.planner.estimate import PLAIN, Subject
 from moe_edge.planner.live import Live
 from moe_edge.planner.machine_file import machine_json, stored_costs
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.prompts import sampled_prompts
-from moe_edge.planner.quality import Quality, admitted
+from moe_edge.planner.quality import admitted
 from moe_edge.planner.search import search
+from moe_edge.planner.servers import check_servers, plan_servers
 from moe_edge.planner.summary import Plan, summed_up
 from moe_edge.planner.variants import variants
 from moe_edge.workload.trace_writer import write_trace
@@ -47,11 +54,21 @@ def check(
     reader = open_checkpoint(asked.checkpoint or "default")
     prepare_process(reader, base)
     base, budgets = with_budget(asked, base, fixed, lambda: auto_memory(reader))
-    if base.mode == "auto" and jax.default_backend() != "cpu":
-        base = dataclasses.replace(base, mode="layered")  # which alone is timed
+    base = with_timed_mode(base, jax.default_backend())
     check_fits_model(reader, base)
+    refuse(Asked.of(base, has_rows=asked.joining))
     check_fixed(base, fixed)
     return reader, base, budgets
+
+
+def check_plan(asked: PlanOptions, base: OffloadOptions, fixed: frozenset) -> None:
+    """Raises what `make_plan` would before it measures or computes."""
+    if asked.servers is not None:
+        check_servers(asked, base, fixed)
+    elif is_elsewhere(asked):
+        check_elsewhere(asked, base, fixed)
+    else:
+        check(asked, base, fixed)
 
 
 def make_plan(
@@ -66,18 +83,20 @@ def make_plan(
       base, fixed: of `PlanOptions.base`.
       out_dir: where it will be written; None: nowhere.
     """
+    if asked.servers is not None:
+        return plan_servers(asked, base, fixed, out_dir)
     if is_elsewhere(asked):
         return plan_elsewhere(asked, base, fixed, out_dir)
     _, base, budgets = check(asked, base, fixed)
     checkpoint, context = asked.checkpoint or "default", asked.tokens
-    live = Live(checkpoint, None, asked.batch, context)
+    live = Live(checkpoint, None, asked.batch, context, asked.kv_cache)
     base, budgets, too_large = fitting(base, budgets, live)
     notes: list[str] = []
-    qualities, refused = _qualities(asked, base, fixed, checkpoint)
+    qualities, refused = admitted(asked, base, fixed, checkpoint)
     given = base, fixed, live.config, [*too_large, *refused]
-    space = space_of(*given, budgets=budgets)
-    protocol = _protocol(asked, live, asked.seed, notes)
-    done, entries = _calibrated(asked, live, space, protocol, notes)
+    space = space_of(*given, budgets=budgets, joining=asked.joining)
+    protocol = protocol_of(asked, live, asked.seed, notes)
+    done, entries = calibrated(asked, live, space, protocol, notes)
     space = space.without(done.left_out, done.recorded.predicted)
     own = Subject(live, done.costs, done.recorded)
     given = checkpoint, own, base, qualities, protocol, context
@@ -86,7 +105,7 @@ def make_plan(
         found = search(space, subjects, possible, asked)
         rows: list[dict[str, Any]] = []
         if asked.verify:
-            other = _protocol(asked, live, asked.seed + VERIFY_SEED, [])
+            other = protocol_of(asked, live, asked.seed + VERIFY_SEED, [])
             wanted = found.judged[: 1 + asked.verify_top]
             rows = verifying.verify(wanted, subjects, other)
     for name in done.left_out:
@@ -109,14 +128,10 @@ def make_plan(
     return summed_up(asked, found, rows, refused, notes, sources, files, out_dir)
 
 
-def _qualities(
-    asked: PlanOptions, base: OffloadOptions, fixed: frozenset[str], checkpoint: str
-) -> tuple[list[Quality], list[Refused]]:
-    share = parse_budget(base.device_memory).share
-    return admitted(asked, base, fixed, checkpoint, share)
-
-
-def _protocol(asked: PlanOptions, live: Live, seed: int, notes: list[str]) -> Protocol:
+def protocol_of(
+    asked: PlanOptions, live: Live, seed: int, notes: list[str]
+) -> Protocol:
+    """How a plan's prompts are decoded; says of the prompts what they are."""
     count = -(-PROMPTS // live.batch) * live.batch
     given = live.reader, count, asked.prompt_tokens, seed, asked.prompts
     prompts, kind = sampled_prompts(*given)
@@ -132,7 +147,7 @@ def _protocol(asked: PlanOptions, live: Live, seed: int, notes: list[str]) -> Pr
     )
 
 
-def _calibrated(
+def calibrated(
     asked: PlanOptions, live: Live, space: Space, protocol: Protocol, notes: list[str]
 ) -> tuple[Calibrated, dict[str, dict[str, Any]]]:
     """Costs and routing, measured or read; what of it a machine file will keep."""
@@ -182,6 +197,11 @@ def _assumptions(asked: PlanOptions, live: Live, subjects) -> list[str]:
         found.append(
             "greedy decoding of a small model may repeat itself: its misses differ by "
             "20 to 60 % between prompts, so only the ranges count"
+        )
+    if asked.kv_cache != "float32":
+        found.append(
+            f"keys and values are kept in {asked.kv_cache}; what that costs in "
+            "fidelity is not counted"
         )
     if len(subjects) > 1:
         found.append(

@@ -156,17 +156,17 @@ def _quality(row: Mapping[str, Any]) -> Quality | None:
 
 
 def admitted(
-    asked, base, fixed: frozenset[str], checkpoint: str, share: float | None
+    asked, base, fixed: frozenset[str], checkpoint: str
 ) -> tuple[list[Quality], list[Refused]]:
     """The choices that the targets allow, the lossless one (or the fixed route) first.
 
     Args:
       asked: `PlanOptions`; base: the user's `OffloadOptions`; fixed: its fields that
-        stay as they are.
-      share: of the experts' bytes on the device; None: a size.
+        stay as they are. Of routes that the budget changes the card's nearest counts.
     Raises:
       ConfigError: a bad card, or a fixed route that no card knows.
     """
+    share = parse_budget(base.device_memory).share  # None: a size
     known = [q for path in asked.card for q in read_card(path, checkpoint, share)]
     refused, allowed = [], []
     if asked.max_ppl_ratio > 1 and not known:

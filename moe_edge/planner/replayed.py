@@ -7,7 +7,9 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.offload.assist_base import AssistCosts, get_assist
 from moe_edge.offload.evict_base import EVICTIONS
+from moe_edge.offload.layer_step import OnHost
 from moe_edge.offload.slot_plan import parse_budget, plan_of, plan_slots, slots_for
 from moe_edge.planner.costs import ModelCosts
 from moe_edge.route.base import get_route
@@ -234,7 +236,17 @@ def play(
         options.prefetch_limit,
         reroute,
         whole=True,
+        on_host=_on_host(options, costs),
     )
+
+
+def _on_host(options: OffloadOptions, costs: ModelCosts) -> OnHost | None:
+    """What the assist of options computes, by the costs that its calibration saw."""
+    if options.assist is None:
+        return None
+    assist = get_assist(options.assist, **options.assist_options)
+    seen = AssistCosts(*costs.assist_s[options.assist][2:])
+    return lambda absent, ids_TK: list(assist.take(absent, ids_TK, seen))
 
 
 def predictor_name(options: OffloadOptions) -> str:

@@ -28,8 +28,9 @@ def run_plan(
     """Chooses how a model runs in a budget, and says what to expect.
 
     Args:
-      run: folder of `plan.json`, `plan.gin` (for `moe-edge generate --gin_file`),
-        `README.md`, and what was measured: `machine.json`, `trace.csv.gz`.
+      run: folder of `plan.json`, `plan.gin` (for `moe-edge generate --gin_file`; of
+        servers, `moe-edge cluster`), `README.md`, and what was measured or placed:
+        `machine.json`, `trace.csv.gz`, `placement.npy`, `placement.json`.
       asked: budget and targets.
       offload: options that stay as they are, where they differ from the defaults.
     Raises:
@@ -37,11 +38,10 @@ def run_plan(
         plan is written).
     """
     base, fixed = asked.base(offload)
-    from moe_edge.planner.elsewhere import check_elsewhere, is_elsewhere
-    from moe_edge.planner.plan import check, make_plan  # loads JAX
+    from moe_edge.planner.plan import check_plan, make_plan  # loads JAX
 
     if run.dry_run:
-        (check_elsewhere if is_elsewhere(asked) else check)(asked, base, fixed)
+        check_plan(asked, base, fixed)
         return {"fixed": sorted(fixed)}
     plan = make_plan(asked, base, fixed, out_dir=run.path)
     summary = plan.summary

@@ -125,7 +125,8 @@ def search(
             raise CapacityError(f"{refused.reason}; {refused.remedy}")
         (_, chosen), *_ = run.best(1)
         run.try_all([(quality, chosen) for quality in qualities[1:]])
-        run.try_all(run.best(KEPT), "predictor")
-        run.try_all(run.best(KEPT), "assist")
+        near = run.best(KEPT)  # an assist is measured without a predictor
+        run.try_all(near, "assist")
+        run.try_all(near, "predictor")
         run.try_all(run.best(1), "device_memory")
         return Found(run.finalists(), run.refused, run.replays, run.seconds)

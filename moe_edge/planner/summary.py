@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.slot_plan import parse_budget
-from moe_edge.planner.candidates import parts_of
+from moe_edge.planner.candidates import Placed, parts_of
 from moe_edge.planner.choose import Judged, loses_by
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Refused
 from moe_edge.planner.search import Found
 from moe_edge.planner.verify import errors_of, was_best
 from moe_edge.planner.written import PROMPT, gin_text, readme
+from moe_edge.training.generators import FAMILIES
 
 SHOWN = 8  # alternatives
 
@@ -68,11 +69,14 @@ def summed_up(
         "verified": list(rows),
         "errors": errors_of(rows),
     }
-    command = f"moe-edge generate --gin_file {out_dir or '.'}/plan.gin"
-    options = first.candidate.options
-    gin = gin_text(_generate(asked, chosen), {**chosen["offload"]})
+    options, root = first.candidate.options, "generate"
+    given, offload = _generate(asked, chosen), chosen["offload"]
+    if (placed := first.candidate.placement) is not None:
+        root, given, offload = "cluster", _cluster(asked, chosen, placed), {}
+    command = f"moe-edge {root} --gin_file {out_dir or '.'}/plan.gin"
+    gin = gin_text(root, given, offload)
     tpot_s = first.estimate.tpot_s
-    line = f"chosen: {chosen['offload']}"
+    line = f"chosen: {chosen['placement'] or chosen['offload']}"
     if tpot_s is not None:
         low, middle, high = (1e3 * s for s in tpot_s)
         line += f"; {middle:.2f} ms a token ({low:.2f} to {high:.2f})"
@@ -102,8 +106,25 @@ def chosen_json(
         "checkpoint": checkpoint,
         **parts_of(candidate),
         "convert": convert,
-        "placement": None,
     }
+
+
+def _cluster(
+    asked: PlanOptions, chosen: Mapping[str, Any], placed: Placed
+) -> dict[str, Any]:
+    """Servers of `moe-edge cluster`; without prompts they get texts of our families."""
+    given: dict[str, Any] = {"checkpoint": chosen["checkpoint"]}
+    count = len(placed.servers)
+    given |= {"servers": count, "slots": ",".join(map(str, placed.slots))}
+    if placed.path is not None:
+        given["placement"] = placed.path
+    if asked.prompts is not None:
+        given |= {"prompts": asked.prompts, "max_new_tokens": asked.new_tokens}
+    else:
+        families = [*FAMILIES]
+        names = [families[n % len(families)] for n in range(count)]
+        given |= {"workload": ",".join(names), "output_tokens": asked.new_tokens}
+    return given | {"max_batch": asked.batch, "seed": asked.seed}
 
 
 def _generate(asked: PlanOptions, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,6 +137,8 @@ def _generate(asked: PlanOptions, chosen: Mapping[str, Any]) -> dict[str, Any]:
         given["k"] = chosen["k"]
     if parse_budget(chosen["offload"]["device_memory"]).share is None:
         given["max_context"] = asked.tokens  # for whose KV cache the size has room
+    if asked.kv_cache != "float32":
+        given["kv_cache"] = asked.kv_cache
     return given | {
         "max_new_tokens": asked.new_tokens,
         "batch_size": asked.batch,

@@ -47,7 +47,8 @@ def variants(
                 continue
             try:
                 path = _converted(checkpoint, own, quality.expert_dtype, temporary)
-                live = Live(path, quality.k, own.live.batch, context)
+                cache = own.live.config.cache_type
+                live = Live(path, quality.k, own.live.batch, context, cache)
                 recorded = own.recorded.at_k(quality.k)
                 plain = dataclasses.replace(base, predictor=NONE, predictor_options={})
                 given = plain, {}, (), protocol, recorded

@@ -16,6 +16,7 @@ from moe_edge.planner.live import Live, Run
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.replayed import Recorded, predictor_name
 
+LEAST_S = 1.0  # of decoding: short runs are repeated, three times at most
 COMPARED = ("tpot_s", "ttft_s", "tokens_per_s", "device_bytes", "hit_ratio")
 
 
@@ -51,8 +52,8 @@ def verify(
     subjects: Mapping[tuple, Subject],
     protocol: Protocol,
 ) -> list[dict[str, Any]]:
-    """What each configuration took; of lossless ones also the error of a replay of its
-    own lookups, which knows what was chosen and computes time alone.
+    """What each configuration took; of lossless ones also the error of what is computed
+    from its own lookups, where what was chosen is known and time alone is computed.
 
     Args:
       judged: the chosen one first.
@@ -66,10 +67,10 @@ def verify(
         key = candidate.k, candidate.expert_dtype
         live, options = subjects[key].live, candidate.options
         with live.engine(options) as engine:
-            run = live.run(engine, *given)
+            run = live.run(engine, *given, least_s=LEAST_S)
         measured = measured_of(run, live, options)
         own_error = None
-        if options.lossless and options.assist is None:
+        if options.lossless:
             if key not in traces:
                 traces[key] = _record(live, subjects[key], options, given)
             name = predictor_name(options)
@@ -92,7 +93,7 @@ def verify(
 def _record(live: Live, subject: Subject, options, given) -> Recorded:
     """What the model chooses for these prompts, whatever the options."""
     own_link = {"link_bytes_per_s": None, "link_latency_s": 0.0}
-    plain = {"predictor": "none", "predictor_options": {}, **own_link}
+    plain = {"predictor": "none", "predictor_options": {}, "assist": None, **own_link}
     with live.engine(dataclasses.replace(options, **plain), with_trace=True) as engine:
         trace = live.run(engine, *given).trace
     return Recorded(trace, {}, subject.recorded.temperature)

@@ -8,10 +8,10 @@ UNITS = {"tpot_s": (1e3, "ms"), "ttft_s": (1e3, "ms"), "device_bytes": (1e-6, "M
 UNITS |= {"host_bytes": (1e-6, "MB"), "tokens_per_s": (1, "tokens/s")}
 
 
-def gin_text(generate: Mapping[str, Any], offload: Mapping[str, Any]) -> str:
-    """A gin file of root `generate`."""
-    lines = ["# moe-edge generate --gin_file plan.gin"]
-    lines += [f"generate.{name} = {value!r}" for name, value in generate.items()]
+def gin_text(root: str, given: Mapping[str, Any], offload: Mapping[str, Any]) -> str:
+    """A gin file of a root."""
+    lines = [f"# moe-edge {root} --gin_file plan.gin"]
+    lines += [f"{root}.{name} = {value!r}" for name, value in given.items()]
     lines += [f"offload.{name} = {value!r}" for name, value in offload.items()]
     return "\n".join(lines) + "\n"
 
@@ -24,6 +24,9 @@ def readme(plan: Mapping[str, Any], command: str) -> str:
     parts = [f"`{name}` {value!r}" for name, value in chosen["offload"].items()]
     if chosen["k"] is not None:
         parts.append(f"`k` {chosen['k']}")
+    if (placed := chosen["placement"]) is not None:
+        held = ", ".join(map(str, placed["slots"]))
+        parts.append(f"placement `{placed['method']}`, slots {held}")
     if chosen["expert_dtype"] is not None:
         parts.append(f"experts in `{chosen['expert_dtype']}`")
     lines += [f"Chosen: {', '.join(parts)}.", ""]
@@ -53,6 +56,8 @@ def readme(plan: Mapping[str, Any], command: str) -> str:
         lines += ["", "## What loses, and by how much", ""]
         for each in plan["alternatives"]:
             what = ", ".join(f"{n} {v!r}" for n, v in each["offload"].items())
+            if each["placement"] is not None:
+                what += f", placement {each['placement']['method']}"
             if each["k"] is not None:
                 what += f", k {each['k']}"
             if each["expert_dtype"] is not None:

@@ -22,6 +22,7 @@ from moe_edge.cluster.spec import Spec
 from moe_edge.cluster.supervisor import Processes
 from moe_edge.core.json_reader import read_json
 from moe_edge.core.progress import waiting
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.serve.options import ServingOptions, cache_bytes_of
 from moe_edge.serve.server_options import ServerOptions
 from moe_edge.serve.service import SIGNALS, listen
@@ -34,7 +35,7 @@ class Cluster:
     """What servers must know to serve together.
 
     Attributes:
-      given: checkpoint, servers and slots of `PrismOptions`.
+      given: checkpoint, servers, slots and route of `PrismOptions`.
       k: as in `run_serve`.
     """
 
@@ -71,6 +72,8 @@ def serve_cluster(cluster: Cluster, reader, dry_run: bool) -> dict[str, Any]:
     options, serving = ServedOptions(**cluster.given), cluster.serving
     serving.check_named("servers in processes of their own know names alone")
     check_model(options, reader)
+    route, equal_bits = options.chosen_route, serving.deterministic
+    refuse(Asked(route=route, has_rows=True, deterministic=equal_bits))
     sizes = serving.sizes(serving.context(reader.config.max_positions))
     cache_bytes_of(serving, SlotShapes(reader.config, **sizes))
     listen(cluster.server.host, cluster.server.port).close()

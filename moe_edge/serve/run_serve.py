@@ -1,6 +1,7 @@
 """The root of `moe-edge serve`: a model behind an OpenAI-compatible server."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from moe_edge.convert.open import open_checkpoint
@@ -11,6 +12,7 @@ from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.hosts.run import across_hosts, current_link
 from moe_edge.model.sub_experts import at_k
+from moe_edge.route.base import get_route
 from moe_edge.schedule.loop import NO_LIMITS
 from moe_edge.serve.chat_template import find_template
 from moe_edge.serve.options import ServingOptions, make_loop
@@ -33,6 +35,8 @@ def run_serve(
     devices_replicas: int = 0,
     servers: int | None = None,
     slots: str | None = None,
+    route: str = "topk",
+    route_options: Mapping[str, Any] | None = None,
     serving: ServingOptions,
     server: ServerOptions,
     dry_run: bool = False,
@@ -48,8 +52,9 @@ def run_serve(
       k: experts a token computes at most, in a refactored model sub-experts (None: its
         own).
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
-        holds the dense weights, the KV cache and staging; None: as `offload` says, or
-        all resident.
+        holds the dense weights, the KV cache and staging; `auto`: nine tenths of what
+        the device has free, on a CPU with options of a short plan (moe-edge plan);
+        None: as `offload` says, or all resident.
       offload: policies of experts that do not fit.
       devices: devices that share the experts: a number, or `all` of this machine;
         offloaded ones have homes there, and `device_memory` is that of each. None: one,
@@ -66,6 +71,10 @@ def run_serve(
         clients. None: one process.
       slots: with `servers`, experts that each may hold, separated by commas; None: 1.3
         copies of the model, shared equally. One slot of each stays free.
+      route: with `servers`, what a decode step computes, by name: with a lossy one
+        (substitute, prefer, drop) an expert of another server may give way to one of
+        the first. Of one process: `offload.route` in a gin file.
+      route_options: of the route.
       dry_run: check what can be checked without weights, then stop.
     Returns:
       requests, outcomes, generated_tokens, uptime_s.
@@ -75,6 +84,11 @@ def run_serve(
     offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
     if servers is None and slots is not None:
         raise ConfigError(f"--slots {slots} are of servers; give --servers with them")
+    if servers is None and (route != "topk" or route_options):
+        raise ConfigError(
+            f"--route {route} is of servers; give --servers with it, or offload.route "
+            "in a gin file with --device_memory"
+        )
     if servers is not None and devices not in (None, 1):
         raise ConfigError(
             f"--devices {devices} with --servers {servers}: a server of several runs "
@@ -124,7 +138,9 @@ def run_serve(
         reader,
         max_context=serving.context(config.max_positions),
         default_floor=serving.default_min_k,
-        lossless=(offload is None or offload.lossless) and lossless,
+        lossless=(offload is None or offload.lossless)
+        and get_route(route, **(route_options or {})).lossless
+        and lossless,
     )
     make_loop(serving, model.own_k, NO_LIMITS, serving.step_costs())
     if servers is not None and server.prompt_cache_dir is not None:
@@ -139,6 +155,7 @@ def run_serve(
         from moe_edge.serve.cluster_run import Cluster, serve_cluster
 
         given = {"checkpoint": str(checkpoint), "servers": servers, "slots": slots}
+        given |= {"route": route, "route_options": route_options}
         return serve_cluster(Cluster(given, k, serving, server), reader, dry_run)
     if link is not None and link.index:
         from moe_edge.serve.following import follow_server

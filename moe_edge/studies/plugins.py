@@ -16,4 +16,5 @@ PLUGINS = (
     ("study", "benchmark_serving", "speed.serving:STUDY"),
     ("study", "benchmark_traced", "speed.traced:STUDY"),
     ("study", "default_shapes", "default_model.shapes:STUDY"),
+    ("study", "planner_errors", "planning.errors:STUDY"),
 )

@@ -123,6 +123,18 @@ def test_checkpoints_of_ours_are_served_by_several(tmp_path, kind):
     assert answers == answers_of_one_machine(ours)
 
 
+@pytest.mark.slow
+def test_a_lossy_route_of_servers_says_what_it_changed(tmp_path, tiny):
+    flags = "--checkpoint", tiny, "--servers", 2, "--slots", "10,9", "--route", "prefer"
+    flags += "--gin_param", "serve.route_options = {'bonus': 3.0}"
+    with serving(tmp_path, *flags) as (_, ready):
+        model = json.loads(ask(ready["url"], "GET", "/v1/models")[1])["data"][0]
+        body = {"prompt": "The river runs", "max_tokens": 12, "ignore_eos": True}
+        said = json.loads(ask(ready["url"], "POST", "/v1/completions", body)[1])
+    assert model["moe_edge"]["lossless"] is False
+    assert 0 < said["usage"]["moe_edge"]["substituted_share"] < 1
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -132,6 +144,12 @@ def test_checkpoints_of_ours_are_served_by_several(tmp_path, kind):
         (("--servers", 2, "--slots", "9"), "one number for each of the 2 servers"),
         (("--servers", 0), "servers must be a positive whole number, got 0"),
         (("--servers", 2, "--kv_memory", "1KiB"), "kv_memory 1KiB leaves"),
+        (("--route", "prefer"), "--route prefer is of servers; give --servers with it"),
+        (("--servers", 2, "--route", "prefr"), "unknown route policy 'prefr'"),
+        (
+            ("--servers", 2, "--route", "prefer", "--deterministic"),
+            "route prefer",
+        ),
     ],
 )
 def test_bad_clusters_are_one_line(run_script, tiny, flags, message):

@@ -417,6 +417,18 @@ def test_hits_and_misses_of_a_layer_in_waves_hold_the_law():
     assert layer_step.statistics.waves == {True: 2, False: 0}
 
 
+def test_what_a_cpu_assist_computes_does_not_travel():
+    layer_step = make(slots=3)
+    bring(layer_step, 0, 0)
+    layer_step.reset_counters()
+    ids_TK = np.array([[0, 2, 3]], np.int32)
+    given = 0, ids_TK, None, 1
+    visit = layer_step.pass_layer(*given, on_host=lambda absent, ids_TK: absent[1:])
+    assert (visit.hits, sorted(visit.missed)) == ([0], [2, 3])
+    assert layer_step.queue.stats().demand.count == 1
+    assert np.flatnonzero(layer_step.cache.resident(0)).tolist() == [0, 2]
+
+
 def test_prefetches_that_a_wave_layer_drains_count_once():
     layer_step = make(slots=3, script={0: [[2, 3]]})
     prefetch(layer_step, 0, 0)

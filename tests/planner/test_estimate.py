@@ -88,9 +88,18 @@ def test_predictor_takes_its_own_step_and_hides_its_transfers():
 
 
 def test_assist_costs_what_an_absent_expert_cost():
-    costs = dataclasses.replace(COSTS, assist_s={"all": [0.001, 0.0005]})
+    known = {"all": [0.001, 0.0005, 0.001, 0.0001, 0.0]}
+    costs = dataclasses.replace(COSTS, assist_s=known)
     found = estimate(at("50%", assist="all"), subject(costs))
-    assert found.tpot_s[1] == pytest.approx(0.01 + 2 * 0.0005)
+    missing = 2 * (1 - found.hit_ratio[1])
+    assert 0 < missing < 2  # the prompt's stay, where lru alone would lose them
+    assert found.tpot_s[1] == pytest.approx(0.01 + missing * 0.0005)
+    # What the host computes takes no slot: all policies find what the prompt left.
+    others = {
+        estimate(at("50%", assist="all", eviction=name), subject(costs)).hit_ratio
+        for name in ("lru", "lfu")
+    }
+    assert len(others) == 1
     with pytest.raises(ConfigError, match="assist all with predictor previous was not"):
         estimate(at("50%", assist="all", predictor="previous"), subject(costs))
 

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -7,7 +8,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Quality, admitted, read_card
 
-FREE = frozenset()
+FREE, BASE = frozenset(), OffloadOptions(device_memory="25%")
 INTERVALS = {"agreement_interval95": [0.9, 0.99], "ratio_interval95": [0.99, 1.01]}
 
 
@@ -49,7 +50,7 @@ def test_card_gives_routes_of_the_nearest_budget_formats_and_k(card):
 
 def test_admitted_joins_a_route_and_a_format_and_says_what_is_too_lossy(card):
     asked = PlanOptions(card=[str(card)], max_ppl_ratio=1.01)
-    found, refused = admitted(asked, OffloadOptions(), FREE, "default", 0.25)
+    found, refused = admitted(asked, BASE, FREE, "default")
     assert [q.label for q in found] == [
         "lossless",
         "route drop (threshold=0.1, renormalise=True)",
@@ -64,35 +65,40 @@ def test_admitted_joins_a_route_and_a_format_and_says_what_is_too_lossy(card):
 
 def test_admitted_by_agreement_alone(card):
     asked = PlanOptions(card=[str(card)], max_ppl_ratio=2.0, min_agreement=0.96)
-    found, refused = admitted(asked, OffloadOptions(), FREE, "default", 0.25)
+    found, refused = admitted(asked, BASE, FREE, "default")
     assert [q.label for q in found] == ["lossless"]
     assert "its agreement is 0.9500, below 0.96" in refused[0].reason
 
 
 def test_lossless_plans_need_no_card():
-    found, refused = admitted(PlanOptions(), OffloadOptions(), FREE, "default", 0.25)
+    found, refused = admitted(PlanOptions(), BASE, FREE, "default")
     assert found == [Quality()] and refused == []
 
 
 def test_lossy_plans_without_a_card_say_how_to_get_one():
     asked = PlanOptions(max_ppl_ratio=1.01)
-    _, refused = admitted(asked, OffloadOptions(), FREE, "default", 0.25)
+    _, refused = admitted(asked, BASE, FREE, "default")
     assert "moe-edge fidelity" in refused[0].remedy
 
 
 def test_fixed_route_is_kept_or_refused(card):
-    base = OffloadOptions(route="drop", route_options={"threshold": 0.1})
+    base = dataclasses.replace(BASE, route="drop", route_options={"threshold": 0.1})
     asked = PlanOptions(card=[str(card)], max_ppl_ratio=1.01)
-    found, _ = admitted(asked, base, {"route"}, "default", 0.25)
+    found, _ = admitted(asked, base, {"route"}, "default")
     assert {q.options["route"] for q in found} == {"drop"}
-    base = OffloadOptions(route="drop", route_options={"threshold": 0.3})
+    base = dataclasses.replace(BASE, route="drop", route_options={"threshold": 0.3})
     with pytest.raises(ConfigError, match="route drop is fixed, and no card says"):
-        admitted(asked, base, {"route"}, "default", 0.25)
+        admitted(asked, base, {"route"}, "default")
 
 
 def test_fixed_lossless_route_leaves_formats_and_k(card):
-    asked = PlanOptions(card=[str(card)], max_ppl_ratio=1.1, fixed=["route=topk"])
-    found, _ = admitted(asked, *asked.base(None), "default", 0.25)
+    asked = PlanOptions(
+        card=[str(card)],
+        max_ppl_ratio=1.1,
+        fixed=["route=topk"],
+        device_memory="25%",
+    )
+    found, _ = admitted(asked, *asked.base(None), "default")
     assert [q.label for q in found] == ["lossless", "k 2", "experts in q4_0"]
 
 

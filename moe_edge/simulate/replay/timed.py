@@ -22,7 +22,7 @@ from moe_edge.core.checks import (
 from moe_edge.offload.block_queue import BlockQueue, TransferStats
 from moe_edge.offload.computed_carrier import ComputedCarrier
 from moe_edge.offload.evict_base import Eviction
-from moe_edge.offload.layer_step import LayerStep
+from moe_edge.offload.layer_step import LayerStep, OnHost
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.statistics import Counters
@@ -118,6 +118,7 @@ def replay_time(
     prefetch_limit: int = 8,
     reroute: Reroute | None = None,
     whole: bool = False,
+    on_host: OnHost | None = None,
 ) -> TimedResult:
     """Predicts the time of every decode step of a trace.
 
@@ -131,6 +132,8 @@ def replay_time(
         scores of later layers stay those of the trace, which no route had changed.
       whole: prompts pass the cache layer by layer, all their tokens in one lookup, as
         in an engine whose chunks hold them; else token by token.
+      on_host: of a CPU assist: which absent experts it computes. They do not travel;
+        the time that it takes is left out.
     Raises:
       ConfigError: the trace has no decode step, or a bad horizon.
     """
@@ -178,7 +181,7 @@ def replay_time(
         if reroute is not None:
             queue.poll()
             seen = reroute(routed, residency.arrived(layer)), routed.scores_TE
-        layer_step.pass_layer(layer, *seen, step, routed.sequences)
+        layer_step.pass_layer(layer, *seen, step, routed.sequences, on_host)
         host_s += time.process_time() - begun_s
         carrier.now_s += experts_L[layer]
         ends[-1] = carrier.now_s

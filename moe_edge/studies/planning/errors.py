@@ -1,0 +1,112 @@
+"""How far plans are off: of time alone, of other prompts, and of the choice."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from moe_edge.bench.registry import later
+from moe_edge.bench.settings import RULES, Rules, StudySettings
+from moe_edge.bench.study import Study
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.checks import check_count, check_from_zero, check_positive
+from moe_edge.metrics.frames import frame
+from moe_edge.metrics.results import Tables
+
+# Of a step's time, measured over computed: most at the median and at the worst.
+OWN_LOOKUPS, OTHER_PROMPTS = (0.05, 0.15), (0.10, 0.25)
+NEAR, OFTEN = 0.10, 0.80  # of the best, in this share of the plans
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ErrorSettings(StudySettings):
+    """What is planned and run.
+
+    Attributes:
+      checkpoint: folder, GGUF file or `default`.
+      links: bytes a second; each is calibrated once, at the middle budget.
+      link_latency_s: of a transfer.
+      budgets: device memory, planned with each link.
+      prompts_seed: of the prompts that a plan has not seen; of those it has: `seed`.
+      prompt_tokens, new_tokens: of each of 16 prompts.
+      temperature: at which tokens are drawn.
+      next_ones: configurations that run beside the chosen one.
+      work_dir: where finished links are kept; what is there is not measured again, so
+        that a run that was killed goes on.
+    """
+
+    rules: ClassVar[Rules] = RULES | {
+        "links": check_positive,
+        "temperature": check_from_zero,
+        "prompts_seed": check_from_zero,
+        "next_ones": check_count,
+    }
+
+    checkpoint: str = "default"
+    links: Sequence[float] = (100e6, 400e6)
+    link_latency_s: float = 50e-6
+    budgets: Sequence[str] = ("15%", "25%", "50%")
+    prompts_seed: int = 1000
+    prompt_tokens: int = 64
+    new_tokens: int = 24
+    temperature: float = 1.0
+    next_ones: int = 4
+    work_dir: str = "results/local/planner_errors"
+    seed: int = 0
+
+
+def check(settings: ErrorSettings) -> None:
+    """Refuses a checkpoint that cannot be used."""
+    open_checkpoint(settings.checkpoint)
+
+
+def derive(tables: Tables) -> dict[str, Any]:
+    """Median and worst error, and how often the choice is near the best."""
+    runs, plans = tables["runs"], tables["plans"]
+    own, other = runs.own.dropna().abs(), runs.other.abs()
+    near = float((plans.behind <= NEAR).mean())
+    found = {
+        "own_median": float(own.median()),
+        "own_worst": float(own.max()),
+        "other_median": float(other.median()),
+        "other_worst": float(other.max()),
+        "hits_median": float(runs.hits.abs().median()),
+        "inside": float(runs.measured_ms.between(runs.low_ms, runs.high_ms).mean()),
+        "near": near,
+        "furthest": float(plans.behind.max()),
+        "search_s": float(plans.search_s.max()),
+    }
+    found["checks"] = {
+        "own lookups: median at most 5 %": found["own_median"] <= OWN_LOOKUPS[0],
+        "own lookups: worst at most 15 %": found["own_worst"] <= OWN_LOOKUPS[1],
+        "other prompts: median at most 10 %": found["other_median"] <= OTHER_PROMPTS[0],
+        "other prompts: worst at most 25 %": found["other_worst"] <= OTHER_PROMPTS[1],
+        "chosen within 10 % of the best of five in 80 %": near >= OFTEN,
+        "searched in at most 60 s": found["search_s"] <= 60,
+    }
+    return found
+
+
+STUDY = Study(
+    name="planner_errors",
+    settings=ErrorSettings,
+    frames={
+        "runs": frame(
+            "link budget rank plan",
+            low_ms="ms",
+            predicted_ms="ms",
+            high_ms="ms",
+            measured_ms="ms",
+            own="1",
+            other="1",
+            hits="1",
+        ),
+        "plans": frame("link budget", behind="1", search_s="s", replays="1"),
+        "costs": frame(
+            "link predictor", here_ms="ms", own_us="us/block", link_us="us/block"
+        ),
+    },
+    measure=later("studies.planning.measured.measure"),
+    derive=derive,
+    check=check,
+    inline=True,
+)
