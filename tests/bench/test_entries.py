@@ -105,9 +105,6 @@ UNSEEN: dict[str, set[str]] = {
     "coserve_sensitivity": {
         "runs.over_least",
     },
-    "coserve_table1": {
-        "machines.of_experts",
-    },
     "od_moe_table2": {
         "bytes.shadow",
         "speeds.output",
