@@ -33,6 +33,8 @@ html_title = "moe_edge"
 html_copy_source = False
 html_show_sourcelink = False
 
+# The small pictures of results/README.md.
+myst_enable_extensions = ["html_image"]
 # Headings are link targets as on a code host: `use.md#from-python`.
 myst_heading_anchors = 4
 # Files and folders that are no pages: their names stay text. tests/test_docs.py checks

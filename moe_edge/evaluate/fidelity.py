@@ -137,15 +137,28 @@ def card(
     route: Route, switch: SwitchEngine, run: ForcedRun, reference: ForcedRun
 ) -> dict[str, Any]:
     """What one measurement of a route says, in JSON's types."""
-    measured = dataclasses.asdict(compare(run, reference))
+    ratios = switch.route.changed_ratio, switch.engine.movement()["hit_ratio"]
+    found = facts_of(route, run, reference, *ratios)
+    return found | {
+        "bytes_per_token": run.bytes_moved / max(1, found["tokens"]),
+        "step_s": run.decode_s / max(1, run.steps),
+    }
+
+
+def facts_of(
+    route: Route,
+    run: ForcedRun,
+    reference: ForcedRun,
+    changed_ratio: float,
+    hit_ratio: float,
+) -> dict[str, Any]:
+    """What a card says of any route, whatever it was run by."""
     return {
         "option": route.name,
         **dataclasses.asdict(route),
-        **measured,
-        "changed_ratio": switch.route.changed_ratio,
-        "hit_ratio": switch.engine.movement()["hit_ratio"],
-        "bytes_per_token": run.bytes_moved / max(1, measured["tokens"]),
-        "step_s": run.decode_s / max(1, run.steps),
+        **dataclasses.asdict(compare(run, reference)),
+        "changed_ratio": changed_ratio,
+        "hit_ratio": hit_ratio,
     }
 
 

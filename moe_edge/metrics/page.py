@@ -18,12 +18,13 @@ import numpy as np
 from moe_edge.core.tables import PACKAGE, plugins
 from moe_edge.metrics.frames import SPREAD, N, plain, tables
 from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.ranged import with_intervals
+from moe_edge.metrics.ranged import Ranged, Words, formatted, with_intervals
 from moe_edge.metrics.tables import text_of
 
 Line = Mapping[str, Any]
 SHARED = PACKAGE / "bench" / "pages"  # parts of many pages
 TABLE_ROWS = 12
+WORDS = Words()
 
 
 def template_path(study: str) -> Path:
@@ -51,13 +52,32 @@ def one(rows: Iterable[Line], **keys: Any) -> Line:
 
 def say(rows: Iterable[Line], form: str, between: str = ", ") -> str:
     """Every row in a few words, such as `{policy} {change:+.0%}`."""
-    return between.join(form.format_map(row) for row in rows)
+    return between.join(WORDS.vformat(form, (), row) for row in rows)
+
+
+def ranged(
+    rows: Iterable[Line], measure: str, low: str = "", high: str = "", of: str = ""
+) -> list[Line]:
+    """Rows whose measure has an interval, by which it is a difference or none.
+
+    Args:
+      low, high: measures that are its bounds; else it has its spread to both sides.
+      of: the measure whose spread it has, where that differs by a constant.
+    """
+    found = []
+    for row in rows:
+        value, width = row[measure], row.get((of or measure) + SPREAD, 0.0)
+        if not isinstance(value, Ranged):
+            bounds = (row[low], row[high]) if low else (value - width, value + width)
+            value = Ranged(value, *bounds)
+        found.append({**row, measure: value})
+    return found
 
 
 def span(values: Iterable[float], form: str = ".3g", unit: str = "") -> str:
     """The least and the largest, such as `3.7-4.7`; one where they look alike."""
     values = list(values)
-    low, high = (f"{value:{form}}" for value in (min(values), max(values)))
+    low, high = (formatted(value, form) for value in (min(values), max(values)))
     return (low if low == high else f"{low} to {high}") + unit
 
 
@@ -82,7 +102,9 @@ def cell(row: Line, measure: str, digits: str = "", scale: float = 1) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     value = value if scale == 1 else scale * value
-    text = f"{value:{digits}}" if digits else ""
+    if digits[:1] in ("+", "x") and width and not isinstance(value, Ranged):
+        value = Ranged(value, value - width, value + width)
+    text = formatted(value, digits) if digits else ""
     if not text or re.search(r"\de", text):  # 1e+03
         text = text_of(value)
     return f"{text} ± {width:.2g}" if width and row[measure + N] > 1 else text
@@ -233,7 +255,7 @@ def environment(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     found.filters |= {"where": where, "one": one, "say": say, "span": span}
-    found.filters["f"] = lambda value, form: f"{value:{form}}"
+    found.filters |= {"f": formatted, "ranged": ranged}
     found.globals["table"] = markdown
     return found
 

@@ -16,7 +16,7 @@ from typing import Any
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import read_json
-from moe_edge.metrics.report import head_of
+from moe_edge.metrics.index import head_of
 from moe_edge.metrics.schema import read_result
 
 VERDICTS = ("reproduced", "partly", "not reproduced", "uninformative")

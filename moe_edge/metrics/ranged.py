@@ -1,5 +1,6 @@
 """Numbers with an interval: a change inside of it is told as "no difference"."""
 
+import string
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ class Ranged(float):
     """A number and its 95 % interval.
 
     A format with a sign, such as `+.1%`, tells a change: it is no difference where the
-    interval holds 0.
+    interval holds 0. Ratios: `formatted`.
     """
 
     low: float
@@ -32,6 +33,28 @@ class Ranged(float):
         return Ranged(float(self) * factor, low, high)
 
     __rmul__ = __mul__
+
+    def __sub__(self, other: float) -> "Ranged":
+        """Less a number that has no interval."""
+        number = float(other)
+        return Ranged(float(self) - number, self.low - number, self.high - number)
+
+
+def formatted(value: Any, form: str) -> str:
+    """A value in a format, which may begin with `x`: so `x.2f` tells a ratio, which is
+    no difference where its interval holds 1."""
+    if not form.startswith("x"):
+        return format(value, form)
+    if isinstance(value, Ranged) and value.low <= 1 <= value.high:
+        return NO_DIFFERENCE
+    return format(value, form[1:])
+
+
+class Words(string.Formatter):
+    """`str.format` by `formatted`."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return formatted(value, format_spec)
 
 
 def leaves(

@@ -13,6 +13,7 @@ from typing import Any
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
+from moe_edge.metrics.index import find_entries, head_of, write_index
 from moe_edge.metrics.page import render
 from moe_edge.metrics.schema import (
     ROWS_VERSION,
@@ -85,12 +86,6 @@ def run_lines(result: Mapping[str, Any]) -> list[str]:
     return [*lines, "```", result["command"], "```", "", origin_line(result), ""]
 
 
-def head_of(page: str) -> tuple[str, str]:
-    """Question and answer of an entry's page, its first two paragraphs."""
-    question, answer = page.split("\n\n", 2)[:2]
-    return question.removeprefix("# "), " ".join(answer.strip("*").split())
-
-
 def entry_page(folder: Path, result: Mapping[str, Any]) -> str:
     """Of its template, or `entry_readme` with every picture that lies in the folder."""
     if result["schema_version"] == ROWS_VERSION:
@@ -121,38 +116,6 @@ def entry_readme(result: Mapping[str, Any], further: Sequence[str] = ()) -> str:
     return "\n".join([*head, *tables, *tail]) + "\n"
 
 
-INDEX_HEAD = """# Results
-
-Every folder answers one question with measured, emulated or simulated numbers; its
-README has the command to run it again. Runs of your own land in `local/`, which git
-ignores. This page is written by `python -m moe_edge.metrics.report`.
-"""
-
-
-def find_entries(root: str | Path) -> list[Path]:
-    """Folders of all entries below `root`, without `local/`, sorted."""
-    root = Path(root)
-    found = [path.parent for path in root.rglob("result.json")]
-    return sorted(path for path in found if "local" not in path.relative_to(root).parts)
-
-
-def index_text(root: str | Path) -> str:
-    """The text of results/README.md."""
-    lines = [INDEX_HEAD, "| entry | question | answer | kind | machine |"]
-    lines.append("| --- | --- | --- | --- | --- |")
-    for folder in find_entries(root):
-        result = validate_entry(folder)
-        machine = result["machine"]
-        where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
-        name = folder.relative_to(root).as_posix()
-        question, answer = head_of((folder / "README.md").read_text(encoding="utf-8"))
-        lines.append(
-            f"| [{name}]({name}/README.md) | {question} | "
-            f"{answer} | {result['kind']} | {where} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def write_pages(root: str | Path) -> list[str]:
     """Writes every entry's page and the index again; returns what is wrong with them.
 
@@ -168,7 +131,7 @@ def write_pages(root: str | Path) -> list[str]:
             check_answer(head_of((folder / "README.md").read_text(encoding="utf-8"))[1])
         except ConfigError as error:
             faults.append(f"{folder}: {error}")
-    write_text(Path(root) / "README.md", index_text(root))
+    write_index(root)
     return faults
 
 

@@ -27,11 +27,16 @@ TEMPLATE = """# Is b faster than a?
 
 **Change of the time: b {{ change | f("+.0%") }}, c {{ slow | f("+.0%") }}.**
 
+Over a: {{ changes | say("{policy} {over:x.2f}") }}; less 1
+{{ (changes[0].over - 1) | f("+.0%") }}.
+
 {{ figure(timing, x="policy", y={"ms": "time (ms)"}, series="", title="t") }}
 
 Of {{ policies }} policies.
 
 {{ table(changes, "policy", {"change": "change"}, digits="+.0%") }}
+
+{{ table(changes, "policy", {"over": "over a"}, digits="x.2f") }}
 """
 NOISE = {"a": (10.0, 11.0, 9.0, 10.5, 9.5), "b": (10.2, 10.6, 9.4, 10.1, 9.9)}
 
@@ -64,7 +69,9 @@ def measure(settings: Size, rows: Rows) -> None:
 def derive(tables) -> dict[str, Any]:
     ms = tables["timing"].set_index("policy").ms
     change = ms / ms["a"] - 1
-    rows = [{"policy": p, "change": change[p]} for p in ("b", "c")]
+    rows = [
+        {"policy": p, "change": change[p], "over": change[p] + 1} for p in ("b", "c")
+    ]
     found = {"change": change["b"], "slow": change["c"], "changes": rows}
     return found | {"policies": len(ms)}
 
@@ -109,6 +116,8 @@ def test_starts_are_joined_and_a_change_inside_its_interval_is_no_difference(tin
     text = (tiny / "README.md").read_text()
     assert "Of 3 policies." in text
     assert "| b | no difference |" in text and "| c | +100% |" in text
+    assert "Over a: b no difference, c 2.00; less 1\nno difference." in text
+    assert text.count("| b | no difference |") == 2 and "| c | 2.00 |" in text
     assert "Starts: 5 fresh processes" in text and "at most 2% of the CPU" in text
     each = result["starts"]["each"]
     assert [one["number"] for one in each] == list(range(5))

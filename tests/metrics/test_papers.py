@@ -10,6 +10,7 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics import papers
 from moe_edge.metrics.papers import PAGES, by_paper, read_items, up_to_date, verdict_of
+from moe_edge.metrics.ranged import NO_DIFFERENCE
 
 ROOT = Path(__file__).parents[2]
 # Figures and tables of each paper, numbered from 1.
@@ -73,6 +74,8 @@ def test_numbers_of_ours_in_readme_are_those_of_their_entries():
     for row in rows:
         (entry,) = re.findall(r"\]\(results/(\w+)/README.md\)", row[-1])
         assert not_in_entry(row[1], entry) == [], row
+        page = (ROOT / "results" / entry / "README.md").read_text(encoding="utf-8")
+        assert NO_DIFFERENCE not in row[1] or NO_DIFFERENCE in page, row
     assert not_in_entry("-10 / 123456 %, .123", "smoe_fig11") == [123456, 0.123]
     assert numbers_in(".5-0.50 and 1,060") == [(0.5, 1), (0.5, 2), (1060, 0)]
 

@@ -6,7 +6,8 @@ import pytest
 
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.metrics import results
-from moe_edge.metrics.report import entry_page, find_entries, head_of, index_text
+from moe_edge.metrics.index import find_entries, head_of, index_text
+from moe_edge.metrics.report import entry_page
 from moe_edge.metrics.results import Findings, metric, write_entry
 from moe_edge.metrics.schema import check_answer, validate_entry
 

@@ -15,17 +15,13 @@ import numpy as np
 
 from moe_edge.bench.engines import describe_model
 from moe_edge.bench.fidelity import quantised
-from moe_edge.bench.fidelity.rows import forced_rows
-from moe_edge.bench.fidelity.study import (
-    FidelitySettings,
-    reference_of,
-)
+from moe_edge.bench.fidelity.scorers import scorer_of
+from moe_edge.bench.fidelity.study import FidelitySettings, reference_of
 from moe_edge.bench.study import Findings
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import INTERVALS, RuleTally, compare, rule_of
-from moe_edge.evaluate.fidelity import SwitchEngine, card, lossy_routes
-from moe_edge.evaluate.stepwise import score_batches
+from moe_edge.evaluate.fidelity import lossy_routes
 from moe_edge.evaluate.texts import sha256_of
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.results import interval_metric, metric
@@ -34,13 +30,17 @@ from moe_edge.route.base import ROUTES, Route, get_route
 LIMITS = (
     "Teacher-forced: each prediction is made on the text itself, so differences do not "
     "grow along a text as they would in free generation.",
-    "Every row's prompt is prefilled, which is lossless in every mode.",
     "One model and one text: tolerance to substitution differs between models, so no "
     "value of a is safe for another.",
     "Agreement's interval takes tokens as independent (Wilson); that of the perplexity "
     "ratio resamples blocks of 32 tokens (bootstrap of paired differences).",
     "Rule `replaced` keeps the sum of a token's weights, so renormalising changes "
     "nothing there.",
+)
+STEPWISE = "Every row's prompt is prefilled, which is lossless in every mode."
+LAYERWISE = (
+    "All tokens pass a layer together, in the order of decode steps, one row after the "
+    "other; each layer has its share of the slots. Nothing is prefilled."
 )
 Cards = Sequence[Mapping[str, Any]]
 # What the lines of `_print_card` say.
@@ -65,36 +65,28 @@ def run(settings: FidelitySettings) -> Findings:
     reference = reference_of(settings)
     if reference is not None:
         return quantised.run(settings, reference)
-    loaded = load_engine(settings.checkpoint)
-    forced, seed = forced_rows(settings, loaded.tokenizer), settings.seed
+    loaded, seed = load_engine(settings.checkpoint), settings.seed
+    scorer = scorer_of(settings, loaded)
     resident, top_k = loaded.engine, loaded.engine.config.moe.top_k
     half = resident.at_k(max(1, top_k // 2))
     references, cards, tally = {}, [], RuleTally()
     for batch in settings.batch_sizes:
-        references[batch] = score_batches(resident, forced, batch)
-        found = compare(score_batches(half, forced, batch), references[batch], seed)
+        references[batch] = scorer.plain(resident, batch)
+        found = compare(scorer.plain(half, batch), references[batch], seed)
         name = f"{half.config.moe.top_k} of {top_k} experts"
         cards.append({"option": name, "control": True, "batch": batch, **vars(found)})
-    size = settings.prompt_tokens + settings.forced_tokens
     print(HEAD, flush=True)
     for budget, options in settings.offloads.items():
-        switch = SwitchEngine(
-            settings.checkpoint,
-            options,
-            batch=max(settings.batch_sizes),
-            capacity=size,
-        )
-        for batch in settings.batch_sizes:
-            for route in [get_route("topk"), *grid_of(settings)]:
-                run = switch.run(route, forced, batch)
-                found = card(route, switch, run, references[batch])
-                found |= {"batch": batch, "device_memory": budget}
-                found["control"] = route.name == "topk"
-                cards.append(found)
-                _print_card(found)
-                if has_rules(found):
-                    tally.add(found, run, references[batch])
-        switch.close()
+        with scorer.budget(options) as measure:
+            for batch in settings.batch_sizes:
+                for route in [get_route("topk"), *grid_of(settings)]:
+                    run, found = measure(route, batch, references[batch])
+                    found |= {"batch": batch, "device_memory": budget}
+                    found["control"] = route.name == "topk"
+                    cards.append(found)
+                    _print_card(found)
+                    if has_rules(found):
+                        tally.add(found, run, references[batch])
     return findings(cards, tally.verdict(seed), loaded, settings)
 
 
@@ -149,7 +141,7 @@ def findings(
     if verdict is not None and len(verdict["rules"]) > 1:
         clear = "clearly" if verdict["clear"] else "within the noise"
         details.append(f"Weight rule that stays closest, {clear}: {verdict['best']}.")
-    sizes = ("rows", "prompt_tokens", "forced_tokens")
+    sizes = ("rows", "prompt_tokens", "forced_tokens", "layerwise")
     title = f"{settings.checkpoint}: fidelity"
     return Findings(
         answer=f"With {middle} of the experts' bytes: "
@@ -166,7 +158,7 @@ def findings(
             "predictor": settings.base.predictor,
         },
         metrics=[*_rule_rows(verdict), *(row for c in shown for row in _card_rows(c))],
-        limits=LIMITS,
+        limits=[LAYERWISE if settings.layerwise else STEPWISE, *LIMITS],
         seeds=[settings.seed],
         baselines=["resident model", "lossless offloading", "half the experts"],
         checks=_control_checks(cards, settings.base),

@@ -74,6 +74,9 @@ class FidelitySettings(ForcedText):
       activations: of this checkpoint, as of `moe-edge generate`; int8 is measured
         against `reference`, which is exact and may be the same checkpoint.
       kv_cache: of this checkpoint, likewise: bfloat16 or q8_0.
+      layerwise: all tokens pass a layer together (`evaluate/layerwise.py`), many times
+        as fast. For one row at a time and budgets that are shares; prompts are scored,
+        too, and nothing is prefetched.
     """
 
     rules: ClassVar[Rules] = RULES | {
@@ -90,10 +93,13 @@ class FidelitySettings(ForcedText):
     reference: str | None = None
     activations: str = "float32"
     kv_cache: str = "float32"
+    layerwise: bool = False
 
     def __post_init__(self):
         super().__post_init__()
-        _ = self.offloads  # refuse its values
+        offloads = self.offloads  # refuses its values
+        if self.layerwise:
+            _check_layerwise(self, offloads)
 
     @property
     def offloads(self) -> dict[str, OffloadOptions]:
@@ -106,6 +112,26 @@ class FidelitySettings(ForcedText):
         """Of a run's own types those that are not exact."""
         given = {"activations": self.activations, "kv_cache": self.kv_cache}
         return {name: kind for name, kind in given.items() if kind != "float32"}
+
+
+def _check_layerwise(
+    settings: FidelitySettings, offloads: dict[str, OffloadOptions]
+) -> None:
+    """Refuses what no walk through one layer after the other can stand for."""
+    wrong = {f"device memory {budget}": not budget.endswith("%") for budget in offloads}
+    base = settings.base
+    wrong |= {
+        f"batch sizes {tuple(settings.batch_sizes)}": set(settings.batch_sizes) != {1},
+        f"predictor {base.predictor}": base.predictor != "none",
+        f"assist {base.assist}": base.assist is not None,
+        f"reference {settings.reference}": settings.reference is not None,
+    }
+    for given in (name for name, is_wrong in wrong.items() if is_wrong):
+        raise ConfigError(
+            f"layerwise does not go with {given}; it expects batch size 1, shares of "
+            "the experts' bytes, and neither predictor, assist nor reference: leave "
+            "layerwise out"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

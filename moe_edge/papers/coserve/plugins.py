@@ -19,6 +19,5 @@ PLUGINS = (
     ("study", "coserve_fig19", "studies.live:STUDIES"),
     ("study", "coserve_fig5", "studies.measured:STUDIES"),
     ("study", "coserve_sensitivity", "studies.frequencies:STUDIES"),
-    ("study", "coserve_table1", "studies.hardware:STUDY"),
     ("study", "coserve_uma", "studies.uma:STUDY"),
 )

@@ -1,16 +1,21 @@
 """A fidelity card of every option of a tiny model; bad input is refused."""
 
+import dataclasses
 import itertools
 import json
 
 import pytest
 
 from moe_edge.bench.fidelity.card import grid_of, plot
+from moe_edge.bench.fidelity.scorers import scorer_of
 from moe_edge.bench.fidelity.study import FIDELITY, FidelitySettings
+from moe_edge.bench.offloading import studied
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.schema import validate_entry
+from moe_edge.route.base import get_route
 from tests.metrics.test_plots import png_size
 from tests.support.slow_cases import slow
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
@@ -75,6 +80,17 @@ def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
         ({"a_values": (1.5,)}, ConfigError, "must lie in .0, 1., got 1.5"),
         ({"bonuses": (-1,)}, ConfigError, "bonus must be a number from 0, got -1"),
         ({"device_memory": "25%,x"}, ConfigError, "device memory 'x' is no budget"),
+        ({"layerwise": True}, ConfigError, r"layerwise .* batch sizes \(2,\)"),
+        (
+            {"layerwise": True, "batch_sizes": (1,), "device_memory": "2GiB"},
+            ConfigError,
+            "layerwise does not go with device memory 2GiB",
+        ),
+        (
+            {"layerwise": True, "batch_sizes": (1,), "reference": "default"},
+            ConfigError,
+            "layerwise does not go with reference default",
+        ),
         ({"rows": 10**6}, RequestError, "1000000 rows of 6 . 20 need 26000000"),
     ],
 )
@@ -83,6 +99,41 @@ def test_bad_input_is_refused(tiny, tmp_path, given, error, message):
         settings = FidelitySettings(**SMALL | {"checkpoint": tiny} | given)
         run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
     assert not (tmp_path / "o").exists()
+
+
+def test_layer_by_layer_is_what_the_engine_does(tiny, tmp_path):
+    (tmp_path / "t.txt").write_text(TEXT * 3)
+    settings = FidelitySettings(
+        checkpoint=tiny,
+        text="t.txt",
+        data_dir=str(tmp_path),
+        device_memory="50%",
+        offload=studied(slot_plan="equal", asynchronous=False, route="drop",
+                        route_options={"threshold": 0.4}),
+        a_values=(0.4,),
+        thresholds=(0.3,),
+        bonuses=(0.5,),
+        **SMALL | {"batch_sizes": (1,), "prompt_tokens": 1},
+    )  # fmt: skip
+    loaded = load_engine(tiny)
+    found = []
+    for layerwise in (False, True):
+        given = dataclasses.replace(settings, layerwise=layerwise)
+        scorer, cards = scorer_of(given, loaded), []
+        plain = scorer.plain(loaded.engine, 1)
+        with scorer.budget(given.offloads["50%"]) as measure:
+            for route in [get_route("topk"), *grid_of(given)]:
+                cards.append(measure(route, 1, plain)[1])
+        found.append(cards)
+    stepwise, layerwise = found
+    for ours, theirs in zip(layerwise, stepwise, strict=True):
+        assert ours["option"] == theirs["option"]
+        assert ours["tokens"] == theirs["tokens"]
+        # A row's first token is prefilled and its last one not fed in steps.
+        assert ours["changed_ratio"] == pytest.approx(theirs["changed_ratio"], abs=0.1)
+        for name in ("agreement", "perplexity_ratio"):
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-5)
+    assert any(card["changed_ratio"] > 0.05 for card in layerwise)
 
 
 def cards_of(kinds):

@@ -41,7 +41,7 @@ class RankSettings(PromptSettings):
       scored_texts: generations whose scores are averaged by rank.
     """
 
-    rounds: int = 96
+    rounds: int = 144
     prompt_tokens: int = 16
     new_tokens: int = 64
     batch_size: int = 16
