@@ -24,7 +24,8 @@ from moe_edge.core.checks import ConfigError, check_shape
 from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.base import Engine
 from moe_edge.engine.expert_state import ExpertState, Moved
-from moe_edge.engine.fused_cache import Cache, Counting, Counts, DeviceCache
+from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.engine.fused_counts import Counting, Counts
 from moe_edge.engine.fused_programs import FusedPrograms
 from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.refusals import Asked, refuse

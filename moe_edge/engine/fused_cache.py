@@ -16,17 +16,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.core.plug_in import is_ours
-from moe_edge.engine.expert_state import Moved
 from moe_edge.offload.evict_base import CacheSpec, Eviction, State, pick, put
 
 HITS, MISSES, EVICTIONS = range(3)  # columns of the counters
-_copy = jax.jit(jnp.copy)
-_add_change = jax.jit(lambda sum_L3, now_L3, before_L3: sum_L3 + (now_L3 - before_L3))
 
 
 class Cache(NamedTuple):
@@ -223,62 +219,3 @@ def _read_back(slot_N, key_S) -> jax.Array:
     slots_S = jnp.arange(key_S.shape[0], dtype=jnp.int32)
     places_S = jnp.where(key_S < 0, slot_N.shape[0] - 1, key_S)
     return jnp.full_like(slot_N, -1).at[places_S].set(slots_S)
-
-
-class Counts(NamedTuple):
-    """What the cache did, distinct experts per layer, int64 `[L]` each."""
-
-    hits_L: np.ndarray
-    misses_L: np.ndarray
-    evictions_L: np.ndarray
-
-
-class Counting:
-    """Splits the running counters of a `Cache` by phase, without a wait.
-
-    They are part of the donated state, so what is needed of them later is copied; they
-    are read on the host only when somebody asks, and may pass the end of int32 between
-    two such times once.
-    """
-
-    def __init__(self, cache: Cache, record_bytes: int):
-        self._record_bytes = record_bytes
-        self.reset(cache)
-
-    def reset(self, cache: Cache) -> None:
-        """Counts from here on, as after a warm-up."""
-        self._last = _copy(cache.counts_L3), _copy(cache.choices_2)
-        self._done = [np.zeros(array.shape, np.int64) for array in self._last]
-        self._prefill_L3 = jnp.zeros_like(cache.counts_L3)
-
-    def begin_prefill(self, counts_L3: jax.Array) -> None:
-        self._before_L3 = _copy(counts_L3)
-
-    def end_prefill(self, counts_L3: jax.Array) -> None:
-        self._prefill_L3 = _add_change(self._prefill_L3, counts_L3, self._before_L3)
-
-    def _read(self, cache: Cache) -> list[np.ndarray]:
-        """`counts_L3` and `choices_2` since the last reset, int64."""
-        now = [np.array(cache.counts_L3), np.array(cache.choices_2)]
-        for done, new, last in zip(self._done, now, self._last, strict=True):
-            done += new - np.array(last)
-        self._last = now
-        return self._done
-
-    def phases(self, cache: Cache) -> dict[bool, np.ndarray]:
-        """Counts `[L, 3]` since the last reset, by whether it was decoding."""
-        prefill_L3 = np.array(self._prefill_L3, np.int64)
-        return {True: self._read(cache)[0] - prefill_L3, False: prefill_L3}
-
-    def movement(self, cache: Cache) -> dict:
-        """`hit_ratio` of decoding and `bytes_moved`, since the last reset."""
-        hits, misses, _ = self.phases(cache)[True].sum(axis=0).tolist()
-        ratio = hits / (hits + misses) if hits + misses else None
-        return {"hit_ratio": ratio, "bytes_moved": self.moved(cache).demand_bytes}
-
-    def moved(self, cache: Cache) -> Moved:
-        """As of `Engine.moved`."""
-        done_L3, choices_2 = self._read(cache)
-        moved_bytes = int(done_L3[:, MISSES].sum()) * self._record_bytes
-        routed, changed = choices_2.tolist()
-        return Moved(moved_bytes, routed=routed, substituted=changed)
