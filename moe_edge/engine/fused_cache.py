@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
@@ -28,7 +29,9 @@ HITS, MISSES, EVICTIONS = range(3)  # columns of the counters
 class Cache(NamedTuple):
     """What a step receives, changes and hands to the next one (all donated)."""
 
-    slots_SR: jax.Array  # records, as stored on the host
+    # Records, as stored on the host. Where each layer has an array of its own slots
+    # (`DeviceCache.is_cut`): that of the layer at hand, or all, None for dense layers.
+    slots_SR: jax.Array | tuple[jax.Array | None, ...]
     slot_N: jax.Array  # int32 [L * E + 1]: slot of a block key, -1; the last is unused
     policy: State
     step: jax.Array  # int32, rises by one a step
@@ -39,12 +42,31 @@ class Cache(NamedTuple):
     wrong: jax.Array | None = None
     # int32: tokens for which a route of another author chose what cannot be computed.
     refused: jax.Array | None = None
+    # int32: records fetched ahead of need, and those used since; None: none are.
+    ahead_2: jax.Array | None = None
+
+    def at(self, where: int | slice) -> "Cache":
+        """With the slots of one layer, or of some, where each has an array."""
+        if not isinstance(self.slots_SR, tuple):
+            return self
+        return self._replace(slots_SR=self.slots_SR[where])
+
+    def after(self, where: int | slice, part: "Cache") -> "Cache":
+        """What became of `at(where)`, with the slots of the other layers."""
+        if not isinstance(self.slots_SR, tuple):
+            return part
+        slots = list(self.slots_SR)
+        slots[where] = part.slots_SR
+        return part._replace(slots_SR=tuple(slots))
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceCache:
     """The pure functions of a cache of one shape and policy.
 
+    Attributes:
+      is_cut: each layer's slots are an array: one array that a call reads while another
+        writes it in place would be copied whole.
     Raises:
       ConfigError: a policy for the host.
       CapacityError: one of these layers has no slot.
@@ -53,6 +75,7 @@ class DeviceCache:
     spec: CacheSpec
     policy: Eviction
     moe_layers: tuple[int, ...]
+    is_cut: bool = False
 
     def __post_init__(self):
         if self.policy.host_only:
@@ -78,7 +101,28 @@ class DeviceCache:
         """The smallest `capacity_L` of a MoE layer."""
         return min(self.capacity_L[layer] for layer in self.moe_layers)
 
-    def empty(self, slots_SR: jax.Array) -> Cache:
+    def place_of(self, layer, slot):
+        """Where slots of a layer, by number, are in its array; elsewhere others are."""
+        if not self.is_cut:
+            return slot
+        firsts = np.searchsorted(self.spec.layer_S, np.arange(self.spec.num_layers))
+        firsts_L = firsts.astype(np.int32)
+        return (
+            slot
+            - (firsts_L if isinstance(layer, int) else jnp.asarray(firsts_L))[layer]
+        )
+
+    def new_slots(self, width: int, dtype) -> jax.Array | tuple[jax.Array | None, ...]:
+        """Room for records, zeros."""
+        if not self.is_cut:
+            return jnp.zeros((self.spec.num_slots, width), dtype)
+        rooms = enumerate(self.capacity_L)
+        return tuple(
+            jnp.zeros((room, width), dtype) if layer in self.moe_layers else None
+            for layer, room in rooms
+        )
+
+    def empty(self, slots_SR: jax.Array | tuple[jax.Array | None, ...]) -> Cache:
         """An empty cache over these slots; what they hold is never read."""
         spec = self.spec
         blocks = spec.num_layers * spec.num_experts
@@ -90,12 +134,25 @@ class DeviceCache:
             jnp.zeros((spec.num_layers, 3), jnp.int32),
             jnp.zeros(2, jnp.int32),
             None if is_ours(self.policy) else jnp.int32(0),
+            ahead_2=jnp.zeros(2, jnp.int32) if self.is_cut else None,
         )
 
     def slots_of(self, cache: Cache, layer) -> jax.Array:
         """Slot of each expert of a layer, int32 `[E]`, -1 where it is absent."""
         E = self.spec.num_experts
         return lax.dynamic_slice(cache.slot_N, (layer * E,), (E,))
+
+    def unused_LE(self, cache: Cache) -> jax.Array:
+        """bool: who was fetched ahead of need and has not been used since.
+
+        Who entered in the look-up of the layer before its own and was not touched since
+        has its time (`evict_base.base_state`).
+        """
+        L, E = self.spec.num_layers, self.spec.num_experts
+        last_LE = cache.policy["last_B"][:-1].reshape(L, E)
+        before_L1 = jnp.arange(L, dtype=jnp.int32)[:, None] - 1
+        is_ahead_LE = (last_LE % 2 == 1) & (last_LE // 2 % L == before_L1)
+        return is_ahead_LE & (cache.slot_N[:-1].reshape(L, E) >= 0)
 
     def touch(self, cache: Cache, layer, ids_TK, scores_TE) -> tuple[State, jax.Array]:
         """The policy's state and the table once it has seen a look-up."""
@@ -165,7 +222,7 @@ class DeviceCache:
             slots_SR = lax.dynamic_update_slice(
                 slots_SR,
                 record_1R,
-                (slot, jnp.int32(0)),
+                (self.place_of(layer, slot), jnp.int32(0)),
                 allow_negative_indices=False,
             )
             evictions = evictions + (old >= 0).astype(jnp.int32)
