@@ -24,7 +24,9 @@ from moe_edge.core.checks import ConfigError, check_shape
 from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.base import Engine
 from moe_edge.engine.expert_state import ExpertState, Moved
-from moe_edge.engine.fused_cache import Cache, Counting, Counts, DeviceCache
+from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.engine.fused_counts import Counting, Counts
+from moe_edge.engine.fused_prefetch import Prefetch
 from moe_edge.engine.fused_programs import FusedPrograms
 from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.refusals import Asked, refuse
@@ -33,6 +35,7 @@ from moe_edge.engine.weights import Weights
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slots import is_lost
+from moe_edge.predict.stale_gate import LooksAhead
 from moe_edge.route.base import Route, TopK
 
 
@@ -47,6 +50,8 @@ class FusedEngine(Engine):
       policy: who leaves a full cache; must run inside jit.
       route: chooses what is computed in decoding (None: the model's own choice).
       zero_copy: decode steps run by `fused_zero_copy` where they can.
+      predictor: names what decode steps fetch ahead (`fused_prefetch`); None: nothing.
+      prefetch_limit: most experts that are fetched ahead for a layer.
       device: that runs it; None: the first one.
       layers_per_program: most of a decode step's programs, which get equally many.
         None: 16, which takes no longer than all in one; on a GPU all, as timed there.
@@ -67,6 +72,8 @@ class FusedEngine(Engine):
         *,
         route: Route | None = None,
         zero_copy: bool = False,
+        predictor: LooksAhead | None = None,
+        prefetch_limit: int = 8,
         device: jax.Device | None = None,
         layers_per_program: int | None = None,
     ):
@@ -82,8 +89,12 @@ class FusedEngine(Engine):
             name = f"expert records of layer {layer}"
             check_shape(name, hosts[layer], (moe.num_experts, layout.size))
         self._device = device or jax.local_devices()[0]
-        self._cache_of = cache_of = DeviceCache(spec, policy, config.moe_layers)
+        given = spec, policy, config.moe_layers
+        self._cache_of = cache_of = DeviceCache(*given, predictor is not None)
         self._zero_copy = ZeroCopy(cache_of, config) if zero_copy else None
+        self._prefetch = None
+        if predictor is not None:
+            self._prefetch = Prefetch(cache_of, config, predictor, prefetch_limit)
         self._route = route or TopK()
         super().__init__(
             dataclasses.replace(
@@ -92,7 +103,9 @@ class FusedEngine(Engine):
                 layers=self.put(weights.layers),
                 experts=(None,) * config.num_layers,
             ),
-            FusedPrograms(config, cache_of, self._route, self._zero_copy),
+            FusedPrograms(
+                config, cache_of, self._route, self._zero_copy, self._prefetch
+            ),
         )
         self._windows = self.put(self._windows)
         self._layer_ids = self.put([*np.arange(config.num_layers, dtype=np.int32)])
@@ -102,10 +115,12 @@ class FusedEngine(Engine):
         self._layers_per_program = -(-config.num_layers // programs)
         # What a layer's program takes of the model: weights, records, window.
         self._layers = [*zip(self.weights.layers, hosts, self._windows, strict=True)]
+        of_layer = self._prefetch.gates if self._prefetch is not None else lambda _: ()
+        gates = map(self.put, map(of_layer, range(config.num_layers)))
+        self._with_gates = [(*arguments, next(gates)) for arguments in self._layers]
         dtype = hosts[config.moe_layers[0]].dtype
         self._record_bytes = layout.num_bytes(dtype)
-        slots_SR = jnp.zeros((spec.num_slots, layout.size), dtype)
-        self._begin(self._cache_of.empty(slots_SR))
+        self._begin(cache_of.empty(cache_of.new_slots(layout.size, dtype)))
 
     @property
     def lossless(self) -> bool:
@@ -122,7 +137,7 @@ class FusedEngine(Engine):
         # The session whose record is in the state, and the records of the others.
         self._running: Callable[[], Session | None] = lambda: None
         self._records = weakref.WeakKeyDictionary()
-        self._counting = Counting(self._state, self._record_bytes)
+        self._counting = Counting(self._state, self._record_bytes, self._cache_of)
 
     def counts(self) -> Counts:
         """What the cache did since it was last cleared; waits for the device."""
@@ -138,7 +153,8 @@ class FusedEngine(Engine):
         slots_SR, counting = before.slots_SR, self._counting
         counts = {"counts_L3": before.counts_L3, "choices_2": before.choices_2}
         if is_lost(slots_SR):
-            slots_SR = jnp.zeros(slots_SR.shape, slots_SR.dtype)
+            like = jax.tree.leaves(slots_SR)[0]
+            slots_SR = self._cache_of.new_slots(like.shape[1], like.dtype)
         self._begin(self._cache_of.empty(slots_SR))
         if not is_lost(counts):
             self._state, self._counting = self._state._replace(**counts), counting
@@ -150,7 +166,8 @@ class FusedEngine(Engine):
         return self._counting.moved(self._state)
 
     def device_bytes(self) -> int:
-        return self.weights.num_bytes + self._state.slots_SR.nbytes
+        slots = jax.tree.leaves(self._state.slots_SR)
+        return self.weights.num_bytes + sum(each.nbytes for each in slots)
 
     def expert_state(self) -> ExpertState:
         spec = self._cache_of.spec
@@ -162,7 +179,7 @@ class FusedEngine(Engine):
             list(self._cache_of.capacity_L),
             slot_LE >= 0,
             lookups_L2,
-            demand_bytes=self.moved().demand_bytes,
+            *self.moved()[:3],
         )
 
     def report(self) -> dict:
@@ -175,6 +192,7 @@ class FusedEngine(Engine):
             "slots": spec.num_slots,
             "eviction": policy.name,
             "zero_copy": self._zero_copy is not None and not self.remarks(),
+            "prefetch": self._prefetch and self._prefetch.predictor.name,
             **self.movement(),
         }
 
@@ -223,10 +241,11 @@ class FusedEngine(Engine):
         self._counting.begin_prefill(self._state.counts_L3)
         for layer, arguments in enumerate(self._layers):
             number, cache = self._layer_ids[layer], session.caches[layer]
-            kind = self.programs.kinds[layer]
-            self._state, x, session.caches[layer], routing = self.programs.layer(
-                kind, self._state, x, chunk, number, *arguments, cache
+            kind, before = self.programs.kinds[layer], self._state
+            state, x, session.caches[layer], routing = self.programs.layer(
+                kind, before.at(layer), x, chunk, number, *arguments, cache
             )
+            self._state = before.after(layer, state)
             if on_routing is not None and routing is not None:
                 on_routing(layer, routing)
         self._counting.end_prefill(self._state.counts_L3)
@@ -243,7 +262,7 @@ class FusedEngine(Engine):
         if len(self._layers) > self._layers_per_program:
             logits, routings = self._decode_by_groups(session, tokens_B, active_B)
         else:
-            given = self.weights.top, self._layers, self._state
+            given = self.weights.top, self._with_gates, self._state
             rows = tokens_B, session.positions_B, active_B, session.k_B
             step = self.programs.decode(*given, *rows, session.caches)
             logits, self._state, session.positions_B, session.caches, routings = step
@@ -260,16 +279,17 @@ class FusedEngine(Engine):
         x, chunk, session.positions_B = embedded
         self._state = self._state._replace(step=self.programs.count(self._state.step))
         for first in range(0, len(self._layers), size):
-            here = slice(first, first + size)
-            self._state, x, session.caches[here], found = self.programs.group(
+            here, before = slice(first, first + size), self._state
+            state, x, session.caches[here], found = self.programs.group(
                 self.programs.kinds[here],
                 self._layer_ids[here],
-                self._state,
+                before.at(here),
                 x,
                 chunk,
-                self._layers[here],
+                self._with_gates[here],
                 session.caches[here],
             )
+            self._state = before.after(here, state)
             routings += found
         return top.next_head(self.weights.top, x), routings
 

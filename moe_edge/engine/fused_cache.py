@@ -21,18 +21,17 @@ from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.core.plug_in import is_ours
-from moe_edge.engine.expert_state import Moved
 from moe_edge.offload.evict_base import CacheSpec, Eviction, State, pick, put
 
 HITS, MISSES, EVICTIONS = range(3)  # columns of the counters
-_copy = jax.jit(jnp.copy)
-_add_change = jax.jit(lambda sum_L3, now_L3, before_L3: sum_L3 + (now_L3 - before_L3))
 
 
 class Cache(NamedTuple):
     """What a step receives, changes and hands to the next one (all donated)."""
 
-    slots_SR: jax.Array  # records, as stored on the host
+    # Records, as stored on the host. Where each layer has an array of its own slots
+    # (`DeviceCache.is_cut`): that of the layer at hand, or all, None for dense layers.
+    slots_SR: jax.Array | tuple[jax.Array | None, ...]
     slot_N: jax.Array  # int32 [L * E + 1]: slot of a block key, -1; the last is unused
     policy: State
     step: jax.Array  # int32, rises by one a step
@@ -43,12 +42,31 @@ class Cache(NamedTuple):
     wrong: jax.Array | None = None
     # int32: tokens for which a route of another author chose what cannot be computed.
     refused: jax.Array | None = None
+    # int32: records fetched ahead of need, and those used since; None: none are.
+    ahead_2: jax.Array | None = None
+
+    def at(self, where: int | slice) -> "Cache":
+        """With the slots of one layer, or of some, where each has an array."""
+        if not isinstance(self.slots_SR, tuple):
+            return self
+        return self._replace(slots_SR=self.slots_SR[where])
+
+    def after(self, where: int | slice, part: "Cache") -> "Cache":
+        """What became of `at(where)`, with the slots of the other layers."""
+        if not isinstance(self.slots_SR, tuple):
+            return part
+        slots = list(self.slots_SR)
+        slots[where] = part.slots_SR
+        return part._replace(slots_SR=tuple(slots))
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceCache:
     """The pure functions of a cache of one shape and policy.
 
+    Attributes:
+      is_cut: each layer's slots are an array: one array that a call reads while another
+        writes it in place would be copied whole.
     Raises:
       ConfigError: a policy for the host.
       CapacityError: one of these layers has no slot.
@@ -57,6 +75,7 @@ class DeviceCache:
     spec: CacheSpec
     policy: Eviction
     moe_layers: tuple[int, ...]
+    is_cut: bool = False
 
     def __post_init__(self):
         if self.policy.host_only:
@@ -82,7 +101,27 @@ class DeviceCache:
         """The smallest `capacity_L` of a MoE layer."""
         return min(self.capacity_L[layer] for layer in self.moe_layers)
 
-    def empty(self, slots_SR: jax.Array) -> Cache:
+    def place_of(self, layer, slot):
+        """Where slots of a layer, by number, are in its array; elsewhere others are."""
+        if not self.is_cut:
+            return slot
+        firsts = np.searchsorted(self.spec.layer_S, np.arange(self.spec.num_layers))
+        firsts_L = firsts.astype(np.int32)
+        if not isinstance(layer, int):
+            firsts_L = jnp.asarray(firsts_L)
+        return slot - firsts_L[layer]
+
+    def new_slots(self, width: int, dtype) -> jax.Array | tuple[jax.Array | None, ...]:
+        """Room for records, zeros."""
+        if not self.is_cut:
+            return jnp.zeros((self.spec.num_slots, width), dtype)
+        rooms = enumerate(self.capacity_L)
+        return tuple(
+            jnp.zeros((room, width), dtype) if layer in self.moe_layers else None
+            for layer, room in rooms
+        )
+
+    def empty(self, slots_SR: jax.Array | tuple[jax.Array | None, ...]) -> Cache:
         """An empty cache over these slots; what they hold is never read."""
         spec = self.spec
         blocks = spec.num_layers * spec.num_experts
@@ -94,12 +133,25 @@ class DeviceCache:
             jnp.zeros((spec.num_layers, 3), jnp.int32),
             jnp.zeros(2, jnp.int32),
             None if is_ours(self.policy) else jnp.int32(0),
+            ahead_2=jnp.zeros(2, jnp.int32) if self.is_cut else None,
         )
 
     def slots_of(self, cache: Cache, layer) -> jax.Array:
         """Slot of each expert of a layer, int32 `[E]`, -1 where it is absent."""
         E = self.spec.num_experts
         return lax.dynamic_slice(cache.slot_N, (layer * E,), (E,))
+
+    def unused_LE(self, cache: Cache) -> jax.Array:
+        """bool: who was fetched ahead of need and has not been used since.
+
+        Who entered in the look-up of the layer before its own and was not touched since
+        has its time (`evict_base.base_state`).
+        """
+        L, E = self.spec.num_layers, self.spec.num_experts
+        last_LE = cache.policy["last_B"][:-1].reshape(L, E)
+        before_L1 = jnp.arange(L, dtype=jnp.int32)[:, None] - 1
+        is_ahead_LE = (last_LE % 2 == 1) & (last_LE // 2 % L == before_L1)
+        return is_ahead_LE & (cache.slot_N[:-1].reshape(L, E) >= 0)
 
     def touch(self, cache: Cache, layer, ids_TK, scores_TE) -> tuple[State, jax.Array]:
         """The policy's state and the table once it has seen a look-up."""
@@ -169,7 +221,7 @@ class DeviceCache:
             slots_SR = lax.dynamic_update_slice(
                 slots_SR,
                 record_1R,
-                (slot, jnp.int32(0)),
+                (self.place_of(layer, slot), jnp.int32(0)),
                 allow_negative_indices=False,
             )
             evictions = evictions + (old >= 0).astype(jnp.int32)
@@ -223,62 +275,3 @@ def _read_back(slot_N, key_S) -> jax.Array:
     slots_S = jnp.arange(key_S.shape[0], dtype=jnp.int32)
     places_S = jnp.where(key_S < 0, slot_N.shape[0] - 1, key_S)
     return jnp.full_like(slot_N, -1).at[places_S].set(slots_S)
-
-
-class Counts(NamedTuple):
-    """What the cache did, distinct experts per layer, int64 `[L]` each."""
-
-    hits_L: np.ndarray
-    misses_L: np.ndarray
-    evictions_L: np.ndarray
-
-
-class Counting:
-    """Splits the running counters of a `Cache` by phase, without a wait.
-
-    They are part of the donated state, so what is needed of them later is copied; they
-    are read on the host only when somebody asks, and may pass the end of int32 between
-    two such times once.
-    """
-
-    def __init__(self, cache: Cache, record_bytes: int):
-        self._record_bytes = record_bytes
-        self.reset(cache)
-
-    def reset(self, cache: Cache) -> None:
-        """Counts from here on, as after a warm-up."""
-        self._last = _copy(cache.counts_L3), _copy(cache.choices_2)
-        self._done = [np.zeros(array.shape, np.int64) for array in self._last]
-        self._prefill_L3 = jnp.zeros_like(cache.counts_L3)
-
-    def begin_prefill(self, counts_L3: jax.Array) -> None:
-        self._before_L3 = _copy(counts_L3)
-
-    def end_prefill(self, counts_L3: jax.Array) -> None:
-        self._prefill_L3 = _add_change(self._prefill_L3, counts_L3, self._before_L3)
-
-    def _read(self, cache: Cache) -> list[np.ndarray]:
-        """`counts_L3` and `choices_2` since the last reset, int64."""
-        now = [np.array(cache.counts_L3), np.array(cache.choices_2)]
-        for done, new, last in zip(self._done, now, self._last, strict=True):
-            done += new - np.array(last)
-        self._last = now
-        return self._done
-
-    def phases(self, cache: Cache) -> dict[bool, np.ndarray]:
-        """Counts `[L, 3]` since the last reset, by whether it was decoding."""
-        prefill_L3 = np.array(self._prefill_L3, np.int64)
-        return {True: self._read(cache)[0] - prefill_L3, False: prefill_L3}
-
-    def movement(self, cache: Cache) -> dict:
-        """`hit_ratio` of decoding and `bytes_moved`, since the last reset."""
-        hits, misses, _ = self.phases(cache)[True].sum(axis=0).tolist()
-        ratio = hits / (hits + misses) if hits + misses else None
-        return {"hit_ratio": ratio, "bytes_moved": self.moved(cache).demand_bytes}
-
-    def moved(self, cache: Cache) -> Moved:
-        """As of `Engine.moved`."""
-        done_L3, choices_2 = self._read(cache)
-        moved_bytes = int(done_L3[:, MISSES].sum()) * self._record_bytes
-        routed, changed = choices_2.tolist()
-        return Moved(moved_bytes, routed=routed, substituted=changed)

@@ -10,17 +10,9 @@ the loop, and what is to be computed is known before any record has moved.
 import jax
 import jax.numpy as jnp
 
-from moe_edge.engine.fused_cache import Cache, DeviceCache
-from moe_edge.kernels import few, lookup
+from moe_edge.engine.fused_cache import EVICTIONS, Cache, DeviceCache
+from moe_edge.kernels import few, lookup, rows
 from moe_edge.offload.evict_base import Eviction
-
-
-def own_choice(policy: Eviction) -> str | None:
-    """The method by which a policy chooses victims one by one; None: it has none."""
-    for name in ("victim", "gave_up"):
-        if getattr(type(policy), name) is not getattr(Eviction, name):
-            return name
-    return None
 
 
 def look_up(
@@ -38,28 +30,63 @@ def look_up(
     if is_own := type(policy).touch is not Eviction.touch:
         state, slot_N = device.touch(cache, layer, ids_TK, scores_TE)
     value_S = policy.value(state)
-    is_float = value_S is None or value_S.dtype == jnp.float32
-    if ids_TK.size > lookup.MOST_PAIRS or not is_float:
+    if not _is_for_kernel(ids_TK, value_S):
         T, K = ids_TK.shape
         cache, slot_P, host_P = look_up_by_xla(device, cache, layer, ids_TK, scores_TE)
         where = slot_P.reshape(T, K), device.spec.num_slots, host_P.reshape(T, K)
         return cache, few.plan(*where)
-    tables = lookup.Tables(state["key_S"], state["last_B"], slot_N, cache.counts_L3)
-    tables, rows = lookup.look_up(
-        tables,
-        layer,
-        cache.step,
-        ids_TK,
-        jnp.asarray(device.spec.layer_S, jnp.int32),
-        scores_TE=scores_TE,
-        value_S=value_S,
-        clock=state["clock"] if is_own else None,
-    )
-    state = state | {"key_S": tables.key_S, "last_B": tables.last_B}
+    cache = cache._replace(policy=state, slot_N=slot_N)
+    own = {"scores_TE": scores_TE, "clock": state["clock"] if is_own else None}
+    cache, found = _by_kernel(device, cache, layer, ids_TK, value_S=value_S, **own)
     if not is_own:
-        state["clock"] = 2 * (cache.step * device.spec.num_layers + layer)
-    state = {"policy": state, "slot_N": tables.slot_B, "counts_L3": tables.counts_L3}
-    return cache._replace(**state), rows
+        clock = 2 * (cache.step * device.spec.num_layers + layer)
+        cache = cache._replace(policy=cache.policy | {"clock": clock})
+    return cache, found
+
+
+def look_ahead(
+    device: DeviceCache, cache: Cache, layer, ids_M
+) -> tuple[Cache, jax.Array]:
+    """Gives slots to experts that a coming layer is expected to choose.
+
+    Which is no use of them: nothing is refreshed. Those in slots stay there, the others
+    enter as just after the latest look-up.
+
+    Args:
+      device: whose policy has no `own_choice`, and each layer its own slots.
+      layer: int or int32 scalar, the coming one.
+      ids_M: int32, different ones; E where nothing is expected.
+    Returns:
+      (cache; int32 `[2, M]`, a plan of `kernels.prefetch` for the layer's slots).
+    """
+    ids_1M, policy, state = ids_M[None], device.policy, cache.policy
+    if rows.are_possible() and _is_for_kernel(ids_1M, value_S := policy.value(state)):
+        like = jax.ShapeDtypeStruct((1, device.spec.num_experts), jnp.float32)
+        own = {"scores_TE": like, "clock": state["clock"], "is_use": False}
+        cache, found = _by_kernel(device, cache, layer, ids_1M, value_S=value_S, **own)
+        slot_M, host_M = found.record_B, found.host_B
+    else:
+        cache, slot_M, host_M, counts_3 = _admit(device, cache, layer, ids_1M, None)
+        counts_3 = jnp.where(jnp.arange(3) == EVICTIONS, counts_3, 0)
+        counts_L3 = cache.counts_L3.at[layer].add(counts_3)
+        cache = cache._replace(counts_L3=counts_L3)
+    return cache, jnp.stack([host_M, device.place_of(layer, slot_M)])
+
+
+def _is_for_kernel(ids_TK, value_S) -> bool:
+    is_float = value_S is None or value_S.dtype == jnp.float32
+    return ids_TK.size <= lookup.MOST_PAIRS and is_float
+
+
+def _by_kernel(device, cache, layer, ids_TK, **own) -> tuple[Cache, few.Rows]:
+    state = cache.policy
+    names = state["key_S"], state["last_B"], cache.slot_N, cache.counts_L3
+    owner_S = jnp.asarray(device.spec.layer_S, jnp.int32)
+    given = lookup.Tables(*names), layer, cache.step, ids_TK, owner_S
+    tables, found = lookup.look_up(*given, **own)
+    state = state | {"key_S": tables.key_S, "last_B": tables.last_B}
+    changed = {"slot_N": tables.slot_B, "counts_L3": tables.counts_L3}
+    return cache._replace(policy=state, **changed), found
 
 
 def look_up_by_xla(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
@@ -69,8 +96,21 @@ def look_up_by_xla(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
       (cache; int32 `[P]`, the slot of each pair's expert, S for none; int32 `[P]`, the
       expert that the slot is to be filled with, -1: it holds it).
     """
-    (T, K), E, S = ids_TK.shape, device.spec.num_experts, device.spec.num_slots
     state, slot_N = device.touch(cache, layer, ids_TK, scores_TE)
+    cache = cache._replace(policy=state, slot_N=slot_N)
+    cache, *found, counts_3 = _admit(device, cache, layer, ids_TK, scores_TE)
+    counts_L3 = cache.counts_L3.at[layer].add(counts_3)
+    return cache._replace(counts_L3=counts_L3), *found
+
+
+def _admit(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
+    """As `look_up_by_xla` behind the policy's `touch`, with what is to be counted.
+
+    Args:
+      scores_TE: None: of one row.
+    """
+    (T, K), E, S = ids_TK.shape, device.spec.num_experts, device.spec.num_slots
+    state, slot_N = cache.policy, cache.slot_N
     ids_P, pairs_P = ids_TK.reshape(-1), jnp.arange(T * K, dtype=jnp.int32)
     is_real_P = ids_P < E
     key_P = jnp.where(is_real_P, layer * E + ids_P, -2)
@@ -114,10 +154,9 @@ def look_up_by_xla(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
     cache = cache._replace(
         slot_N=slot_N,
         policy=state | {"key_S": jnp.where(taken_S, new_S, key_S), "last_B": last_B},
-        counts_L3=cache.counts_L3.at[layer].add(counts_3),
     )
     host_P = jnp.where(is_miss_P, ids_P, -1)
-    return cache, jnp.where(is_miss_P, new_P, slot_P), host_P
+    return cache, jnp.where(is_miss_P, new_P, slot_P), host_P, counts_3
 
 
 def _order(policy: Eviction, state, free_S) -> jax.Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from moe_edge.core.checks import check_shape
 from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.engine.fused_prefetch import Coming, Prefetch, UnderWay
 from moe_edge.engine.fused_waves import run_through_slots
 from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.programs import Programs, jit_step
@@ -22,6 +23,7 @@ class FusedPrograms(Programs):
     Args:
       route: chooses what is computed in decoding.
       zero_copy: runs decode steps where it can; None: nothing does.
+      prefetch: what decode steps fetch ahead; None: nothing.
     """
 
     def __init__(
@@ -30,9 +32,11 @@ class FusedPrograms(Programs):
         cache: DeviceCache,
         route: Route,
         zero_copy: ZeroCopy | None,
+        prefetch: Prefetch | None,
     ):
         super().__init__(config)
-        self._cache, self._route, self._zero_copy = cache, route, zero_copy
+        self._cache, self._route = cache, route
+        self._zero_copy, self._prefetch = zero_copy, prefetch
         self.decode = jit_step(
             self._decode_step, donate_argnames=("state", "positions_B", "caches")
         )
@@ -46,26 +50,62 @@ class FusedPrograms(Programs):
 
     def _layer_step(self, kind, state, x, chunk, layer, weights, host_ER, window, kv):
         """One layer; `layer` is an int or, so that one program serves all, an array."""
-        block = self.bind(kind, weights)
+        given = kind, state, x, chunk, layer, weights, host_ER, window, kv
+        return self._run_layer(*given, None, None)[0]
+
+    def _run_layer(
+        self,
+        kind,
+        state,
+        x,
+        chunk,
+        layer,
+        weights,
+        host_ER,
+        window,
+        kv,
+        under_way: UnderWay | None,
+        coming: Coming | None,
+    ):
+        """One layer.
+
+        Args:
+          under_way: what was begun for it.
+          coming: the layer for which it begins to fetch.
+        Returns:
+          ((state, x, kv, routing), what is under way for the next layer).
+        """
+        block, begun = self.bind(kind, weights), None
         if host_ER is None:
             x, kv, _ = block(x, chunk, window, None, None, kv)
-            return state, x, kv, None
+            return (state, x, kv, None), None
         (x, normed), kv = block.attend(x, chunk, window, kv)
         hidden_TD, routing = seam(block.route(normed, chunk))
         shared = seam(block.run_shared(hidden_TD, routing))
-        hidden_TD = block.expert_input(hidden_TD, routing)
+        taken_TD = block.expert_input(hidden_TD, routing)
+        if self._prefetch is not None:
+            state, routing = self._prefetch.end(state, layer, under_way, routing)
         if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
             state, routing = self._reroute(state, layer, routing)
+
+        def begin(state, taken_TD):
+            nonlocal begun
+            expected_E = self._prefetch.expected(coming, hidden_TD, taken_TD, k_T)
+            given = state, coming, expected_E, taken_TD
+            state, begun, taken_TD = self._prefetch.begin(*given)
+            return state, taken_TD
+
+        k_T = chunk.k_T(self.config.moe.top_k)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)
         wanted, zero_copy = routing._replace(scores_TE=shares_TE), self._zero_copy
-        given = state, layer, hidden_TD, wanted, host_ER
+        given = state, layer, taken_TD, wanted, host_ER, coming and begin
         if zero_copy is not None and zero_copy.suits(layer, wanted.ids_TK):
             state, y_TD = zero_copy.run(*given)
         else:
-            waves = self.waves_of(hidden_TD.shape[0], host_ER.dtype)
+            waves = self.waves_of(taken_TD.shape[0], host_ER.dtype)
             state, y_TD = run_through_slots(self._cache, waves, *given)
         x = add_experts(self.config, x, seam(y_TD), shared)
-        return state, x, kv, routing
+        return (state, x, kv, routing), begun
 
     def _reroute(self, state: Cache, layer, routing):
         resident_E = self._cache.slots_of(state, layer) >= 0
@@ -109,13 +149,21 @@ class FusedPrograms(Programs):
         return logits, state, positions_B, caches, routings
 
     def _group_step(self, kinds, numbers, state, x, chunk, layers, caches):
-        """Some layers of a decode step, by number; see `_layer_step`."""
-        new_caches, routings = [], []
-        for kind, number, layer, kv in zip(kinds, numbers, layers, caches, strict=True):
+        """Some layers of a decode step, by number; see `_run_layer`."""
+        new_caches, routings, under_way = [], [], None
+        for place, (kind, number) in enumerate(zip(kinds, numbers, strict=True)):
             x, chunk = seam((x, chunk))  # here the resident engine changes programs
-            state, x, kv, routing = self._layer_step(
-                kind, state, x, chunk, number, *layer, kv
+            *layer, gates = layers[place]
+            coming = None
+            if gates and place + 1 < len(layers):
+                _, host_ER, *_ = layers[place + 1]
+                slots_SR = state.slots_SR[place + 1]
+                coming = Coming(gates, numbers[place + 1], host_ER, slots_SR)
+            given = kind, state.at(place), x, chunk, number, *layer, caches[place]
+            (here, x, kv, routing), under_way = self._run_layer(
+                *given, under_way, coming
             )
+            state = state.after(place, here)
             new_caches.append(kv)
             routings.append(routing)
         return state, x, new_caches, routings

@@ -7,6 +7,8 @@ Each wave is a look-up of its own for the policy. Counters keep the law of
 `offload/statistics.py`: hits are the experts that no wave of the layer fetched.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -14,6 +16,9 @@ from jax import lax
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.router import Routing
+
+# Behind a layer's look-up and before its products: (cache, hidden_TD) -> the same.
+Begin = Callable[[Cache, jax.Array], tuple[Cache, jax.Array]]
 
 
 def run_through_slots(
@@ -24,6 +29,7 @@ def run_through_slots(
     hidden_TD: jax.Array,
     routing: Routing,
     host_ER: jax.Array,
+    begin: Begin | None = None,
 ) -> tuple[Cache, jax.Array]:
     """The weighted sum of the chosen experts.
 
@@ -32,20 +38,24 @@ def run_through_slots(
       hidden_TD: float32.
       routing: what to compute; its scores (>= 0) are for the policy.
       host_ER: the layer's records in host memory.
+      begin: begins what the next layer is to find; None: nothing.
     Returns:
       (cache, float32 `[T, D]`).
     """
     ids_TK, weights_TK, scores_TE = routing
     E, S = device.spec.num_experts, device.spec.num_slots
 
-    def run_wave(cache, total, wave_TK):
+    def run_wave(cache, total, wave_TK, hidden_TD=hidden_TD, begin=None):
         cache, fetched_E = device.acquire(cache, layer, wave_TK, scores_TE, host_ER)
+        if begin is not None:
+            cache, hidden_TD = begin(cache, hidden_TD)
         slot_E = device.slots_of(cache, layer)
         if waves.method == "pairs":
             slot_of = slot_E[jnp.minimum(wave_TK, E - 1)]
             slot_of = jnp.where(wave_TK < E, slot_of, S)
         else:
             slot_of = jnp.where(_chosen(wave_TK, E), slot_E, S)
+        slot_of = device.place_of(layer, slot_of)
         total = waves.run(total, hidden_TD, ids_TK, weights_TK, cache.slots_SR, slot_of)
         return cache, total, fetched_E
 
@@ -66,8 +76,10 @@ def run_through_slots(
 
     total = waves.start(hidden_TD, ids_TK)
     if min(ids_TK.size, E) <= device.least_capacity:
-        cache, total, _ = run_wave(cache, total, ids_TK)
+        cache, total, _ = run_wave(cache, total, ids_TK, begin=begin)
     else:
+        if begin is not None:
+            cache, hidden_TD = begin(cache, hidden_TD)
         capacity = jnp.asarray(device.capacity_L, jnp.int32)[layer]
         before, none_E = cache, jnp.zeros(E, bool)
         cache, total, _, missed_E = lax.while_loop(

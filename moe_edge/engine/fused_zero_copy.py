@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.fused_cache import Cache, DeviceCache
-from moe_edge.engine.fused_lookup import look_up, own_choice
+from moe_edge.engine.fused_lookup import look_up
+from moe_edge.engine.fused_waves import Begin
 from moe_edge.kernels import few
 from moe_edge.kernels.rows import are_possible
 from moe_edge.model.config import ModelConfig
@@ -21,6 +22,7 @@ from moe_edge.model.expert_groups import add_ranks
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
+from moe_edge.offload.evict_base import own_choice
 
 MOST_ROWS = 16  # of a step, as of the form `pairs`
 
@@ -84,7 +86,13 @@ class ZeroCopy:
         return T if fits else slots // K
 
     def run(
-        self, cache: Cache, layer: int, hidden_TD: jax.Array, routing: Routing, host_ER
+        self,
+        cache: Cache,
+        layer: int,
+        hidden_TD: jax.Array,
+        routing: Routing,
+        host_ER: jax.Array,
+        begin: Begin | None = None,
     ) -> tuple[Cache, jax.Array]:
         """As `fused_waves.run_through_slots`; waves of rows, known from shapes."""
         before, ids_TK, y_TD = cache, routing.ids_TK, []
@@ -95,7 +103,8 @@ class ZeroCopy:
             wave = jax.tree.map(
                 lambda x, first=first: x[first : first + rows], (hidden_TD, routing)
             )
-            cache, wave_TD, moved_B = self._run_wave(cache, layer, *wave, host_ER)
+            given = cache, layer, *wave, host_ER
+            cache, wave_TD, moved_B = self._run_wave(*given, None if first else begin)
             missed_E |= jnp.any(moved_B[:, None] == experts_1E, axis=0)
             y_TD.append(wave_TD)
         if len(y_TD) == 1:
@@ -105,10 +114,13 @@ class ZeroCopy:
         cache = self._device.settle_hits(before, cache, layer, hit_E)
         return cache, jnp.concatenate(y_TD)
 
-    def _run_wave(self, cache: Cache, layer: int, hidden_TD, routing, host_ER):
+    def _run_wave(self, cache: Cache, layer: int, hidden_TD, routing, host_ER, begin):
         ids_TK, weights_TK, scores_TE = routing
         given = ids_TK, scores_TE
         cache, rows = look_up(self._device, cache, layer, *given)
+        rows = rows._replace(record_B=self._device.place_of(layer, rows.record_B))
+        if begin is not None:
+            cache, hidden_TD = begin(cache, hidden_TD)
         rows_PD, slots_SR = few.ffn(
             *(hidden_TD, cache.slots_SR, rows, ids_TK.shape[1]),
             *(self._layout, self._act),

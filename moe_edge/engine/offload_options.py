@@ -79,6 +79,9 @@ class OffloadOptions:
     # Of mode fused on a GPU: decode steps compute absent experts while they arrive
     # (engine/fused_zero_copy.py) instead of fetching them by a loop.
     zero_copy: bool = False
+    # Of mode fused: what `predictor` names for the next layer travels while a layer
+    # computes (engine/fused_prefetch.py). Needs slots of each layer's own.
+    prefetch_in_fused: bool = False
     # How mode layered speaks to its programs on a GPU. `arrays`: small arrays;
     # `packed`: one array each way a layer, in pinned memory; `direct`: packed, and a
     # layer's absent experts are fetched from memory `pinned` by one program.

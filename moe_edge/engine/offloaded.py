@@ -23,6 +23,7 @@ from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.sizes import DEFAULT_CONTEXT
 from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
+from moe_edge.kernels.prefetch import open_calls
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec
 from moe_edge.offload.homes import Homes
@@ -176,13 +177,16 @@ def check_offload(
     backend = jax.default_backend()
     mode = options.choose_mode(backend, recorded or len(devices) > 1)
     check_limit(pinned_gib(reader, options, mode), backend)
-    if options.zero_copy:
-        if mode != "fused":
+    for name in ("zero_copy", "prefetch_in_fused"):
+        if getattr(options, name) and mode != "fused":
             raise ConfigError(
-                f"zero_copy is True and mode {options.mode} is {mode} here; it is of "
+                f"{name} is True and mode {options.mode} is {mode} here; it is of "
                 "mode fused: use that, or leave it out"
             )
+    if options.zero_copy:
         check_zero_copy()
+    if options.prefetch_in_fused:
+        open_calls()
     return context
 
 
@@ -298,8 +302,13 @@ def assemble(
     if options.choose_mode(jax.default_backend(), layered) == "fused":
         check_traceable(config, spec, policy, route)
         hosts = hosts or store.pin_layers(config.num_layers)
-        given = {"route": route, "zero_copy": options.zero_copy}
-        engine = FusedEngine(weights, hosts, spec, policy, **given)
+        engine = FusedEngine(
+            *(weights, hosts, spec, policy),
+            route=route,
+            zero_copy=options.zero_copy,
+            predictor=predictor if options.prefetch_in_fused else None,
+            prefetch_limit=options.prefetch_limit,
+        )
     else:
         engine = make_layered(
             options,

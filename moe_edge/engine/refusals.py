@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import is_object
 from moe_edge.model.config import ModelConfig
-from moe_edge.offload.evict_base import EVICTIONS
+from moe_edge.offload.evict_base import EVICTIONS, own_choice
 from moe_edge.offload.slot_plan import plan_of
 from moe_edge.predict.base import PREDICTORS, Predictor
+from moe_edge.predict.stale_gate import LooksAhead
 from moe_edge.route.base import get_route
 
 
@@ -194,7 +195,8 @@ def direct_over_another_way(asked):
 def layered_only(options: Any) -> list[str]:
     """Options given that mode fused does not have."""
     found = {
-        "predictor": PREDICTORS.class_of(options.predictor) is not Predictor,
+        "predictor": PREDICTORS.class_of(options.predictor) is not Predictor
+        and not options.prefetch_in_fused,
         "assist": options.assist is not None,
         "link_bytes_per_s": options.link_bytes_per_s is not None,
         "memory": options.memory != "host",
@@ -205,8 +207,8 @@ def layered_only(options: Any) -> list[str]:
 
 @_rule(
     "mode `fused`",
-    "a predictor, CPU assist, an emulated link, `offload.memory` other than host, "
-    "`offload.layer_io`",
+    "a predictor without `offload.prefetch_in_fused`, CPU assist, an emulated link, "
+    "`offload.memory` other than host, `offload.layer_io`",
     "use mode layered",
 )
 def fused_without_a_host(asked):
@@ -239,6 +241,70 @@ def zero_copy_layered(asked):
         return (
             "zero_copy is True and the mode layered, whose experts are transferred "
             "before they are computed"
+        )
+    return None
+
+
+def _prefetches(asked: Asked) -> bool:
+    return asked.options is not None and asked.options.prefetch_in_fused
+
+
+@_rule(
+    "`offload.prefetch_in_fused`", "mode `layered`", "use mode fused, or leave it out"
+)
+def prefetch_layered(asked):
+    if _prefetches(asked) and asked.options.mode == "layered":
+        return "prefetch_in_fused is True and the mode layered, which prefetches anyway"
+    return None
+
+
+@_rule(
+    "`offload.prefetch_in_fused`",
+    "no predictor, or one whose scores a step's program does not compute by itself",
+    "use predictor stale_gate, n_layer_gate or probe",
+)
+def prefetch_by_the_host(asked):
+    if not _prefetches(asked):
+        return None
+    kind = asked.predictor
+    kind = kind if isinstance(kind, type) else type(kind)
+    # One that sorts its scores in a way of its own does that on the host.
+    is_ours = issubclass(kind, LooksAhead) and kind.predict is LooksAhead.predict
+    if is_ours and kind.store is LooksAhead.store:
+        return None
+    return f"prefetch_in_fused is True and the predictor {kind.name}"
+
+
+@_rule("`offload.prefetch_in_fused`", "`offload.horizon` above 1", "use horizon 1")
+def prefetch_of_one_layer(asked):
+    if _prefetches(asked) and asked.options.horizon > 1:
+        return (
+            "prefetch_in_fused is True, which fetches for the next layer alone, and "
+            f"horizon is {asked.options.horizon}"
+        )
+    return None
+
+
+@_rule(
+    "`offload.prefetch_in_fused`",
+    "an eviction that is asked block by block (`moe_infinity`)",
+    "use eviction lru",
+)
+def prefetch_one_by_one(asked):
+    if not _prefetches(asked) or (method := own_choice(asked.eviction)) is None:
+        return None
+    return (
+        f"prefetch_in_fused is True and eviction policy {asked.eviction.name} has a "
+        f"{method} of its own, which is asked block by block"
+    )
+
+
+@_rule("`offload.prefetch_in_fused`", "slot plan `one_pool`", "use slot_plan equal")
+def prefetch_in_one_pool(asked):
+    if _prefetches(asked) and asked.options.slot_plan == "one_pool":
+        return (
+            "prefetch_in_fused is True, which fills slots of each layer's own, and the "
+            "slot plan one_pool"
         )
     return None
 

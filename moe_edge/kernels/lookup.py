@@ -40,6 +40,7 @@ def look_up(
     scores_TE: jax.Array,
     value_S: jax.Array | None,
     clock: jax.Array | None,
+    is_use: bool = True,
 ) -> tuple[Tables, Rows]:
     """Finds the slots of chosen experts, and a victim's slot for each absent one.
 
@@ -53,6 +54,7 @@ def look_up(
       value_S: float32, what slots hold is given up in this order; None: by last use.
       clock: int32 scalar, the time of a policy that has taken note of this use itself;
         None: it is 2 * (step * L + layer), and noted here.
+      is_use: False: experts are fetched ahead of need, so neither hits nor misses.
     Returns:
       (tables; the rows of each slot, as of `few.plan`).
     """
@@ -160,7 +162,8 @@ def look_up(
             padding = jnp.sum((is_pair_P & ~is_real_P).astype(jnp.int32))
             spare = jnp.int32(B - 1)
             last_ref[spare] = jnp.where(padding > 0, now, before["last_B"][spare])
-        for column, more in enumerate((chosen - misses, misses, evictions)):
+        found = (chosen - misses, misses) if is_use else (0, 0)
+        for column, more in enumerate((*found, evictions)):
             at = layer, jnp.int32(column)
             counts_ref[at] = before["counts_L3"][at] + more
 

@@ -224,6 +224,15 @@ EVICTIONS = Registry(
 )
 
 
+def own_choice(policy: Eviction | type[Eviction]) -> str | None:
+    """The method by which a policy chooses victims one by one; None: it has none."""
+    kind = policy if isinstance(policy, type) else type(policy)
+    for name in ("victim", "gave_up"):
+        if getattr(kind, name) is not getattr(Eviction, name):
+            return name
+    return None
+
+
 def get_eviction(policy: str | type | Eviction, **options) -> Eviction:
     """The policy of a name, a class, or an object.
 

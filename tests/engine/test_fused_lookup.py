@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from moe_edge.engine.fused_cache import DeviceCache
-from moe_edge.engine.fused_lookup import look_up, own_choice
+from moe_edge.engine.fused_lookup import look_up
 from moe_edge.kernels import lookup
-from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, Eviction, get_eviction
+from moe_edge.offload.evict_base import (
+    EVICTIONS,
+    CacheSpec,
+    Eviction,
+    get_eviction,
+    own_choice,
+)
 from tests.support.slow_cases import slow, slow_but
 
 L, E, K, R = 3, 11, 3, 32

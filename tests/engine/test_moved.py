@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from moe_edge.engine.expert_state import Moved
-from moe_edge.engine.fused_cache import Cache, Counting
+from moe_edge.engine.fused_cache import Cache
+from moe_edge.engine.fused_counts import Counting
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.slots import RowSlots

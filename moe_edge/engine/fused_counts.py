@@ -1,0 +1,94 @@
+"""What a fused engine's cache did, by phase, read from its running counters."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moe_edge.engine.expert_state import Moved
+from moe_edge.engine.fused_cache import MISSES, Cache, DeviceCache
+
+_copy = jax.jit(jnp.copy)
+_add_change = jax.jit(lambda sum_L3, now_L3, before_L3: sum_L3 + (now_L3 - before_L3))
+
+
+class Counts(NamedTuple):
+    """What the cache did, distinct experts per layer, int64 `[L]` each."""
+
+    hits_L: np.ndarray
+    misses_L: np.ndarray
+    evictions_L: np.ndarray
+
+
+class Counting:
+    """Splits the running counters of a `Cache` by phase, without a wait.
+
+    They are part of the donated state, so what is needed of them later is copied; they
+    are read on the host only when somebody asks, and may pass the end of int32 between
+    two such times once.
+
+    Args:
+      device: whose cache it is, where something is fetched ahead.
+    """
+
+    def __init__(
+        self, cache: Cache, record_bytes: int, device: DeviceCache | None = None
+    ):
+        self._record_bytes, self._device = record_bytes, device
+        self.reset(cache)
+
+    def reset(self, cache: Cache) -> None:
+        """Counts from here on, as after a warm-up."""
+        self._last = [_copy(array) for array in _running(cache)]
+        if cache.ahead_2 is not None:
+            self._unused = self._count_unused(cache)
+        self._done = [np.zeros(array.shape, np.int64) for array in self._last]
+        self._prefill_L3 = jnp.zeros_like(cache.counts_L3)
+
+    def begin_prefill(self, counts_L3: jax.Array) -> None:
+        self._before_L3 = _copy(counts_L3)
+
+    def end_prefill(self, counts_L3: jax.Array) -> None:
+        self._prefill_L3 = _add_change(self._prefill_L3, counts_L3, self._before_L3)
+
+    def _read(self, cache: Cache) -> list[np.ndarray]:
+        """`_running` since the last reset, int64."""
+        now = [np.array(array) for array in _running(cache)]
+        for done, new, last in zip(self._done, now, self._last, strict=True):
+            done += new - np.array(last)
+        self._last = now
+        return self._done
+
+    def phases(self, cache: Cache) -> dict[bool, np.ndarray]:
+        """Counts `[L, 3]` since the last reset, by whether it was decoding."""
+        prefill_L3 = np.array(self._prefill_L3, np.int64)
+        return {True: self._read(cache)[0] - prefill_L3, False: prefill_L3}
+
+    def movement(self, cache: Cache) -> dict:
+        """`hit_ratio` of decoding and `bytes_moved`, since the last reset."""
+        hits, misses, _ = self.phases(cache)[True].sum(axis=0).tolist()
+        ratio = hits / (hits + misses) if hits + misses else None
+        return {"hit_ratio": ratio, "bytes_moved": self.moved(cache).bytes}
+
+    def moved(self, cache: Cache) -> Moved:
+        """As of `Engine.moved`."""
+        done_L3, choices_2, *ahead_2 = self._read(cache)
+        moved_bytes = int(done_L3[:, MISSES].sum()) * self._record_bytes
+        routed, changed = choices_2.tolist()
+        ahead_bytes = wasted_bytes = 0
+        if ahead_2:
+            fetched, used = ahead_2[0].tolist()
+            unused = int(self._count_unused(cache)) - int(self._unused)
+            ahead_bytes = fetched * self._record_bytes
+            wasted_bytes = (fetched - used - unused) * self._record_bytes
+        return Moved(moved_bytes, ahead_bytes, wasted_bytes, routed, changed)
+
+    def _count_unused(self, cache: Cache) -> jax.Array:
+        return jnp.sum(self._device.unused_LE(cache))
+
+
+def _running(cache: Cache) -> list[jax.Array]:
+    """The counters that steps change."""
+    counters = cache.counts_L3, cache.choices_2, cache.ahead_2
+    return [array for array in counters if array is not None]

@@ -1,0 +1,113 @@
+"""Records on their way into slots while a program goes on: START and WAIT.
+
+XLA orders a copy where it likes, and on a GPU puts no product between its begin and its
+end. These two calls (native/prefetch_calls.h) stay where data put them. START has a few
+blocks of a kernel copy the records of a plan from the host's pinned memory into slots,
+on a stream of its own. WAIT lets the program's stream go on behind them. Neither waits
+on the host.
+
+On a CPU the same code and kernel run over records of streams and events, and what was
+started is copied at WAIT, not before: a program that reads too early computes with what
+was there.
+
+Between the two calls nobody else may use the slots or the plan. They are passed through
+in place, so what takes the slots from WAIT comes after it.
+"""
+
+import ctypes
+import functools
+from collections.abc import Collection, Sequence
+
+import jax
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.kernels import native, nvrtc
+
+NONE = -1  # an entry of a plan that copies nothing
+CALLS = ("start", "wait")
+
+
+@functools.cache
+def open_calls() -> None:
+    """Makes START and WAIT known to JAX, and on a GPU loads their kernel.
+
+    Raises:
+      ConfigError: the C++ kernels were not built, or no kernel can be had for this GPU.
+    """
+    library = native.library()
+    if library is None:
+        raise ConfigError(
+            "the prefetch inside programs needs the C++ kernels, which were not built; "
+            "install a C++ compiler and run pip install -e . again"
+        )
+    for name in CALLS:
+        for platform, ending in (("cpu", ""), ("CUDA", "_cuda")):
+            capsule = jax.ffi.pycapsule(getattr(library, f"{_name(name)}{ending}"))
+            jax.ffi.register_ffi_target(_name(name), capsule, platform=platform)
+    device = jax.local_devices()[0]
+    if device.platform != "gpu":
+        return
+    image = nvrtc.compile_cuda("prefetch.cu", device.compute_capability)
+    library.moe_edge_prefetch_open.restype = ctypes.c_char_p
+    library.moe_edge_prefetch_open.argtypes = ctypes.c_char_p, ctypes.c_int64
+    wrong = library.moe_edge_prefetch_open(image, len(image))
+    if wrong is not None:
+        raise ConfigError(f"the prefetch's kernel does not load: {wrong.decode()}")
+
+
+def start(
+    plan_2P: jax.Array,
+    slots_SR: jax.Array,
+    host_ER: jax.Array,
+    others: Sequence[jax.Array] = (),
+) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+    """Begins to copy records into slots.
+
+    Args:
+      plan_2P: int32, of each entry the record (`NONE`: no entry), then its slot; no
+        slot twice.
+      slots_SR: records of this program alone, donated.
+      host_ER: records in the host's memory, of the same dtype and width.
+      others: what is to be used after this.
+    Returns:
+      (the plan and the slots, for `wait` alone; the others).
+    """
+    given = plan_2P, slots_SR, host_ER, *others
+    plan_2P, slots_SR, *others = _call("start", given, read=(2,))
+    return plan_2P, slots_SR, others
+
+
+def wait(
+    plan_2P: jax.Array, slots_SR: jax.Array, others: Sequence[jax.Array] = ()
+) -> tuple[jax.Array, list[jax.Array]]:
+    """The slots, once what `start` began has arrived.
+
+    Args:
+      plan_2P, slots_SR: of `start`.
+      others: what was computed before, and is used after this.
+    Returns:
+      (the slots; the others).
+    """
+    slots_SR, *others = _call("wait", (plan_2P, slots_SR, *others), read=(0,))
+    return slots_SR, others
+
+
+def _call(name: str, given: Sequence[jax.Array], read: Collection[int]) -> list:
+    """Passes all through in place but what is only read, by place."""
+    passed = [at for at in range(len(given)) if at not in read]
+    like = [jax.ShapeDtypeStruct(given[at].shape, given[at].dtype) for at in passed]
+    aliases = {at: place for place, at in enumerate(passed)}
+    call = jax.ffi.ffi_call(_name(name), like, input_output_aliases=aliases)
+    return call(*given)
+
+
+def _name(call: str) -> str:
+    return f"moe_edge_prefetch_{call}"
+
+
+def watch(wanted: bool) -> list[str]:
+    """What the streams of a CPU were given since the last call, noted from now on if
+    wanted: for tests."""
+    library = native.library()
+    library.moe_edge_prefetch_watch.restype = ctypes.c_char_p
+    return library.moe_edge_prefetch_watch(int(wanted)).decode().splitlines()
