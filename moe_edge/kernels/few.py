@@ -4,8 +4,9 @@ The matrix units want sixteen rows; one row padded to sixteen takes several time
 long as its weights' bytes. Here a program of the kernel (Pallas on Triton) takes a few
 outputs of one expert: it loads their whole rows of weights at once, widens them in
 registers, and multiplies and sums in float32 on the ordinary units, row by row of x, so
-each weight is read once and products are exact. Two launches a layer: gate, up and the
-activation; then down with the pairs' factors.
+each weight is read once and products are exact (`few_floats`; of weights in blocks of
+few bits `few_packed`). Two launches a layer: gate, up and the activation; then down
+with the pairs' factors.
 
 The bits of a row depend neither on the other rows nor on their number: all rows go
 through the same sums in the same order.
@@ -29,7 +30,7 @@ from moe_edge.kernels import few_floats, few_packed, switches
 from moe_edge.kernels import rows as rows_kernels
 from moe_edge.kernels.few_work import Work
 
-VARIABLE = "MOE_EDGE_FEW_ROWS"
+VARIABLE, PACKED = "MOE_EDGE_FEW_ROWS", "MOE_EDGE_FEW_PACKED"
 MISS_PROGRAMS = 64  # that share what comes over the link
 
 
@@ -46,6 +47,36 @@ def is_asked() -> bool:
       ConfigError: another value than 0 or 1.
     """
     return switches.chosen(VARIABLE, switches.OFF_ON, "1") == "1"
+
+
+def takes(kind: str | None) -> bool:
+    """Whether few rows meet experts in blocks of a kind by this kernel here.
+
+    Never timed, so only where MOE_EDGE_FEW_PACKED is 1 (and MOE_EDGE_FEW_ROWS is not
+    0).
+
+    Raises:
+      ConfigError: another value than 0 or 1.
+    """
+    is_chosen = switches.chosen(PACKED, switches.OFF_ON, "0") == "1"
+    possible = kind in few_packed.FORMATS and rows_kernels.are_possible()
+    return is_chosen and is_asked() and possible
+
+
+def suits_packed(records_SR, layout, act: Callable) -> bool:
+    """Whether the program that is traced meets records in blocks by this kernel.
+
+    Args:
+      records_SR: of any dtype.
+      layout, act: as of `ffn`.
+    """
+    is_packed = isinstance(records_SR, jax.Array) and records_SR.dtype == jnp.uint8
+    return (
+        is_packed
+        and takes(layout.kind)
+        and is_wanted(act)
+        and rows_kernels.are_wanted()
+    )
 
 
 def describe() -> str:
