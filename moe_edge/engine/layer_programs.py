@@ -72,7 +72,8 @@ class LayerPrograms(Programs):
         """Whether so many tokens meet their experts pair by pair."""
         known = self._is_pairs.get(tokens)
         if known is None:
-            known = choose_method(tokens, self.dtype) == "pairs"
+            kind = self.config.moe.expert_kind
+            known = choose_method(tokens, self.dtype, kind=kind) == "pairs"
             self._is_pairs[tokens] = known
         return known
 

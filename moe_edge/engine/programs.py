@@ -98,9 +98,9 @@ class Programs:
 
     def waves_of(self, tokens: int, dtype) -> ExpertWaves:
         """How so many tokens meet experts whose records have a dtype."""
-        moe, method = self.config.moe, choose_method(tokens, dtype)
+        moe, layout = self.config.moe, RecordLayout.of(self.config)
+        method = choose_method(tokens, dtype, kind=layout.kind)
         limits = moe.activation, moe.swiglu_limit
-        layout = RecordLayout.of(self.config)
         return ExpertWaves(layout, moe.num_experts, method, *limits)
 
     def check(self, config: ModelConfig) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import is_object
+from moe_edge.kernels import few
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.evict_base import EVICTIONS, own_choice
 from moe_edge.offload.slot_plan import plan_of
@@ -354,17 +355,17 @@ def _is_lossy(asked: Asked) -> bool:
 
 @_rule(
     "`offload.zero_copy`",
-    "quantised experts, experts with exact GELU",
+    "quantised experts without `MOE_EDGE_FEW_PACKED=1`, experts with exact GELU",
     "leave it out",
 )
 def zero_copy_reads_others(asked):
     options, model = asked.options, asked.model
     if options is None or not options.zero_copy or model is None:
         return None
-    if (kind := model.moe.expert_kind) is not None:
+    if (kind := model.moe.expert_kind) is not None and not few.takes(kind):
         return (
             f"zero_copy is True and the experts are {kind}; its kernel reads bfloat16 "
-            "and float32"
+            "and float32, and blocks in eights with MOE_EDGE_FEW_PACKED=1"
         )
     if (name := model.moe.activation) == "gelu":  # Triton has no `erf`
         return (

@@ -21,7 +21,6 @@ from jax import lax
 
 from moe_edge.engine.mesh import AXIS, PARTED, WHOLE, DeviceMesh
 from moe_edge.engine.replicas import Replicas, choose_devices, replicas_of
-from moe_edge.kernels import grouped
 from moe_edge.model import expert_groups
 from moe_edge.model.expert_blocks import sort_pairs
 from moe_edge.model.expert_waves import ExpertWaves
@@ -108,7 +107,7 @@ def run_sharded(
 ) -> jax.Array:
     """As `model.experts.run_experts`, on a mesh: float32 [T, D], on every device."""
     E, dtype = experts.slot_NE.shape[1], experts.records_SR.dtype
-    method = choose_method(x_TD.shape[0], dtype)
+    method = choose_method(x_TD.shape[0], dtype, kind=layout.kind)
     waves = ExpertWaves(layout, E, method, activation, swiglu_limit)
     run = mesh.per_device(
         functools.partial(_run_own, waves=waves, devices=mesh.size),
@@ -130,7 +129,7 @@ def _run_own(x_TD, ids_TK, weights_TK, experts, *, waves: ExpertWaves, devices: 
     if waves.method == "blocks":
         rows_PD = waves.rows(x_TD, ids_TK, records_SR, slot_E)
         rows_PD = rows_PD[_places(ids_TK, E)]
-    elif grouped.suits(records_SR):
+    elif expert_groups.suits(records_SR, waves.layout, waves.act):
         rows_PD = expert_groups.pair_rows(
             x_TD, slot_TK, records_SR, waves.layout, waves.act, weights_TK.reshape(-1)
         )
@@ -140,7 +139,7 @@ def _run_own(x_TD, ids_TK, weights_TK, experts, *, waves: ExpertWaves, devices: 
     if waves.method == "blocks":
         return _sum_by_token(rows_PD, ids_TK, weights_TK, waves, devices)
     rows_PD = lax.psum(rows_PD, AXIS)
-    if grouped.suits(records_SR):
+    if expert_groups.suits(records_SR, waves.layout, waves.act):
         is_here_TK = ids_TK < E
         return expert_groups.add_ranks(jnp.zeros_like(x_TD), rows_PD, is_here_TK)
     return waves.sum_rows(rows_PD, ids_TK, weights_TK)

@@ -24,8 +24,9 @@ Facts = dict[str, str]
 PACKAGE = Path(__file__).resolve().parents[1]
 # They choose what is computed, or how.
 VARIABLES = (
-    *("MOE_EDGE_DECODE_ATTENTION", "MOE_EDGE_DELTA_STATE", "MOE_EDGE_FEW_ROWS"),
-    *("MOE_EDGE_FILLED_ATTENTION", "MOE_EDGE_KERNELS", "MOE_EDGE_PARTS", "XLA_FLAGS"),
+    *("MOE_EDGE_DECODE_ATTENTION", "MOE_EDGE_DELTA_STATE", "MOE_EDGE_FEW_PACKED"),
+    *("MOE_EDGE_FEW_ROWS", "MOE_EDGE_FILLED_ATTENTION", "MOE_EDGE_KERNELS"),
+    *("MOE_EDGE_PARTS", "XLA_FLAGS"),
 )
 _SHOWN = 60  # characters of a value in a message
 _REMEDIES = {

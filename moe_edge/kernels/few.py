@@ -4,8 +4,9 @@ The matrix units want sixteen rows; one row padded to sixteen takes several time
 long as its weights' bytes. Here a program of the kernel (Pallas on Triton) takes a few
 outputs of one expert: it loads their whole rows of weights at once, widens them in
 registers, and multiplies and sums in float32 on the ordinary units, row by row of x, so
-each weight is read once and products are exact. Two launches a layer: gate, up and the
-activation; then down with the pairs' factors.
+each weight is read once and products are exact (`few_floats`; of weights in blocks of
+few bits `few_packed`). Two launches a layer: gate, up and the activation; then down
+with the pairs' factors.
 
 The bits of a row depend neither on the other rows nor on their number: all rows go
 through the same sums in the same order.
@@ -15,6 +16,7 @@ the link, and is written into its slot in passing (`host_ER`). Some programs tak
 those in turn while the others compute what the slots hold.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,19 +26,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from moe_edge.kernels import few_floats, few_packed, switches
 from moe_edge.kernels import rows as rows_kernels
-from moe_edge.kernels import switches
+from moe_edge.kernels.few_work import Work
 
-
-class Tile(NamedTuple):
-    """What a program of the kernel takes at once."""
-
-    outputs: int  # power of two
-    warps: int
-
-
-VARIABLE = "MOE_EDGE_FEW_ROWS"
-HELD_BYTES = 256  # of weights by a thread, in its registers
+VARIABLE, PACKED = "MOE_EDGE_FEW_ROWS", "MOE_EDGE_FEW_PACKED"
 MISS_PROGRAMS = 64  # that share what comes over the link
 
 
@@ -53,6 +47,36 @@ def is_asked() -> bool:
       ConfigError: another value than 0 or 1.
     """
     return switches.chosen(VARIABLE, switches.OFF_ON, "1") == "1"
+
+
+def takes(kind: str | None) -> bool:
+    """Whether few rows meet experts in blocks of a kind by this kernel here.
+
+    Never timed, so only where MOE_EDGE_FEW_PACKED is 1 (and MOE_EDGE_FEW_ROWS is not
+    0).
+
+    Raises:
+      ConfigError: another value than 0 or 1.
+    """
+    is_chosen = switches.chosen(PACKED, switches.OFF_ON, "0") == "1"
+    possible = kind in few_packed.FORMATS and rows_kernels.are_possible()
+    return is_chosen and is_asked() and possible
+
+
+def suits_packed(records_SR, layout, act: Callable) -> bool:
+    """Whether the program that is traced meets records in blocks by this kernel.
+
+    Args:
+      records_SR: of any dtype.
+      layout, act: as of `ffn`.
+    """
+    is_packed = isinstance(records_SR, jax.Array) and records_SR.dtype == jnp.uint8
+    return (
+        is_packed
+        and takes(layout.kind)
+        and is_wanted(act)
+        and rows_kernels.are_wanted()
+    )
 
 
 def describe() -> str:
@@ -117,18 +141,6 @@ def _placed(array_P, place_P):
     return found_P.astype(jnp.int32)
 
 
-def tile_of(width: int, matrices: int, itemsize: int) -> Tile:
-    """Outputs and warps for rows of so many weights, of one or two matrices.
-
-    One warp sums without waiting for others, as long as its threads can hold a row: on
-    an H200 gate and up of 2048 take 14.4 us of six experts so, 16.5 by four warps.
-    """
-    row = pl.next_power_of_2(width) * matrices
-    most = 32 * HELD_BYTES // itemsize  # of a warp
-    warps = min(max(1, row // most), 8)
-    return Tile(min(max(1, warps * most // row), 16), warps)
-
-
 def ffn(
     x_TD: jax.Array,
     slots_SR: jax.Array,
@@ -144,7 +156,8 @@ def ffn(
 
     Args:
       x_TD: float32.
-      slots_SR: records, float32 or bfloat16; donated where there is `host_ER`.
+      slots_SR: records, float32, bfloat16 or in blocks; donated where there is
+        `host_ER`.
       rows: of `plan`, those of absent experts (`host_B`) first.
       top_k: K, pairs of a token.
       layout: of the records, a `RecordLayout`.
@@ -154,23 +167,30 @@ def ffn(
     Returns:
       (float32 `[P, D]`, arbitrary for pairs that were left out; the slots).
     """
-    P, parts = x_TD.shape[0] * top_k, layout.offsets
+    P, parts, kind = x_TD.shape[0] * top_k, layout.offsets, layout.kind
+    if kind is not None:  # places in words
+        parts = {name: first // 4 for name, first in parts.items()}
+        slots_SR = few_packed.as_words(slots_SR)
+        host_ER = None if host_ER is None else few_packed.as_words(host_ER)
     mid_PF, slots_SR = _product(
         *(x_TD, slots_SR, rows, top_k),
         (parts["gate"], parts["up"]),
         (parts.get("gate_bias"), parts.get("up_bias")),
         (P, layout.expert_dim),
+        kind=kind,
         combine=act,
         host_ER=host_ER,
     )
-    return _product(
+    y_PD, slots_SR = _product(
         *(mid_PF, slots_SR, rows, top_k),
         (parts["down"],),
         (parts.get("down_bias"),),
         (P, layout.d_model),
+        kind=kind,
         scale_P=scale_P,
         host_ER=host_ER,
     )
+    return y_PD, slots_SR if kind is None else few_packed.as_bytes(slots_SR)
 
 
 def _product(
@@ -182,14 +202,19 @@ def _product(
     biases,
     shape,
     *,
+    kind=None,
     combine=None,
     scale_P=None,
     host_ER=None,
-    tile=None,
 ):
     """One launch: rows times one matrix, or two that `combine` makes one of."""
     width, outputs = x_NI.shape[1], shape[1]
-    tile = tile or tile_of(width, len(firsts), slots_SR.dtype.itemsize)
+    if kind is None:
+        form = few_floats
+        tile = form.tile_of(width, len(firsts), slots_SR.dtype.itemsize)
+    else:
+        form = few_packed
+        tile = form.tile_of(kind, width, len(firsts))
     tiles, B = pl.cdiv(outputs, tile.outputs), rows.record_B.size
     given = {"x": x_NI, "slots": slots_SR, "scale": scale_P, "host": host_ER}
     given |= rows._asdict()
@@ -205,10 +230,11 @@ def _product(
 
     def kernel(*refs):
         refs = dict(zip(names, refs, strict=True))
-        part = _Part(refs, firsts, biases, combine, tile, width, top_k)
+        work = Work(refs, firsts, biases, combine, tile, width, top_k, kind)
+        run = functools.partial(_run, work, form.compute)
         number = pl.program_id(0)
         if not misses:
-            part.run(number // tiles, number % tiles, from_host=False)
+            run(number // tiles, number % tiles, from_host=False)
             return
 
         @pl.when(number < misses)
@@ -219,16 +245,16 @@ def _product(
             rounds = (absent * tiles - number + misses - 1) // misses
 
             def take(turn, carry):
-                work = number + turn * misses
-                part.run(work // tiles, work % tiles, from_host=True)
+                place = number + turn * misses
+                run(place // tiles, place % tiles, from_host=True)
                 return carry
 
             lax.fori_loop(0, rounds, take, jnp.int32(0))
 
         @pl.when(number >= misses)
         def _():
-            work = number - misses
-            part.run(work // tiles, work % tiles, from_host=False)
+            place = number - misses
+            run(place // tiles, place % tiles, from_host=False)
 
     found = pl.pallas_call(
         kernel,
@@ -242,89 +268,19 @@ def _product(
     return found[0], found[1] if host_ER is not None else slots_SR
 
 
-class _Part(NamedTuple):
-    """What a program of the kernel knows."""
+def _run(work: Work, compute, block, number, from_host: bool) -> None:
+    """Some outputs of a block's rows, if these programs are to make them."""
+    refs = work.refs
+    slot, row, count, host = refs["record_B"][block], block, None, None
+    if "row_B" in refs:
+        row, count = refs["row_B"][block], refs["count_B"][block]
+        wanted = count > 0
+    else:  # one token, whose experts are all different
+        wanted = (slot >= 0) & (slot < refs["slots"].shape[0])
+    if "host" in refs:
+        host = refs["host_B"][block]
+        wanted &= True if from_host else host < 0
 
-    refs: dict
-    firsts: tuple[int, ...]
-    biases: tuple[int | None, ...]
-    combine: Callable | None
-    tile: Tile
-    width: int
-    top_k: int
-
-    def run(self, block, number, from_host: bool) -> None:
-        """Some outputs of a block's rows."""
-        refs = self.refs
-        slot, row, host = refs["record_B"][block], block, None
-        if "row_B" in refs:
-            row, count = refs["row_B"][block], refs["count_B"][block]
-            wanted = count > 0
-        else:
-            wanted = (slot >= 0) & (slot < refs["slots"].shape[0])
-        if "host" in refs:
-            host = refs["host_B"][block]
-            wanted &= True if from_host else host < 0
-        (P, outputs), sources = refs["out"].shape, refs["x"].shape[0]
-
-        @pl.when(wanted)
-        def _():
-            outs_N = number * self.tile.outputs
-            outs_N += jnp.arange(self.tile.outputs, dtype=jnp.int32)
-            is_out_N = outs_N < outputs
-            known_N = jnp.where(is_out_N, outs_N, 0)
-            columns_W = jnp.arange(pl.next_power_of_2(self.width), dtype=jnp.int32)
-            is_in_W = columns_W < self.width
-            shape_NW = self.tile.outputs, columns_W.size
-            known_NW = jnp.broadcast_to(is_out_N[:, None] & is_in_W[None], shape_NW)
-            weights = []
-            for first in self.firsts:
-                at_NW = (first + known_N * self.width)[:, None] + columns_W[None]
-                weights.append(self._load(slot, host, at_NW, known_NW, from_host))
-            extra = []
-            for first in self.biases:
-                if first is not None:
-                    given = first + known_N, is_out_N, from_host
-                    bias_N = self._load(slot, host, *given)
-                    extra.append(bias_N.astype(jnp.float32))
-
-            def add_row(index, carry):
-                pair = row + index
-                if "pair_P" in refs:
-                    pair = refs["pair_P"][pair]
-                source = pair if sources == P else pair // self.top_k
-                x_ref = refs["x"].at[jnp.full_like(columns_W, source), columns_W]
-                x_W = triton.load(x_ref, mask=is_in_W, other=0.0)
-                sums = [
-                    jnp.sum(weight_NW.astype(jnp.float32) * x_W[None], axis=1)
-                    for weight_NW in weights
-                ]
-                sums = (
-                    [a + b for a, b in zip(sums, extra, strict=True)] if extra else sums
-                )
-                out_N = self.combine(*sums) if self.combine is not None else sums[0]
-                if "scale" in refs:
-                    out_N *= refs["scale"][pair]
-                where_N = jnp.full_like(outs_N, pair), outs_N
-                triton.store(refs["out"].at[where_N], out_N, mask=is_out_N)
-                return carry
-
-            if "count_B" not in refs:  # one token, whose experts are all different
-                add_row(0, 0)
-            else:
-                lax.fori_loop(0, count, add_row, 0)
-
-    def _load(self, slot, host, at, mask, from_host: bool):
-        """Weights of the record; those from the host stay in its slot."""
-        refs = self.refs
-        full = jnp.full_like(at, slot)
-        if not from_host:
-            return triton.load(refs["slots"].at[full, at], mask=mask, other=0.0)
-        there = refs["host"].at[jnp.full_like(at, host), at]
-        found = triton.load(there, mask=mask, other=0.0)
-        if (
-            rows_kernels.is_interpreted()
-        ):  # masked lanes write what was there: not over the others
-            at = jnp.where(mask, at, refs["slots"].shape[1])
-        triton.store(refs["slots"].at[full, at], found, mask=mask)
-        return found
+    @pl.when(wanted)
+    def _():
+        compute(work, slot, host, row, count, number, from_host)

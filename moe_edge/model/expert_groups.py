@@ -14,6 +14,16 @@ from moe_edge.model.record import RecordLayout
 FEW_ROWS = 16  # of an expert on average, up to which its weights' bytes take the time
 
 
+def suits(records_SR, layout: RecordLayout, act) -> bool:
+    """Whether pairs are to meet these records by a kernel here.
+
+    Args:
+      layout: of the records.
+      act: activation of (gate, up).
+    """
+    return grouped.suits(records_SR) or few.suits_packed(records_SR, layout, act)
+
+
 def fill(out_PD, x_TD, ids_TK, records_SR, record_E, experts: int, layout, act):
     """Writes outputs of pairs in order of expert; arguments as of `fill_pairs`."""
     ids_P, P = ids_TK.reshape(-1), ids_TK.size
@@ -60,7 +70,7 @@ def pair_rows(
     tiles, slot_P = grouped.FEW, slot_TK.reshape(-1)
     slot_P = jnp.where(slot_P < 0, S, slot_P)
     shape = T * K, layout.d_model
-    if few.is_wanted(act):
+    if few.is_wanted(act):  # always so of records in blocks, see `suits`
         slot_TK = jnp.where(slot_TK < 0, S, slot_TK)
         given = few.plan(slot_TK, S), K, layout, act
         return few.ffn(x_TD, records_SR, *given, scale_P=scale_P)[0]

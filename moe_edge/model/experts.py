@@ -15,7 +15,7 @@ from jax import lax
 
 from moe_edge.core.checks import ConfigError, check_known, check_shape
 from moe_edge.core.float32 import to_float32
-from moe_edge.kernels import grouped, native
+from moe_edge.kernels import few, native
 from moe_edge.model import expert_groups
 from moe_edge.model.config_checks import ACTIVATIONS
 from moe_edge.model.expert_blocks import (
@@ -69,7 +69,8 @@ def run_experts(
             f"activation {activation!r} got swiglu_limit={swiglu_limit}; the limit "
             "belongs to 'clamped_swiglu', which needs it"
         )
-    method = method or choose_method(x_TD.shape[0], experts_ER.dtype)
+    kind = layout.kind
+    method = method or choose_method(x_TD.shape[0], experts_ER.dtype, kind=kind)
     check_known("expert method", method, METHODS)
     act = functools.partial(activate, kind=activation, limit=swiglu_limit)
     forms = {
@@ -80,16 +81,20 @@ def run_experts(
     return forms[method](x_TD, ids_TK, weights_TK, experts_ER, layout, act)
 
 
-def choose_method(tokens: int, dtype, backend: str | None = None) -> str:
+def choose_method(
+    tokens: int, dtype, backend: str | None = None, kind: str | None = None
+) -> str:
     """The fastest form for a number of tokens and the records' dtype.
 
     Args:
       backend: None: JAX's default; an engine's host part names its own.
+      kind: of records in blocks, see `RecordLayout`.
     """
     if (backend or jax.default_backend()) == "gpu":
         # Of floats one kernel is behind both (`expert_groups`), which differ in what
         # an offloading engine has to bring before a program runs.
-        return "pairs" if tokens <= (1 if dtype == jnp.uint8 else 16) else "blocks"
+        by_kernel = dtype != jnp.uint8 or few.takes(kind)
+        return "pairs" if tokens <= (16 if by_kernel else 1) else "blocks"
     narrow = dtype in (jnp.uint16, jnp.uint8)
     return "pairs" if tokens <= (16 if narrow else 8) else "blocks"
 
@@ -136,7 +141,7 @@ def run_pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act, start_TD=None):
         start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
         pairs = x_TD, ids_TK, weights_TK, experts_ER
         return native.experts(*pairs, layout, act, start_TD)
-    if grouped.suits(experts_ER):
+    if expert_groups.suits(experts_ER, layout, act):
         start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
         pairs = x_TD, ids_TK, weights_TK, experts_ER
         return expert_groups.run_pairs(*pairs, layout, act, start_TD)
@@ -199,7 +204,7 @@ def pair_rows(x_TD, slot_TK, records_SR, layout, act) -> jax.Array:
         none_TK = jnp.zeros(slot_TK.shape, jnp.float32)
         pairs = x_TD, slot_TK, none_TK, records_SR
         return native.experts(*pairs, layout, act, x_TD, rows=True)
-    if grouped.suits(records_SR):
+    if expert_groups.suits(records_SR, layout, act):
         rows_PD = expert_groups.pair_rows(x_TD, slot_TK, records_SR, layout, act)
         here_P1 = (slot_TK < records_SR.shape[0]).reshape(-1, 1)
         return jnp.where(here_P1, rows_PD, 0.0)

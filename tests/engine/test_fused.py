@@ -157,7 +157,7 @@ def test_counters_in_waves_call_nothing_a_hit_that_travelled(monkeypatch):
     def begin():
         engine.clear()
         # A form of which the host can cut the waves, on every backend.
-        monkeypatch.setattr(programs, "choose_method", lambda *_: "pairs")
+        monkeypatch.setattr(programs, "choose_method", lambda *_, **__: "pairs")
 
     greedy_logits(
         engine,

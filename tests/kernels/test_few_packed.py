@@ -1,0 +1,250 @@
+"""The experts' kernel for few rows in blocks of few bits, interpreted."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.kernels import few, few_packed, native
+from moe_edge.model import quantised
+from moe_edge.model.experts import choose_method, pair_rows, run_experts
+from moe_edge.model.layers import activate
+from moe_edge.model.record import RecordLayout
+from tests.support.expert_sums import E, K, make_case, numpy_sum
+from tests.support.slow_cases import slow, slow_but
+
+KINDS = tuple(few_packed.FORMATS)
+ACT = functools.partial(activate, kind="silu", limit=None)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(few, "suits_packed", lambda records, layout, act: True)
+    monkeypatch.setattr(native, "suits", lambda rows, weights: False)
+    monkeypatch.setenv("MOE_EDGE_FEW_ROWS", "1")
+
+
+def step(function):
+    return jax.jit(native.within(function))
+
+
+def layout_of(kind: str, has_bias: bool = False) -> RecordLayout:
+    """Widths that fill no whole round of a warp's lanes."""
+    sizes = (128, 256) if kind == "fp8x8" else (96, 160)
+    return RecordLayout(*sizes, has_bias, kind)
+
+
+def codes_of(layout: RecordLayout, count: int, seed: int = 0) -> np.ndarray:
+    """Records of random codes, all of them; scales near .01 and some zero."""
+    random = np.random.default_rng(seed)
+    plain, size = layout.kind.removesuffix("x8"), quantised.SCALE_BYTES[layout.kind]
+    records_ER = random.integers(0, 256, (count, layout.size), np.uint8)
+    for name, shape in layout.shapes.items():
+        start, bytes_ = layout.offsets[name], layout.count(shape)
+        if len(shape) == 1:
+            values = 0.1 * random.standard_normal((count, *shape)).astype(np.float32)
+            records_ER[:, start : start + bytes_] = values.view(np.uint8)
+            continue
+        width = quantised.BLOCK_BYTES[plain]
+        rows = records_ER[:, start : start + bytes_].reshape(count, shape[0], -1, width)
+        scale = 0.01 * random.random((*rows.shape[:3], 1), np.float32)
+        scale[random.random(scale.shape) < 0.1] = 0
+        if plain in ("q8_0", "q4_0"):
+            rows[..., :size] = scale.astype(np.float16).view(np.uint8)
+        elif plain == "mxfp4":
+            rows[..., :size] = random.integers(117, 122, scale.shape, np.uint8)
+        else:
+            rows[..., :size] = scale.view(np.uint8)[..., 4 - size :]
+        if plain == "fp8":
+            codes = rows[..., size:]
+            codes[(codes & 0x7F) == 0x7F] = 0
+        whole = rows.reshape(count, shape[0], -1)
+        stored = quantised.interleave(plain, whole).reshape(count, -1)
+        records_ER[:, start : start + bytes_] = stored
+    return records_ER
+
+
+def case_of(layout: RecordLayout, tokens: int):
+    x_TD, ids_TK, weights_TK, _ = make_case(layout, tokens, np.uint8)
+    return x_TD, ids_TK, weights_TK, codes_of(layout, E)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_formats_are_those_of_records(kind):
+    form, size = few_packed.FORMATS[kind], quantised.BLOCK_BYTES[kind]
+    assert form.block == quantised.block_of(kind)
+    assert form.scale_bytes == quantised.SCALE_BYTES[kind]
+    assert 4 * form.words == quantised.EIGHT * size
+    assert form.rows == (2 if kind == "mxfp4x8" else 4), "16 bytes but of mxfp4"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_word_of_an_eight_is_read_once(kind):
+    form, width = few_packed.FORMATS[kind], 3 * 128
+    words = few_packed.eight_words(kind, width)
+    codes, scales, columns = np.zeros(words, int), np.zeros(words, int), []
+    for scale_L1, code_L1, column_L1, known_L1 in few_packed.places(kind, width, 32):
+        known_L = np.asarray(known_L1)[:, 0]
+        code_L = np.asarray(code_L1)[known_L]
+        codes[code_L + np.arange(8)] += 1
+        # Threads of one block ask for the same bytes at once: one read.
+        scale_B = np.unique(np.asarray(scale_L1)[known_L])[:, None]
+        scales[scale_B + np.arange(form.scale_words)] += 1
+        columns += np.asarray(column_L1)[known_L, 0].tolist()
+    np.testing.assert_array_equal(codes + scales, 1)
+    met = [c + half * 16 for c in columns for half in range(8 // form.bits)]
+    assert sorted(met) == [*range(0, width, 4)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_code_is_decoded_exactly(kind):
+    """An eight by eight rows of the unit matrix gives its weights."""
+    plain, form = kind.removesuffix("x8"), few_packed.FORMATS[kind]
+    layout = layout_of(kind)
+    record_R = codes_of(layout, 1, seed=1)[0]
+    want_FD = layout.part(record_R, "gate")
+    values = set(np.unique(want_FD / np.where(want_FD == 0, 1, want_FD)))
+    assert len(np.unique(want_FD)) > 2 ** min(form.bits, 6) and values <= {0, 1}, plain
+    words_R = jnp.asarray(record_R.view(np.int32))
+
+    @jax.jit
+    def decoded(words_R):
+        rows = []
+        size = few_packed.eight_words(kind, layout.d_model)
+        for first in range(0, layout.expert_dim // 8 * size, size):
+            found = jnp.zeros((8, layout.d_model))
+            for places in few_packed.places(kind, layout.d_model, 32):
+                scale_L1, code_L1, column_L1, known_L1 = places
+                at = lambda place, size: first + place + jnp.arange(size)[None]  # noqa: E731,B023
+                scales = words_R[at(scale_L1, form.scale_words)]
+                scales = jnp.split(scales, form.scale_words, axis=1)
+                for part in range(8 // form.rows):
+                    words = words_R[at(code_L1 + part * form.rows, form.rows)]
+                    values = few_packed._decode(kind, words)
+                    scale = few_packed._scales(kind, scales, part)
+                    for place, value in enumerate(values):
+                        column = column_L1 + place % 4 + 16 * (place // 4)
+                        column = jnp.where(known_L1, column, layout.d_model)
+                        row = part * form.rows + jnp.arange(form.rows)[None]
+                        found = found.at[row, column].set(value * scale, mode="drop")
+            rows.append(found)
+        return jnp.concatenate(rows)
+
+    np.testing.assert_array_equal(decoded(words_R), want_FD)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", slow_but((2,), (1, 2, 3, 4, 5, 8)))
+def test_sums_equal_numpy(tokens, kind):
+    layout = layout_of(kind, has_bias=kind == "mxfp4x8")
+    case = case_of(layout, tokens)
+    run = functools.partial(run_experts, layout=layout, method="pairs")
+    want_TD = numpy_sum(case, layout)
+    atol = 2e-6 * np.abs(want_TD).max()
+    np.testing.assert_allclose(step(run)(*case), want_TD, atol=atol)
+
+
+@pytest.mark.parametrize("kind", slow_but(("q4_0x8",), KINDS))
+def test_a_row_has_the_bits_that_it_has_alone(kind):
+    """Eight rows, up to all of one expert: by fours, by two and by one."""
+    layout, T = layout_of(kind), 8
+    x_TD, _, _, experts_ER = case_of(layout, T)
+    # Expert 0: eight rows, 1: five, 2: three, 3: two; the others one.
+    slot_TK = np.full((T, K), E, np.int32)
+    slot_TK[:, 0] = 0
+    slot_TK[:5, 1], slot_TK[5:, 1] = 1, 2
+    slot_TK[:2, 2], slot_TK[2:6, 2] = 3, [4, 5, 6, 7]
+    run = step(functools.partial(pair_rows, layout=layout, act=ACT))
+    rows_TKD = np.asarray(run(x_TD, slot_TK, experts_ER)).reshape(T, K, -1)
+    for t in range(T):
+        alone_KD = np.asarray(run(x_TD[t : t + 1], slot_TK[t : t + 1], experts_ER))
+        np.testing.assert_array_equal(rows_TKD[t], alone_KD)
+    assert (rows_TKD[:, 0] != 0).all() and (rows_TKD[6:, 2] == 0).all()
+
+
+@pytest.mark.parametrize("kind", slow_but(("fp8x8",), KINDS))
+def test_nan_reaches_its_rows_alone(kind):
+    layout, size = layout_of(kind), quantised.SCALE_BYTES[kind]
+    x_TD, _, _, experts_ER = case_of(layout, 2)
+    x_TD[1, 5] = np.nan
+    slot_TK = np.array([[0, 1, 2], [1, 3, E]], np.int32)
+    if kind == "fp8x8":  # the first code of gate's row 2
+        experts_ER[0, 8 * size + 8] = 0xFF
+    elif kind != "mxfp4x8":  # which has no NaN: the scale of gate's row 2
+        experts_ER[0, 2 * size : 3 * size] = 0xFF
+    run = step(functools.partial(pair_rows, layout=layout, act=ACT))
+    rows_PD = np.asarray(run(x_TD, slot_TK, experts_ER))
+    is_nan_P = np.isnan(rows_PD).all(axis=1)
+    assert is_nan_P.tolist() == [kind != "mxfp4x8", False, False, True, True, False]
+    assert np.isfinite(rows_PD[~is_nan_P]).all()
+
+
+@pytest.mark.parametrize("kind", slow_but(("mxfp4x8",), KINDS))
+@pytest.mark.parametrize("tokens", [*slow(1), 6])
+def test_absent_experts_are_brought_from_the_host(kind, tokens, monkeypatch):
+    monkeypatch.setattr(few, "MISS_PROGRAMS", 3)
+    layout = layout_of(kind, has_bias=kind == "mxfp4x8")
+    x_TD, ids_TK, _, host_ER = case_of(layout, tokens)
+    S = E + 2  # expert e belongs into slot e + 1; the odd ones are there
+    slots_SR = np.full((S, layout.size), 0xA5, np.uint8)
+    slots_SR[2 : E + 1 : 2] = host_ER[1:E:2]
+    slot_TK = np.where(ids_TK < E, ids_TK + 1, S).astype(np.int32)
+    absent_TK = (ids_TK % 2 == 0) & (ids_TK < E)
+    host_TK = np.where(absent_TK, ids_TK, -1).astype(np.int32)
+
+    @step
+    def run(x_TD, slots_SR, slot_TK, host_TK, host_ER):
+        rows = few.plan(slot_TK, S, host_TK)
+        return few.ffn(x_TD, slots_SR, rows, K, layout, ACT, host_ER=host_ER)
+
+    got_PD, after_SR = run(x_TD, slots_SR, slot_TK, host_TK, host_ER)
+    whole_SR = np.concatenate([host_ER[:1], host_ER, host_ER[:1]])
+    want_PD = step(functools.partial(pair_rows, layout=layout, act=ACT))(
+        x_TD, slot_TK, whole_SR
+    )
+    is_real_P = (ids_TK < E).reshape(-1)
+    got_PD, want_PD = np.asarray(got_PD)[is_real_P], np.asarray(want_PD)[is_real_P]
+    # XLA:CPU may join roundings of one program and not of the other.
+    np.testing.assert_allclose(got_PD, want_PD, atol=1e-6 * np.abs(want_PD).max())
+    arrived = np.isin(np.arange(S) - 1, ids_TK[absent_TK])[:, None]
+    values = layout.num_values
+    want_SR = np.where(arrived, whole_SR, slots_SR)[:, :values]
+    np.testing.assert_array_equal(np.asarray(after_SR)[:, :values], want_SR)
+
+
+@pytest.mark.parametrize(
+    "kind, width, matrices, warps",
+    [
+        ("q4_0x8", 2048, 2, 2),
+        ("q4_0x8", 1024, 1, 1),
+        ("q8_0x8", 2048, 2, 4),
+        ("mxfp4x8", 2880, 2, 4),
+        ("fp8x8", 7168, 2, 16),
+        ("q4_0x8", 64, 2, 1),
+    ],
+)
+def test_a_thread_holds_as_many_weights_as_fit(kind, width, matrices, warps):
+    assert few_packed.tile_of(kind, width, matrices) == (8, warps)
+
+
+def test_what_the_kernel_does_not_take(monkeypatch):
+    monkeypatch.undo()
+    records_ER, layout = jnp.zeros((1, 64), jnp.uint8), layout_of("q4_0x8")
+    apart = RecordLayout(96, 160, kind="q4_0")
+    exact_gelu = functools.partial(activate, kind="gelu", limit=None)
+    for name in ("are_possible", "are_wanted"):
+        monkeypatch.setattr(few.rows_kernels, name, lambda: True)
+    assert not few.suits_packed(records_ER, layout, ACT), "not asked"
+    monkeypatch.setenv("MOE_EDGE_FEW_PACKED", "1")
+    assert few.suits_packed(records_ER, layout, ACT)
+    assert not few.suits_packed(records_ER, layout, exact_gelu)
+    assert not few.suits_packed(records_ER, apart, ACT), "rows apart"
+    assert not few.suits_packed(records_ER.view(jnp.int8), layout, ACT)
+    assert choose_method(16, np.uint8, "gpu", layout.kind) == "pairs"
+    assert choose_method(2, np.uint8, "gpu", apart.kind) == "blocks"
+    monkeypatch.setenv("MOE_EDGE_FEW_PACKED", "yes")
+    with pytest.raises(ConfigError, match="MOE_EDGE_FEW_PACKED 'yes'; known: 0, 1"):
+        few.suits_packed(records_ER, layout, ACT)
