@@ -4,6 +4,7 @@ Where all experts fit they are shared out (`sharded`), offloaded ones have homes
 (`homes`).
 """
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from moe_edge.core import processes
@@ -17,8 +18,96 @@ if TYPE_CHECKING:
     from moe_edge.engine.mesh import DeviceMesh
 
 ALL = "all"
-UNSAID = None, False, None, 0  # devices, split_attention, trace, replicas
 SPARE_SHARE = 0.1  # of a device's free memory, for caches and what programs need
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """On which devices a model runs.
+
+    Attributes:
+      devices: devices that share the experts: a number, or `all` of this machine;
+        offloaded ones have homes there, and `device_memory` is that of each. None: one,
+        or all where one cannot hold the weights. Of several processes: of each; None:
+        all.
+      split_attention: each of several devices computes its heads of attention and keeps
+        their part of the KV cache; a GPU's logits may then differ in their last bits.
+      devices_trace: route trace by whose counts experts are placed on several devices;
+        None: neighbours stand together.
+      devices_replicas: slots more of each device and layer, for copies of the experts
+        that the trace uses most: every step computes one of them where there is least
+        to do.
+    """
+
+    devices: int | str | None = None
+    split_attention: bool = False
+    devices_trace: str | None = None
+    devices_replicas: int = 0
+
+    def __post_init__(self):
+        """Raises ConfigError for no number of devices or slots, or copies of experts
+        without counts that say of which."""
+        object.__setattr__(self, "devices", check_devices(self.devices))
+        replicas = self.devices_replicas
+        if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
+            raise ConfigError(
+                f"devices_replicas is {replicas!r}, expected a number from 0: slots "
+                "of each device and layer for copies of experts"
+            )
+        if replicas and self.devices_trace is None:
+            raise ConfigError(
+                f"devices_replicas is {replicas}, and no counts say which experts "
+                "to copy; give devices_trace, or leave it out"
+            )
+
+    def mesh(self, reader, offload: OffloadOptions | None) -> "DeviceMesh | None":
+        """The devices of a resident model, see `mesh_for`.
+
+        Raises:
+          ConfigError: one device for what is of several.
+        """
+        mesh = mesh_for(reader, self.devices, offload)
+        given = ("split_attention", "devices_trace")
+        wanted = " and ".join(name for name in given if getattr(self, name))
+        if wanted and offload is not None:
+            raise ConfigError(
+                f"{wanted}: of several devices of a resident engine, and experts are "
+                "offloaded; leave it out, or device_memory"
+            )
+        if wanted and mesh is None:
+            raise ConfigError(
+                f"{wanted}: of several devices of a resident engine, and there is one; "
+                "give devices, or leave it out"
+            )
+        return mesh
+
+    def check(self, reader, offload: OffloadOptions | None) -> None:
+        """What loading for these devices would refuse; nothing without a word of them.
+
+        Raises: as `mesh` and `split_attention.make_sharded`.
+        """
+        if self == DeviceOptions():
+            return
+        mesh = self.mesh(reader, offload)
+        if self.split_attention:
+            from moe_edge.engine.split_attention import check_split
+
+            check_split(reader.config, mesh.size, reader.dense_kinds)
+        if self.devices_trace is not None:
+            from moe_edge.engine.offloaded import count_trace
+
+            count_trace(self.devices_trace, reader.config)
+            check_replicas(reader, mesh, self.devices_replicas)
+
+
+Devices = DeviceOptions | int | str | None
+
+
+def device_options(devices: Devices) -> DeviceOptions:
+    """These options, or those that say how many devices, and no more."""
+    if isinstance(devices, DeviceOptions):
+        return devices
+    return DeviceOptions(devices=devices)
 
 
 def check_devices(devices: int | str | None) -> int | str | None:
@@ -111,72 +200,6 @@ def _mesh(reader, devices: int | str) -> "DeviceMesh":
             f"{mesh.size - experts} of them hold none"
         )
     return mesh
-
-
-def check_mesh(
-    reader,
-    devices: int | str | None,
-    offload,
-    split_attention: bool = False,
-    devices_trace: str | None = None,
-    devices_replicas: int = 0,
-) -> None:
-    """What loading for these devices would refuse; nothing without a word of them.
-
-    Raises: as `mesh_for`, `check_several` and `split_attention.make_sharded`.
-    """
-    if (devices, split_attention, devices_trace, devices_replicas) == UNSAID:
-        return
-    mesh = mesh_for(reader, devices, offload)
-    check_several(mesh, split_attention, devices_trace, offload, devices_replicas)
-    if split_attention:
-        from moe_edge.engine.split_attention import check_split
-
-        check_split(reader.config, mesh.size, reader.dense_kinds)
-    if devices_trace is not None:
-        from moe_edge.engine.offloaded import count_trace
-
-        count_trace(devices_trace, reader.config)
-        check_replicas(reader, mesh, devices_replicas)
-
-
-def check_several(
-    mesh: "DeviceMesh | None",
-    split_attention: bool = False,
-    devices_trace: str | None = None,
-    offload: OffloadOptions | None = None,
-    devices_replicas: int = 0,
-) -> None:
-    """Raises ConfigError where there is one device for what is of several.
-
-    Or where copies of experts have no counts that say of which.
-
-    Args:
-      offload: not None: experts are offloaded, on however many devices.
-    """
-    replicas = devices_replicas
-    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
-        raise ConfigError(
-            f"devices_replicas is {replicas!r}, expected a number from 0: slots "
-            "of each device and layer for copies of experts"
-        )
-    if devices_replicas and devices_trace is None:
-        raise ConfigError(
-            f"devices_replicas is {devices_replicas}, and no counts say which experts "
-            "to copy; give devices_trace, or leave it out"
-        )
-    given = {"split_attention": split_attention, "devices_trace": devices_trace}
-    wanted = [name for name, value in given.items() if value]
-    if wanted and offload is not None:
-        raise ConfigError(
-            f"{' and '.join(wanted)}: of several devices of a resident engine, and "
-            "experts are offloaded; leave it out, or device_memory"
-        )
-    if wanted and mesh is None:
-        raise ConfigError(
-            f"{' and '.join(wanted)}: of several devices of a resident engine, and "
-            "there is one; give devices, or leave it out"
-        )
 
 
 def check_replicas(reader, mesh: "DeviceMesh", replicas: int) -> None:

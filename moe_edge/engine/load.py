@@ -13,7 +13,7 @@ from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
-from moe_edge.engine.devices import check_mesh, check_several, homes_for, mesh_for
+from moe_edge.engine.devices import Devices, device_options, homes_for
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.quantised import format_of, rounds_activations
@@ -41,10 +41,7 @@ def load_engine(
     with_tokenizer: bool = True,
     offload: OffloadOptions | str | float | None = None,
     k: int | None = None,
-    devices: int | str | None = None,
-    split_attention: bool = False,
-    devices_trace: str | None = None,
-    devices_replicas: int = 0,
+    devices: Devices = None,
     activations: str = "float32",
     kv_cache: str = "float32",
     **options,
@@ -60,13 +57,8 @@ def load_engine(
       offload: keeps experts off the device as it says; a budget alone ("25%", 0.25)
         takes the default policies; None: all are resident.
       k: experts a token computes, in a refactored model sub-experts; None: its own.
-      devices: that share the experts: a number, or "all" of this machine; offloaded
-        ones have homes there. None: one, or all where one cannot hold the weights.
-      split_attention: each of several devices computes its heads and keeps their cache.
-      devices_trace: route trace (of generate's `--trace`) by whose counts experts are
-        placed on several devices; None: neighbours stand together.
-      devices_replicas: slots more of each device and layer, for copies of the experts
-        that the trace uses most: every step computes one of them.
+      devices: `DeviceOptions`, or how many share the experts: a number, or "all" of
+        this machine. None: one, or all where one cannot hold the weights.
       activations: what few tokens are when they meet interleaved blocks of a quantised
         checkpoint: exact (float32), or rounded in blocks of 32 to 8 bits (int8): faster
         on a CPU, and lossy.
@@ -96,23 +88,21 @@ def load_engine(
     check_backend(reader.config)
     # Conversion has checked our own format already.
     check_finite = not isinstance(reader, CheckpointReader)
-    mesh = mesh_for(reader, devices, offload)
-    check_several(mesh, split_attention, devices_trace, offload, devices_replicas)
+    shared = device_options(devices)
+    mesh = shared.mesh(reader, offload)
     with counter("loading the model"):
         if mesh is not None:
             from moe_edge.engine.split_attention import make_sharded
 
-            options |= {"devices_trace": devices_trace, "check_finite": check_finite}
-            options |= {"split_attention": split_attention}
-            options |= {"devices_replicas": devices_replicas}
-            engine = make_sharded(reader, mesh, **options)
+            options |= {"check_finite": check_finite}
+            engine = make_sharded(reader, mesh, shared, **options)
         elif offload is None:
             weights = load_weights(reader, check_finite=check_finite)
             engine = ResidentEngine(weights, **options)
         else:
             given = {
                 "check_finite": check_finite,
-                "devices": homes_for(reader, devices),
+                "devices": homes_for(reader, shared.devices),
             }
             engine = make_offloaded(reader, offload, **given, **options)
     hf_source = None if reader.hf_source is None else str(reader.hf_source)
@@ -185,10 +175,7 @@ def check_checkpoint(
     with_tokenizer: bool = True,
     offload: OffloadOptions | None = None,
     k: int | None = None,
-    devices: int | str | None = None,
-    split_attention: bool = False,
-    devices_trace: str | None = None,
-    devices_replicas: int = 0,
+    devices: Devices = None,
     activations: str = "float32",
     kv_cache: str = "float32",
     **room,
@@ -196,18 +183,18 @@ def check_checkpoint(
     """What `load_engine` would refuse, without reading weights (for --dry_run).
 
     Args:
-      devices, split_attention, devices_trace, devices_replicas, activations, kv_cache:
-        as of `load_engine`.
+      devices, activations, kv_cache: as of `load_engine`.
       **room: `batch` and `capacity` as `load_engine` will get them.
     """
     reader = open_run(checkpoint, k, activations, kv_cache)
+    shared = device_options(devices)
     if with_tokenizer:
         load_tokenizer(reader)
     if offload is not None:
         from moe_edge.engine.offloaded import check_offload
 
         allow_pinned(reader, offload)  # `check_offload` starts JAX
-        check_offload(reader, offload, devices=homes_for(reader, devices), **room)
-    several = split_attention, devices_trace, devices_replicas
-    check_mesh(reader, devices, offload, *several)
+        homes = homes_for(reader, shared.devices)
+        check_offload(reader, offload, devices=homes, **room)
+    shared.check(reader, offload)
     check_backend(reader.config)

@@ -13,8 +13,8 @@ from moe_edge.core.checks import ConfigError, RequestError, check_count
 from moe_edge.core.events import Recorder
 from moe_edge.core.files import check_out_file, check_there, write_json
 from moe_edge.core.progress import said
-from moe_edge.core.run_folder import RunFolder, root
-from moe_edge.engine.devices import check_devices
+from moe_edge.core.run_folder import RunFolder, root, unpacked
+from moe_edge.engine.devices import DeviceOptions
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.engine.prompts import Prompt, check_text, encode_prompts, read_prompts
@@ -68,6 +68,7 @@ def collect_prompts(prompt: Sequence[str], prompts: str | None) -> list[Prompt]:
 
 @across_hosts()
 @root
+@unpacked(shared=DeviceOptions)
 def run_generate(
     run: RunFolder,
     *,
@@ -86,10 +87,7 @@ def run_generate(
     kv_cache: str = "float32",
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
-    devices: int | str | None = None,
-    split_attention: bool = False,
-    devices_trace: str | None = None,
-    devices_replicas: int = 0,
+    shared: DeviceOptions,
     trace: str | None = None,
     trace_scores: bool = False,
     events: str | None = None,
@@ -124,17 +122,7 @@ def run_generate(
         the device has free, on a CPU with options of a short plan (moe-edge plan);
         None: as the gin file's `offload` says, or all experts on the device.
       offload: policies of experts that do not fit.
-      devices: devices that share the experts: a number, or `all` of this machine;
-        offloaded ones have homes there, and `device_memory` is that of each. None: one,
-        or all where one cannot hold the weights. Of several processes: of each; None:
-        all.
-      split_attention: each of several devices computes its heads of attention and keeps
-        their part of the KV cache; a GPU's logits may then differ in their last bits.
-      devices_trace: route trace by whose counts experts are placed on several devices;
-        None: neighbours stand together.
-      devices_replicas: slots more of each device and layer, for copies of the experts
-        that the trace uses most: every step computes one of them where there is least
-        to do.
+      shared: devices of several.
       trace: file for the routing of every token (`.csv.gz`).
       trace_scores: also keep all experts' scores, in `scores.npz` next to it.
       events: file for transfers and waits (JSON lines).
@@ -150,10 +138,7 @@ def run_generate(
     check_count("max_new_tokens", max_new_tokens)
     check_count("batch_size", batch_size)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
-    shared: dict[str, Any] = {"devices": devices, "devices_trace": devices_trace}
-    shared |= {"split_attention": split_attention}
-    shared |= {"devices_replicas": devices_replicas}
+    offload = resolve_offload(device_memory, offload)
     recorded = [path for path in (trace, events, timeline) if path]
     if offload is None and recorded:
         raise ConfigError(
@@ -166,27 +151,24 @@ def run_generate(
         raise ConfigError("--trace_scores are kept next to a --trace; give it too")
     for path in recorded:
         check_out_file(path, run.path)
+    how = {"k": k, "activations": activations, "kv_cache": kv_cache, "devices": shared}
     room = {"batch": min(batch_size, len(texts))}
     has_size = offload is not None and parse_budget(offload.device_memory).bytes
     if has_size or max_context is not None:
         row = checkpoint, texts, max_new_tokens, max_context
         room["capacity"] = row_tokens(*row)
     if run.dry_run:
-        given = {"offload": offload, "k": k, "activations": activations}
-        given["kv_cache"] = kv_cache
-        check_checkpoint(checkpoint, **given, **shared, **room)
+        check_checkpoint(checkpoint, offload=offload, **how, **room)
         return {"prompts": len(texts)}
-    recorder = Recorder(enabled=bool(events or timeline))
-    options: dict[str, Any] = dict(shared)
+    recorder, options = Recorder(enabled=bool(events or timeline)), {}
     if offload is not None:
-        options |= {
+        options = {
             "recorder": recorder,
             "with_trace": trace is not None,
             "trace_scores": trace_scores,
             **room,
         }
-    options |= {"activations": activations, "kv_cache": kv_cache}
-    loaded = load_engine(checkpoint, offload=offload, k=k, **options)
+    loaded = load_engine(checkpoint, offload=offload, **how, **options)
     from moe_edge.engine.generate import generate_rows  # loads JAX, as the engine did
 
     engine, tokenizer = loaded.engine, loaded.tokenizer

@@ -17,7 +17,7 @@ from flax import nnx
 from jax import lax
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.devices import check_replicas
+from moe_edge.engine.devices import DeviceOptions, check_replicas
 from moe_edge.engine.mesh import AXIS, PARTED, WHOLE, DeviceMesh
 from moe_edge.engine.offloaded import count_trace
 from moe_edge.engine.sharded import ShardedEngine, ShardedPrograms, load_sharded
@@ -204,30 +204,27 @@ def _new_cache(mesh: DeviceMesh, own: AttentionConfig, batch: int, capacity: int
 def make_sharded(
     reader,
     mesh: DeviceMesh,
+    shared: DeviceOptions,
     *,
     check_finite: bool = False,
-    split_attention: bool = False,
-    devices_trace: str | None = None,
-    devices_replicas: int = 0,
     **options,
 ) -> ShardedEngine:
     """Loads a checkpoint onto a mesh.
 
     Args:
-      devices_trace: route trace by whose counts experts are placed.
-      devices_replicas: slots of each device and layer for copies of experts.
+      shared: what the devices share, and how.
       **options: of `ResidentEngine`.
     Raises: as `load_sharded`, `check_split`, `check_replicas` and `count_trace`.
     """
-    if split_attention:
+    if shared.split_attention:
         check_split(reader.config, mesh.size, reader.dense_kinds)
-    check_replicas(reader, mesh, devices_replicas)
+    check_replicas(reader, mesh, shared.devices_replicas)
     counts_LE = None
-    if devices_trace is not None:
-        counts_LE = count_trace(devices_trace, reader.config)
-    placing = {"counts_LE": counts_LE, "replicas": devices_replicas}
+    if shared.devices_trace is not None:
+        counts_LE = count_trace(shared.devices_trace, reader.config)
+    placing = {"counts_LE": counts_LE, "replicas": shared.devices_replicas}
     weights = load_sharded(reader, mesh, check_finite, **placing)
-    if split_attention:
+    if shared.split_attention:
         return SplitEngine(split_weights(weights, mesh), mesh, **options)
     return ShardedEngine(weights, mesh, **options)
 

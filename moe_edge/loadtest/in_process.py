@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.progress import counter
-from moe_edge.engine.devices import check_mesh
+from moe_edge.engine.devices import device_options
 from moe_edge.engine.load import check_checkpoint, open_run, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.loadtest.decisions_file import LoopMade
@@ -46,7 +46,7 @@ def engine_results(
     own_k, longest = reader.config.moe.top_k, reader.config.max_positions
     options.check_model(reader.config)
     check_room(checkpoint, None, offload, options, reader.config, devices)
-    check_mesh(reader, devices, offload)
+    device_options(devices).check(reader, offload)
     check_floors(load.floors, own_k)
     context = options.context(longest)
     requests = offered_requests(load, context)

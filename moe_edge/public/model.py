@@ -13,7 +13,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
 from moe_edge.engine.auto_memory import auto_memory
-from moe_edge.engine.devices import check_devices, check_several, homes_for, mesh_for
+from moe_edge.engine.devices import DeviceOptions, check_devices, homes_for, mesh_for
 from moe_edge.engine.load import allow_pinned, check_backend, open_run
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.sizes import check_context, reserved_tokens
@@ -179,13 +179,12 @@ class Model:
         check_backend(self.config)
         weights = self._resident()  # of another resident engine that still lives
         check, programs = self._check_finite, self._programs.get("resident")
-        mesh = self._mesh
-        check_several(mesh, split_attention)
+        shared = DeviceOptions(devices=self.devices, split_attention=split_attention)
+        mesh = shared.mesh(self._reader, None) if split_attention else self._mesh
         if mesh is not None and split_attention:
             from moe_edge.engine.split_attention import make_sharded
 
-            given = self._reader, mesh
-            return make_sharded(*given, check_finite=check, split_attention=True)
+            return make_sharded(self._reader, mesh, shared, check_finite=check)
         if mesh is not None:
             from moe_edge.engine.sharded import ShardedEngine, load_sharded
 

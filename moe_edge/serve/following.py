@@ -3,6 +3,7 @@
 import signal
 from typing import Any
 
+from moe_edge.engine.devices import DeviceOptions
 from moe_edge.engine.lock_step import follow
 from moe_edge.hosts.link import Link
 from moe_edge.serve.loading import load_driver
@@ -15,16 +16,12 @@ def follow_server(
     checkpoint: str,
     k: int | None,
     serving: ServingOptions,
-    **shared: Any,
+    shared: DeviceOptions,
 ) -> dict[str, Any]:
     """Runs the steps of process 0 until it has drained.
 
     A signal here asks process 0 to drain: a scheduler may signal any process first, and
     none may leave before the others. A second one ends this process.
-
-    Args:
-      **shared: devices, split_attention, devices_trace, devices_replicas, as of
-        `load_engine`.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
@@ -32,7 +29,7 @@ def follow_server(
         link.ask_stop()
         signal.signal(number, before[number])
 
-    driver = load_driver(checkpoint, k, None, serving, link=link, **shared)
+    driver = load_driver(checkpoint, k, None, serving, shared, link=link)
     with driver.slots.engine:
         for number in SIGNALS:
             signal.signal(number, ask)

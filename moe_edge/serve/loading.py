@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from moe_edge.core.progress import counter
+from moe_edge.engine.devices import Devices
 from moe_edge.engine.load import check_checkpoint, load_engine, open_run
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.slot_programs import SlotShapes
@@ -19,27 +19,26 @@ def load_driver(
     k: int | None,
     offload: OffloadOptions | None,
     serving: ServingOptions,
+    devices: Devices = None,
     *,
     clock: Callable[[], float] = time.monotonic,
     fail_step: int | None = None,
     link: Link | None = None,
-    **shared: Any,
 ) -> Driver:
     """A driver whose programs are compiled; from here on nothing is.
 
     Args:
+      devices: as of `load_engine`.
       link: of a process among several. Those that follow process 0 compile when it
         says so.
-      **shared: devices, split_attention, devices_trace, devices_replicas, as of
-        `load_engine`.
     Raises: as `load_engine` and `make_driver`.
     """
     room = {"activations": serving.activations, "kv_cache": serving.kv_cache}
     if offload is not None:
         config = open_run(checkpoint, k, kv_cache=serving.kv_cache).config
         room |= cache_room(serving, config)
-    given = {"with_tokenizer": False, "offload": offload, "k": k}
-    loaded = load_engine(checkpoint, **given, **shared, **room)
+    given = {"with_tokenizer": False, "offload": offload, "k": k, "devices": devices}
+    loaded = load_engine(checkpoint, **given, **room)
     try:
         driver = make_driver(loaded.engine, serving, clock, fail_step, link)
         if link is None or not link.index:

@@ -7,7 +7,7 @@ from typing import Any
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.run_folder import unpacked
-from moe_edge.engine.devices import check_devices, check_mesh
+from moe_edge.engine.devices import DeviceOptions
 from moe_edge.engine.load import check_checkpoint, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.hosts.run import across_hosts, current_link
@@ -22,17 +22,14 @@ from moe_edge.serve.server_options import ServerOptions
 
 # Process 0 alone meets clients.
 @across_hosts(*inspect.signature(ServerOptions).parameters)
-@unpacked(serving=ServingOptions, server=ServerOptions)
+@unpacked(shared=DeviceOptions, serving=ServingOptions, server=ServerOptions)
 def run_serve(
     *,
     checkpoint: str = "default",
     k: int | None = None,
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
-    devices: int | str | None = None,
-    split_attention: bool = False,
-    devices_trace: str | None = None,
-    devices_replicas: int = 0,
+    shared: DeviceOptions,
     servers: int | None = None,
     slots: str | None = None,
     route: str = "topk",
@@ -56,17 +53,6 @@ def run_serve(
         the device has free, on a CPU with options of a short plan (moe-edge plan);
         None: as `offload` says, or all resident.
       offload: policies of experts that do not fit.
-      devices: devices that share the experts: a number, or `all` of this machine;
-        offloaded ones have homes there, and `device_memory` is that of each. None: one,
-        or all where one cannot hold the weights. Of several processes: of each; None:
-        all.
-      split_attention: each of several devices computes its heads of attention and keeps
-        their part of the KV cache; a GPU's logits may then differ in their last bits.
-      devices_trace: route trace by whose counts experts are placed on several devices;
-        None: neighbours stand together.
-      devices_replicas: slots more of each device and layer, for copies of the experts
-        that the trace uses most: every step computes one of them where there is least
-        to do.
       servers: processes that hold the experts together (Prism); the first one answers
         clients. None: one process.
       slots: with `servers`, experts that each may hold, separated by commas; None: 1.3
@@ -81,7 +67,7 @@ def run_serve(
     Raises:
       MoeEdgeError: bad input, or an engine that fails again and again (exit code 1).
     """
-    offload, devices = resolve_offload(device_memory, offload), check_devices(devices)
+    offload, devices = resolve_offload(device_memory, offload), shared.devices
     if servers is None and slots is not None:
         raise ConfigError(f"--slots {slots} are of servers; give --servers with them")
     if servers is None and (route != "topk" or route_options):
@@ -120,10 +106,7 @@ def run_serve(
     prepare_process(reader, offload)
     reader.config = at_k(reader.config, k).with_cache(serving.kv_cache)
     config = reader.config
-    shared: dict[str, Any] = {"devices": devices, "devices_trace": devices_trace}
-    shared |= {"split_attention": split_attention}
-    shared |= {"devices_replicas": devices_replicas}
-    check_mesh(reader, offload=offload, **shared)
+    shared.check(reader, offload)
     if not config.moe_layers:
         raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
     serving.check_model(config)
@@ -160,7 +143,7 @@ def run_serve(
     if link is not None and link.index:
         from moe_edge.serve.following import follow_server
 
-        return follow_server(link, checkpoint, k, serving, **shared)
+        return follow_server(link, checkpoint, k, serving, shared)
     from moe_edge.serve.service import listen
 
     with listen(server.host, server.port) as sock:
@@ -174,8 +157,8 @@ def run_serve(
 
         def load():
             fail = server.fail_step
-            given = checkpoint, k, offload, serving
-            driver = load_driver(*given, **shared, fail_step=fail, link=link)
+            given = checkpoint, k, offload, serving, shared
+            driver = load_driver(*given, fail_step=fail, link=link)
             model.grammars.prepare()
             if keep is not None:
                 from moe_edge.engine.prompt_files import PromptFiles

@@ -9,6 +9,7 @@ import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.device_needs import device_needs
+from moe_edge.engine.devices import DeviceOptions
 from moe_edge.engine.generate import generate
 from moe_edge.engine.mesh import local_mesh
 from moe_edge.engine.offload_options import OffloadOptions
@@ -73,7 +74,8 @@ def test_offloaded_engines_have_the_resident_bits(name, kind, mode):
 @pytest.mark.parametrize("split, kind", [(True, "q8_0"), (False, "bfloat16")])
 def test_several_devices_have_the_bits_of_one(kind, split):
     reader = StoreReader(MODELS["gqa"].with_cache(kind))
-    engine = make_sharded(reader, local_mesh(3), split_attention=split)
+    shared = DeviceOptions(split_attention=split)
+    engine = make_sharded(reader, local_mesh(3), shared)
     assert (bits(engine, LENGTHS) == resident_bits("gqa", kind)).all()
 
 

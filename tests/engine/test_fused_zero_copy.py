@@ -26,6 +26,7 @@ from tests.support.gpu_kernels import as_on_a_gpu, interpreted_kernels
 from tests.support.layered import BLOCKS, CAPACITY, StoreReader, forced_logits
 from tests.support.tiny_models import ALL, BF16, random_prompts, random_weights
 
+pytestmark = pytest.mark.usefixtures("few_optimisations")
 STEPS = 6
 
 

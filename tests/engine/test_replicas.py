@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.devices import check_replicas, check_several
+from moe_edge.engine.devices import DeviceOptions, check_replicas
 from moe_edge.engine.mesh import local_mesh
 from moe_edge.engine.programs import jit_step
 from moe_edge.engine.replicas import choose_devices, replicas_of, with_replicas
@@ -175,13 +175,13 @@ def test_every_device_holds_so_many_slots_more_and_none_without_copies():
 @pytest.mark.parametrize("replicas", [-1, True, 1.5, "2"])
 def test_what_is_no_number_of_slots_is_refused(replicas):
     with pytest.raises(ConfigError, match="expected a number from 0"):
-        check_several(local_mesh(2), devices_trace="t", devices_replicas=replicas)
+        DeviceOptions(devices=2, devices_trace="t", devices_replicas=replicas)
 
 
 def test_copies_without_counts_and_more_than_there_is_room_for_are_refused(monkeypatch):
     mesh = local_mesh(3)
     with pytest.raises(ConfigError, match="no counts say which experts to copy; give"):
-        check_several(mesh, devices_replicas=1)
+        DeviceOptions(devices=3, devices_replicas=1)
     reader = RandomReader(ONE_LAYER, dtype=BF16)
     names = [*reader.dense_layer(0), *reader.top()]
     reader.dense_dtypes = lambda item: dict.fromkeys(names, reader.dtype)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.devices import check_several
+from moe_edge.engine.devices import DeviceOptions
 from moe_edge.engine.mesh import local_mesh
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.slots import RowSlots
@@ -45,12 +45,15 @@ BLOCKS = dataclasses.replace(
 )
 
 
+SPLIT = DeviceOptions(split_attention=True)
+
+
 @functools.cache
 def engine_of(devices: int, config=CONFIG):
     reader = RandomReader(config, dtype=BF16)
     if devices == 1:
         return ResidentEngine(load_weights(reader))
-    return make_sharded(reader, local_mesh(devices), split_attention=True)
+    return make_sharded(reader, local_mesh(devices), SPLIT)
 
 
 @pytest.mark.slow
@@ -146,4 +149,4 @@ def test_rows_in_eights_of_two_devices_are_refused():
 
 def test_one_device_splits_nothing():
     with pytest.raises(ConfigError, match="and there is one; give devices"):
-        check_several(None, True)
+        DeviceOptions(devices=1, split_attention=True).mesh(RandomReader(BLOCKS), None)

@@ -1,9 +1,12 @@
 """`--devices`: every command that loads a model takes it, and one line refuses it."""
 
+import re
+
 import jax
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine.devices import DeviceOptions, device_options
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.sharded import ShardedEngine
 from moe_edge.serve.loading import load_driver
@@ -57,7 +60,7 @@ def test_no_flag_of_one_device_goes_with_several(tiny, run_script, tmp_path):
 @pytest.mark.parametrize("name", ["generate", "evaluate"])
 def test_commands_load_for_as_many_devices(name, tiny, run_script, monkeypatch):
     def load(*_, devices, **__):
-        raise ConfigError(f"loaded for {devices!r} devices")
+        raise ConfigError(f"loaded for {device_options(devices).devices!r} devices")
 
     monkeypatch.setattr("moe_edge.engine.run_generate.load_engine", load)
     monkeypatch.setattr("moe_edge.evaluate.run.load_engine", load)
@@ -69,13 +72,13 @@ def test_engines_are_loaded_onto_as_many_devices(tiny, monkeypatch):
     engine = load_engine(tiny, with_tokenizer=False, devices="3").engine
     assert isinstance(engine, ShardedEngine) and engine.mesh.size == 3
 
-    def load(*_, devices, split_attention, **__):
-        raise ConfigError(f"loaded for {devices!r} devices, {split_attention}")
+    def load(*_, devices, **__):
+        raise ConfigError(f"loaded for {devices}")
 
     monkeypatch.setattr("moe_edge.serve.loading.load_engine", load)
-    with pytest.raises(ConfigError, match="loaded for 2 devices, True"):
-        shared = {"devices": 2, "split_attention": True}
-        load_driver(tiny, None, None, ServingOptions(), **shared)
+    shared = DeviceOptions(devices=2, split_attention=True)
+    with pytest.raises(ConfigError, match=f"loaded for {re.escape(str(shared))}"):
+        load_driver(tiny, None, None, ServingOptions(), shared)
 
 
 @pytest.mark.slow
