@@ -26,7 +26,7 @@ from moe_edge.simulate.replay.timed import TimedResult
 NONE = "none"
 FEW = 6  # batches of runs that decide a cost, not a mean over prompts
 HIT_ROUNDS = 5
-LEAST_S = 1.0  # of decoding, of a run with misses
+ASSISTED_ROUNDS = 3
 ALL_HERE = "100%"
 _OWN_LINK = {"link_bytes_per_s": None, "link_latency_s": 0.0}
 
@@ -145,14 +145,14 @@ class _Calibration:
         self._measure_hits(name, options)
         own = dataclasses.replace(options, **_OWN_LINK)
         every = self._protocol.prompts if self._records else self._few
-        run = self._run(own, every, least_s=LEAST_S)
+        run = self._run(own, every)
         if self._records:
             self.recorded = self.recorded.with_predictions(name, run.log.predicted)
         if name == NONE:
             self._note(copy_s=run.load_s)
         self._measure_misses(name, own, run, len(every))
         if options.link_bytes_per_s is not None:
-            run = self._run(options, self._few, least_s=LEAST_S)
+            run = self._run(options, self._few)
             self._measure_misses(name, options, run, len(self._few))
 
     def _measure_hits(self, name: str, options: OffloadOptions) -> None:
@@ -192,13 +192,16 @@ class _Calibration:
         protocol, live, costs = self._protocol, self._live, self._costs
         given = self._few, protocol.new_tokens, protocol.sampling
         with live.engine(options) as engine:
-            run = live.run(engine, *given, least_s=LEAST_S)
+            run = live.run(engine, *given, rounds=rounds_of(options))
             seen = engine.backends[0].costs
         load_s = costs.link(options).seconds(live.block_bytes)
-        more_s = max(0.0, run.tpot_s - costs.per_predictor_s[NONE])
-        each_s = more_s / run.misses if run.misses else 0.0
-        found = load_s, each_s, *seen
-        self._note(assist_s={**costs.assist_s, name: found})
+        asked = {**costs.assist_s, name: (load_s, 0.0, 0.0, *seen)}
+        knows_rule = dataclasses.replace(costs, assist_s=asked)
+        played = play(self.recorded, options, live, knows_rule, len(self._few))
+        absent_BS2 = played.absent.reshape(len(run.step_s), -1, 2)[:, :-1]
+        more_BS = undisturbed(run.step_s) - costs.per_predictor_s[NONE]
+        found = absent_costs(absent_BS2.reshape(-1, 2), more_BS.reshape(-1))
+        self._note(assist_s={**asked, name: (load_s, *found, *seen)})
 
     def finished(self, base: OffloadOptions) -> ModelCosts:
         """The costs, with those of prompts."""
@@ -214,6 +217,32 @@ class _Calibration:
             ],
             noise=float(np.std(np.concatenate(self._ratios), ddof=1)),
         )
+
+
+def rounds_of(options: OffloadOptions) -> int:
+    """How often a run is measured: steps with an assist are short."""
+    return ASSISTED_ROUNDS if options.assist is not None else 1
+
+
+def absent_costs(absent_S2: np.ndarray, more_s_S: np.ndarray) -> tuple[float, float]:
+    """Seconds of a layer in which experts are absent, and of each expert: least
+    squares, none below 0.
+
+    Args:
+      absent_S2: of each step, see `TimedResult`; more_s_S: that it took beyond a step
+        whose experts are all here.
+    """
+    layer_s, each_s = np.linalg.lstsq(absent_S2, more_s_S, rcond=None)[0]
+    if each_s < 0:
+        layer_s, each_s = _alone(absent_S2[:, 0], more_s_S), 0.0
+    elif layer_s < 0:
+        layer_s, each_s = 0.0, _alone(absent_S2[:, 1], more_s_S)
+    return float(layer_s), float(each_s)
+
+
+def _alone(absent_S: np.ndarray, more_s_S: np.ndarray) -> float:
+    """What one costs where nothing else does."""
+    return max(0.0, float(more_s_S.sum()) / max(1, int(absent_S.sum())))
 
 
 def _has_room(live: Live, options: OffloadOptions) -> bool:

@@ -22,9 +22,9 @@ class ModelCosts:
       per_predictor_s: likewise with each predictor.
       miss_host_s: by predictor: (seconds of a transfer, seconds that a transferred
         block costs beyond replay), a point a link that was measured, the fastest first.
-      assist_s: by CPU assist: (seconds of a transfer, seconds of an absent expert, and
-        what its rule saw: seconds to load one, to compute it on the host and on the
-        device).
+      assist_s: by CPU assist: (seconds of a transfer, of a layer in which experts are
+        absent, of each of these, and what its rule saw: seconds to load one, to compute
+        it on the host and on the device).
       copy_s: of a transfer over this machine's own link.
       prefill_s: prompt tokens -> batch -> seconds to the first token, experts here.
       prefill_block_s: (seconds of a transfer, seconds of a prompt's block) a link.
@@ -60,7 +60,7 @@ class ModelCosts:
         try:
             costs = built(where, cls, stored)
             for name, known in costs.assist_s.items():
-                check_shape(f"{where}: assist_s.{name}", np.array(known), (5,))
+                check_shape(f"{where}: assist_s.{name}", np.array(known), (6,))
             return costs
         except ConfigError as error:
             raise ConfigError(
@@ -86,6 +86,14 @@ class ModelCosts:
         return CostModel(
             half_s, half_s, block_bytes, link, (1 - self.layer_share) * hit_s
         )
+
+    def assisted_s(self, assist: str, absent_S2: np.ndarray) -> np.ndarray:
+        """float64 [S]: seconds of steps with a CPU assist, measured as a whole.
+
+        Args:
+          absent_S2: layers in which experts are absent, and how many (`TimedResult`).
+        """
+        return self.per_predictor_s["none"] + absent_S2 @ self.assist_s[assist][1:3]
 
     def block_host_s(self, predictor: str, load_s: float) -> float:
         """What a block costs the host beyond replay: linear between measured links."""

@@ -109,10 +109,7 @@ def estimate(
         # A busy machine's calibration may have found less than nothing for a block.
         step_s = np.maximum(step_s, costs.per_predictor_s[name])
     else:
-        # Measured as a whole: what an absent expert costs, however it is computed.
-        each_s = costs.assist_s[options.assist][1]
-        missing = played.counters.misses / steps
-        step_s = np.full(batches, costs.per_predictor_s[NONE] + each_s * missing)
+        step_s = recorded.by_batch(costs.assisted_s(options.assist, played.absent))
     step_s = step_s + subject.policies_s(options, played, prompts)
     # Other prompts of the same kind, as many as were recorded.
     spread = float(np.std(step_s, ddof=1)) if batches > 1 else 0.0

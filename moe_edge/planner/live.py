@@ -30,7 +30,6 @@ from moe_edge.workload.traces import Trace
 
 MOST_DISTURBED = 3
 WARM_BATCHES = 2
-REPEATED = 3  # rounds of what is short
 
 
 class StampedLog(RunLog):
@@ -179,7 +178,6 @@ class Live:
         sampling: Sampling,
         rounds: int = 1,
         fills: bool = False,
-        least_s: float = 0.0,
     ) -> Run:
         """Continues prompts, a batch after the other; end-of-text tokens end nothing.
 
@@ -191,7 +189,6 @@ class Live:
           rounds: how often all are run, each time from empty slots: a step takes the
             median of what it took.
           fills: run them once more at first, and keep what is in slots.
-          least_s: of decoding; three rounds where one is shorter.
         """
         warm_up(engine, prompts[: self.batch], new_tokens, sampling)
         first = [*prompts[: WARM_BATCHES * self.batch]]
@@ -199,8 +196,8 @@ class Live:
             generate(engine, first[at : at + self.batch], new_tokens, sampling=sampling)
         engine.restart()
         spec, horizon = engine.cache.spec, engine.predictor_run.horizon
-        took_s, ttft_s, count = [], [], rounds + fills
-        while len(took_s) < count:
+        took_s, ttft_s = [], []
+        for _ in range(rounds + fills):
             if not fills:
                 engine.restart()
             engine.reset_records()
@@ -223,8 +220,6 @@ class Live:
                 done.append(found)
             took_s.append(log.step_s(len(done)))
             ttft_s.append([one.ttft_s for one in done])
-            if took_s[0].sum() < least_s:
-                count = max(count, REPEATED)
         steps, sent = done[0].steps, engine.queue.stats()
         counted = engine.layer_step.counters[True]
         moved = sent.demand.count + sent.prefetch.count

@@ -245,7 +245,7 @@ def _on_host(options: OffloadOptions, costs: ModelCosts) -> OnHost | None:
     if options.assist is None:
         return None
     assist = get_assist(options.assist, **options.assist_options)
-    seen = AssistCosts(*costs.assist_s[options.assist][2:])
+    seen = AssistCosts(*costs.assist_s[options.assist][3:])
     return lambda absent, ids_TK: list(assist.take(absent, ids_TK, seen))
 
 

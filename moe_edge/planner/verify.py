@@ -8,7 +8,7 @@ import numpy as np
 
 from moe_edge.core.progress import progress
 from moe_edge.model.sampling import Sampling
-from moe_edge.planner.calibrate import Protocol
+from moe_edge.planner.calibrate import Protocol, rounds_of
 from moe_edge.planner.candidates import parts_of
 from moe_edge.planner.choose import KEYS, Judged
 from moe_edge.planner.estimate import Estimate, Subject, estimate
@@ -16,7 +16,6 @@ from moe_edge.planner.live import Live, Run
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.replayed import Recorded, predictor_name
 
-LEAST_S = 1.0  # of decoding: short runs are repeated, three times at most
 COMPARED = ("tpot_s", "ttft_s", "tokens_per_s", "device_bytes", "hit_ratio")
 
 
@@ -67,7 +66,7 @@ def verify(
         key = candidate.k, candidate.expert_dtype
         live, options = subjects[key].live, candidate.options
         with live.engine(options) as engine:
-            run = live.run(engine, *given, least_s=LEAST_S)
+            run = live.run(engine, *given, rounds=rounds_of(options))
         measured = measured_of(run, live, options)
         own_error = None
         if options.lossless:

@@ -11,6 +11,7 @@ from moe_edge.core.context import Context
 from moe_edge.engine.device_needs import DeviceNeeds
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import MoeConfig
+from moe_edge.planner.calibrate import absent_costs
 from moe_edge.planner.candidates import Candidate
 from moe_edge.planner.estimate import Subject, estimate
 from moe_edge.planner.replayed import Recorded
@@ -88,7 +89,7 @@ def test_predictor_takes_its_own_step_and_hides_its_transfers():
 
 
 def test_assist_costs_what_an_absent_expert_cost():
-    known = {"all": [0.001, 0.0005, 0.001, 0.0001, 0.0]}
+    known = {"all": [0.001, 0.0, 0.0005, 0.001, 0.0001, 0.0]}
     costs = dataclasses.replace(COSTS, assist_s=known)
     found = estimate(at("50%", assist="all"), subject(costs))
     missing = 2 * (1 - found.hit_ratio[1])
@@ -102,6 +103,16 @@ def test_assist_costs_what_an_absent_expert_cost():
     assert len(others) == 1
     with pytest.raises(ConfigError, match="assist all with predictor previous was not"):
         estimate(at("50%", assist="all", predictor="previous"), subject(costs))
+
+
+def test_costs_of_absent_experts_are_fitted_and_none_is_negative():
+    rng = np.random.default_rng(0)
+    absent = np.stack([rng.integers(4, 7, 200), rng.integers(8, 40, 200)], 1)
+    found = absent_costs(absent, absent @ [3e-4, 2e-5])
+    assert found == pytest.approx((3e-4, 2e-5))
+    layer_s, each_s = absent_costs(absent, absent @ [3e-4, -2e-6])
+    assert each_s == 0 and layer_s == pytest.approx(3e-4, rel=0.1)
+    assert absent_costs(np.zeros((3, 2), int), np.zeros(3)) == (0, 0)
 
 
 def test_first_token_waits_for_what_no_slot_holds():

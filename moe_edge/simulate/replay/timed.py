@@ -89,6 +89,8 @@ class TimedResult:
       moved: by the cause with which a transfer began.
       host_s: processor seconds of the decode lookups, of this replay itself: what
         policies and their bookkeeping cost.
+      absent: int64 [steps, 2]: layers of each step in which experts were absent, and
+        how many these were.
     """
 
     step_s: np.ndarray
@@ -96,6 +98,7 @@ class TimedResult:
     counters: Counters
     moved: TransferStats
     host_s: float = 0.0
+    absent: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 2)))
 
     @property
     def tpot_s(self) -> float:
@@ -154,6 +157,7 @@ def replay_time(
     )
     residency = layer_step.residency
     step, starts, ends, prompt, host_s = None, [], [], [], 0.0
+    absent: list[list[int]] = []
     for routed in lookups(trace):
         layer = routed.layer
         if routed.new_sequence:
@@ -173,6 +177,7 @@ def replay_time(
         if routed.step != step:
             starts.append(carrier.now_s)
             ends.append(carrier.now_s)
+            absent.append([0, 0])
             carrier.now_s += costs.step_s
             step = routed.step
         carrier.now_s += route_L[layer]
@@ -181,8 +186,10 @@ def replay_time(
         if reroute is not None:
             queue.poll()
             seen = reroute(routed, residency.arrived(layer)), routed.scores_TE
-        layer_step.pass_layer(layer, *seen, step, routed.sequences, on_host)
+        visit = layer_step.pass_layer(layer, *seen, step, routed.sequences, on_host)
         host_s += time.process_time() - begun_s
+        absent[-1][0] += bool(visit.misses)
+        absent[-1][1] += len(visit.misses)
         carrier.now_s += experts_L[layer]
         ends[-1] = carrier.now_s
     compute_L = (route_L + experts_L)[np.unique(trace.layer)]
@@ -192,4 +199,5 @@ def replay_time(
         counters=layer_step.counters[True],
         moved=queue.stats(),
         host_s=host_s,
+        absent=np.array(absent, np.int64),
     )

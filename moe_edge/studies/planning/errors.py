@@ -25,7 +25,8 @@ class ErrorSettings(StudySettings):
       checkpoint: folder, GGUF file or `default`.
       links: bytes a second; each is calibrated once, at the middle budget.
       link_latency_s: of a transfer.
-      budgets: device memory, planned with each link.
+      budgets: device memory, planned with each link; at the middle one of the first
+        link also without CPU assists.
       prompts_seed: of the prompts that a plan has not seen; of those it has: `seed`.
       prompt_tokens, new_tokens: of each of 16 prompts.
       temperature: at which tokens are drawn.
@@ -42,7 +43,7 @@ class ErrorSettings(StudySettings):
     }
 
     checkpoint: str = "default"
-    links: Sequence[float] = (100e6, 400e6)
+    links: Sequence[float] = (1200e6, 600e6)
     link_latency_s: float = 50e-6
     budgets: Sequence[str] = ("15%", "25%", "50%")
     prompts_seed: int = 1000
@@ -70,6 +71,7 @@ def derive(tables: Tables) -> dict[str, Any]:
         "other_median": float(other.median()),
         "other_worst": float(other.max()),
         "hits_median": float(runs.hits.abs().median()),
+        "first_median": float(runs.first.abs().median()),
         "inside": float(runs.measured_ms.between(runs.low_ms, runs.high_ms).mean()),
         "near": near,
         "furthest": float(plans.behind.max()),
@@ -99,6 +101,7 @@ STUDY = Study(
             own="1",
             other="1",
             hits="1",
+            first="1",
         ),
         "plans": frame("link budget", behind="1", search_s="s", replays="1"),
         "costs": frame(

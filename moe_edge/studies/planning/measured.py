@@ -43,7 +43,8 @@ def measure(settings: ErrorSettings, rows: Rows) -> None:
 
 def _kept(settings: ErrorSettings, rate: float) -> dict[str, list[dict[str, Any]]]:
     """Rows by frame of a link, measured unless they are there."""
-    own = dataclasses.asdict(settings) | {"links": rate, "work_dir": ""}
+    own = dataclasses.asdict(settings) | {"work_dir": ""}
+    own["links"] = rate, rate == settings.links[0]
     digest = hashlib.sha256(json.dumps(own).encode()).hexdigest()[:12]
     path = Path(settings.work_dir) / f"{rate:g}-{digest}.json"
     if not path.is_file():
@@ -72,23 +73,27 @@ def _link(settings: ErrorSettings, rate: float) -> dict[str, list[dict[str, Any]
     link = f"{rate / 1e6:g} MB/s"
     found: dict[str, list[dict[str, Any]]] = {"costs": _costs(link, done)}
     found |= {"runs": [], "plans": []}
-    for budget in budgets:
+    kinds = [(budget, fixed) for budget in budgets]
+    if rate == settings.links[0]:
+        kinds.append((asked.device_memory, fixed | {"assist"}))  # none, as in the base
+    for budget, kept in kinds:
         options = dataclasses.replace(base, device_memory=budget)
-        space = space_of(options, fixed, live.config)
+        space = space_of(options, kept, live.config)
         space = space.without(done.left_out, done.recorded.predicted)
         subjects = {(None, None): Subject(live, done.costs, done.recorded)}
         searched = search(space, subjects, [Quality()], asked)
         other = protocol_of(asked, live, settings.prompts_seed, [])
         ran = verify(searched.judged[: 1 + settings.next_ones], subjects, other)
+        what = budget if kept == fixed else f"{budget}, no assist"
         found["runs"] += [
-            {"link": link, "budget": budget, "rank": rank} | _run(one)
+            {"link": link, "budget": what, "rank": rank} | _run(one)
             for rank, one in enumerate(ran, 1)
         ]
         measured = [one["measured"]["tpot_s"] for one in ran]
         found["plans"].append(
             {
                 "link": link,
-                "budget": budget,
+                "budget": what,
                 "behind": measured[0] / min(measured) - 1,
                 "search_s": searched.seconds,
                 "replays": searched.replays,
@@ -111,6 +116,7 @@ def _run(one: dict[str, Any]) -> dict[str, Any]:
         "own": one["own_lookups_error"],
         "other": one["error"]["tpot_s"],
         "hits": one["error"]["hit_ratio"],
+        "first": float(one["error"]["ttft_s"]),
     }
 
 
