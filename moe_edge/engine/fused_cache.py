@@ -107,10 +107,9 @@ class DeviceCache:
             return slot
         firsts = np.searchsorted(self.spec.layer_S, np.arange(self.spec.num_layers))
         firsts_L = firsts.astype(np.int32)
-        return (
-            slot
-            - (firsts_L if isinstance(layer, int) else jnp.asarray(firsts_L))[layer]
-        )
+        if not isinstance(layer, int):
+            firsts_L = jnp.asarray(firsts_L)
+        return slot - firsts_L[layer]
 
     def new_slots(self, width: int, dtype) -> jax.Array | tuple[jax.Array | None, ...]:
         """Room for records, zeros."""

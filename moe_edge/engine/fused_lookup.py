@@ -67,7 +67,7 @@ def look_ahead(
         slot_M, host_M = found.record_B, found.host_B
     else:
         cache, slot_M, host_M, counts_3 = _admit(device, cache, layer, ids_1M, None)
-        counts_3 = counts_3 * (jnp.arange(3) == EVICTIONS)
+        counts_3 = jnp.where(jnp.arange(3) == EVICTIONS, counts_3, 0)
         counts_L3 = cache.counts_L3.at[layer].add(counts_3)
         cache = cache._replace(counts_L3=counts_L3)
     return cache, jnp.stack([host_M, device.place_of(layer, slot_M)])

@@ -132,7 +132,5 @@ class Prefetch:
         return self._count(cache, USED, jnp.sum(unused_E & is_chosen_E)), routing
 
     def _count(self, cache: Cache, place: int, more: jax.Array) -> Cache:
-        is_here_2 = jnp.arange(2) == place
-        return cache._replace(
-            ahead_2=cache.ahead_2 + is_here_2 * more.astype(jnp.int32)
-        )
+        more_2 = jnp.where(jnp.arange(2) == place, more, 0).astype(jnp.int32)
+        return cache._replace(ahead_2=cache.ahead_2 + more_2)
