@@ -40,9 +40,10 @@ class Predictor(PlugIn):
         predict          after that, once a layer and decode step
         finish_sequence  when a sequence ends
 
-    Mode fused reads no routing on the host and refuses predictors; replay and the
-    simulator have the choices of a trace, some traces the scores, and refuse what else
-    a predictor needs.
+    Mode fused reads no routing on the host: with `prefetch_in_fused` its programs run
+    the `gates_after` of those that only look ahead (`stale_gate.LooksAhead`), and it
+    refuses others. Replay and the simulator have the choices of a trace, some traces
+    the scores, and refuse what else a predictor needs.
 
     Attributes:
       needs: what it reads of a run, of NEEDS: scores and hidden states, which `observe`

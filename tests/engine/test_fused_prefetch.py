@@ -17,7 +17,7 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import few, native, prefetch
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
-from tests.support.gpu_kernels import as_on_a_gpu, interpreted_kernels
+from tests.support.gpu_kernels import interpreted_kernels
 from tests.support.layered import StoreReader, forced_logits
 from tests.support.tiny_models import ALL, BF16, random_prompts, random_weights
 
@@ -187,8 +187,9 @@ def test_who_is_expected_gets_the_slots_of_who_is_not(policy):
     ids_M = np.array([held[2], absent[3], E, absent[0], absent[5]], np.int32)
     plan = jax.jit(lambda *given: look_ahead(device, *given))
     by_xla, plan_2M = plan(cache, jnp.int32(LAYER), ids_M)
-    with as_on_a_gpu():
-        by_kernel, (host_M, slot_M) = look_ahead(device, cache, LAYER, ids_M)
+    with interpreted_kernels(None):
+        plan = jax.jit(lambda *given: look_ahead(device, given[0], LAYER, given[1]))
+        by_kernel, (host_M, slot_M) = plan(cache, ids_M)
     assert plan_2M[0].tolist() == [-1, absent[3], -1, absent[0], absent[5]]
     # The host's order, over the slots that hold nobody who is expected.
     state = jax.tree.map(np.asarray, cache.policy)
@@ -219,12 +220,14 @@ def test_what_came_ahead_is_unused_until_its_layer_chooses_it():
     last_B = 2 * (cache.policy["last_B"] // 2)
     state = cache.policy | {"clock": clock, "last_B": last_B}
     cache = cache._replace(policy=state, step=jnp.int32(7))
-    cache, _ = look_ahead(device, cache, LAYER, absent[:2].astype(np.int32))
+    ahead = jax.jit(lambda *given: look_ahead(device, *given)[0], static_argnums=1)
+    cache = ahead(cache, LAYER, absent[:2].astype(np.int32))
     unused_LE = np.asarray(device.unused_LE(cache))
     assert np.argwhere(unused_LE).tolist() == [[LAYER, e] for e in absent[:2]]
     ids_TK = np.array([[absent[0], held[0], absent[3]]], np.int32)
     given = ids_TK, jnp.zeros((1, E)), jnp.zeros((E, 4))
-    cache, _ = device.acquire(cache.at(LAYER), LAYER, *given)
+    acquire = jax.jit(lambda *given: device.acquire(*given)[0], static_argnums=1)
+    cache = acquire(cache.at(LAYER), LAYER, *given)
     unused_LE = np.asarray(device.unused_LE(cache))
     assert np.argwhere(unused_LE).tolist() == [[LAYER, absent[1]]]
 
