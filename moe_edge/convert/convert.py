@@ -5,7 +5,6 @@ conversion has done is kept beside it (unfinished.py), and the same command goes
 """
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,20 +17,14 @@ from moe_edge.checkpoint.manifest import with_kind
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert import check as checks
 from moe_edge.convert.digest import source_facts
-from moe_edge.convert.families import config_from_hf
-from moe_edge.convert.gguf_reader import GgufReader
-from moe_edge.convert.hf_files import converted_config, read_generation
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.convert.refactored_config import refactored_hf_config
-from moe_edge.convert.requantise import Dequantised
 from moe_edge.convert.safetensors_writer import parse_size
-from moe_edge.convert.sinks import HfSink, OursSink
-from moe_edge.convert.stream import content_sha256, stream, stream_items
+from moe_edge.convert.stream import stream, stream_items
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.convert.unfinished import unfinished_work
-from moe_edge.convert.weights import EXPERT_DTYPES, as_written, hf_dtypes, num_bytes
+from moe_edge.convert.weights import EXPERT_DTYPES, hf_dtypes, num_bytes
+from moe_edge.convert.work import check_digest, open_work
 from moe_edge.core.checks import (
-    CheckpointError,
     ConfigError,
     OutputError,
     check_count,
@@ -42,8 +35,7 @@ from moe_edge.core.files import check_room
 from moe_edge.core.process import peak_rss_bytes
 from moe_edge.core.progress import say
 from moe_edge.core.run_folder import RunFolder
-from moe_edge.model.config import ModelConfig
-from moe_edge.model.quantised import DENSE_KINDS, format_of
+from moe_edge.model.quantised import DENSE_KINDS
 from moe_edge.model.record import RecordLayout
 
 
@@ -122,7 +114,7 @@ def convert_checkpoint(
     check_from_zero("workers", workers)
     if max_layers is not None:
         check_count("max_layers", max_layers)
-    work = _work(src, to, wanted, expert_dtype, dense)
+    work = open_work(src, to, wanted, expert_dtype, dense)
     source, reader = work.source, work.reader
     run = RunFolder(dst, overwrite, dry_run, config_text)
     run.check_apart(reader.path)
@@ -174,96 +166,6 @@ def convert_checkpoint(
         **({"dense_dtype": dense} if dense else {}),
         **({"dequantised": work.was} if work.was else {}),
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class _Work:
-    """What becomes of a checkpoint.
-
-    Attributes:
-      source: as it is stored; reader: as it is written.
-      config: of the new folder.
-      manifest: of a refactored or pruned model, what the manifest says of that.
-      is_changed: whether weights are other numbers than the source's.
-      was: what weights were that are dequantised.
-    """
-
-    source: Any
-    reader: Any
-    config: ModelConfig
-    manifest: dict[str, Any]
-    is_changed: bool
-    was: str | None
-
-    def sink(self, folder: Path, to: str, shard_bytes: int) -> OursSink | HfSink:
-        """What writes the new folder."""
-        reader = self.reader
-        if to == "hf":
-            dtypes = hf_dtypes(reader)
-            return HfSink(folder, self.config, reader, dtypes, shard_bytes)
-        subs = reader.config.moe.sub_experts
-        return OursSink(folder, self.config, reader, subs, **self.manifest)
-
-    def check(self, digest: str) -> None:
-        """Refuses a source of our format whose weights have not its hash.
-
-        Args:
-          digest: of what was written.
-        """
-        if not isinstance(self.source, CheckpointReader):
-            return
-        if not self.is_changed:
-            _check_digest(self.source, digest)
-        elif self.source.checksums is None:
-            # No CRC has vouched for what was read: read once more.
-            _check_digest(self.source)
-
-
-def _work(
-    src: str | Path,
-    to: str,
-    wanted: np.dtype | None,
-    expert_dtype: str | None,
-    dense: str | None,
-) -> _Work:
-    """Opens a checkpoint; the arguments are those of `as_written`.
-
-    Raises:
-      CheckpointError, ConfigError: a bad source, or one that has no such form.
-    """
-    source = open_checkpoint(src, wanted)
-    reader = as_written(source, to, expert_dtype, dense, wanted)
-    raw, manifest = reader.config.hf_config, {}
-    generation = read_generation(reader.hf_files)
-    if reader.config.moe.sub_experts > 1 and to == "ours":
-        if expert_dtype is None:
-            raise CheckpointError(
-                f"{src} is refactored and in our format already; to change its dtype, "
-                "convert the checkpoint it was made from and refactor that"
-            )
-        manifest["refactor"] = source.manifest["refactor"]
-    elif reader.config.moe.sub_experts > 1:
-        raw = refactored_hf_config(reader.config, generation)
-    if isinstance(source, CheckpointReader) and source.manifest.get("pruned"):
-        if to == "hf":
-            raise CheckpointError(
-                f"{src} is pruned, and Hugging Face has no such model; export the "
-                "checkpoint it was made from"
-            )
-        manifest["pruned"] = source.manifest["pruned"]
-    is_cast = wanted is not None or reader.quantized is not None
-    is_dequantised = isinstance(reader, Dequantised)
-    held = reader if is_dequantised else source
-    was = format_of(reader.kind) if is_dequantised else None
-    if isinstance(source, GgufReader) and expert_dtype is None:
-        was = was or source.decoded_experts
-    stated = wanted or held.layout.value_dtype(held.dtype)
-    raw = converted_config(raw, stated.name, is_cast or is_dequantised)
-    config = with_kind(
-        config_from_hf(raw, generation), reader.layout.kind or reader.dtype.name
-    )
-    is_changed = is_cast or expert_dtype is not None
-    return _Work(source, reader, config, manifest, is_changed, was)
 
 
 def _measured(start: float) -> dict[str, Any]:
@@ -323,17 +225,4 @@ def verify_checkpoint(src: str | Path | None) -> str:
             f"{src} is a {kind}, which states no content_sha256 to verify it by; "
             "convert it first"
         )
-    return _check_digest(reader)
-
-
-def _check_digest(reader, digest: str | None = None) -> str:
-    """The hash in a manifest of ours, if the weights have it (None: reads them)."""
-    stored = reader.content_sha256()
-    if digest is None:
-        digest = content_sha256(open_checkpoint(reader.path))
-    if stored != digest:
-        raise CheckpointError(
-            f"the weights of {reader.path} hash to {digest[:16]}..., its manifest says "
-            f"{stored[:16]}...; a file was altered, convert the original again"
-        )
-    return stored
+    return check_digest(reader)

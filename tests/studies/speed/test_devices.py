@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from moe_edge.studies.speed import devices, devices_shared
+from moe_edge.studies.speed import devices
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 
 
 @pytest.mark.slow
 def test_devices_hold_their_share_of_a_resident_model(tmp_path, monkeypatch):
     path, prompts = write_tiny_checkpoint(tmp_path / "tiny"), np.array([[3, 1, 4, 1]])
-    monkeypatch.setattr(devices_shared, "NUMBERS", (3,))
-    (row,) = devices_shared.shared_rows(path, prompts)
+    monkeypatch.setattr(devices, "NUMBERS", (3,))
+    (row,) = devices.shared_rows(path, prompts)
     assert row["case"] == "experts on 3 devices, one of them"
     assert row["ours"] < row["peer"] and row["limit_fraction"] == 1.0
 

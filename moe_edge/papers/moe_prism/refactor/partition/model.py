@@ -1,10 +1,11 @@
 """Partitions every expert of a model, streaming activations from disk.
 
 Experts are independent, so each is read, solved and dropped; a few threads share the
-cores. Finished layers are kept on disk, and a later call goes on after the last one.
+cores. Finished layers are kept on disk: a call after a killed one goes on behind them.
 """
 
 import dataclasses
+import json
 import os
 import time
 from collections import Counter
@@ -15,17 +16,74 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from moe_edge.core.checks import OutputError
+from moe_edge.core.files import write_text
+from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
 from moe_edge.core.progress import counter
 from moe_edge.papers.moe_prism.refactor.partition.alternate import one_blas_thread
 from moe_edge.papers.moe_prism.refactor.partition.baselines import sorted_labels
-from moe_edge.papers.moe_prism.refactor.partition.objective import qualities
+from moe_edge.papers.moe_prism.refactor.partition.objective import (
+    check_labels,
+    qualities,
+)
 from moe_edge.papers.moe_prism.refactor.partition.problem import (
     build_problem,
     split_rows,
 )
 from moe_edge.papers.moe_prism.refactor.partition.solve import BASELINES, solve
-from moe_edge.papers.moe_prism.refactor.partition.store import LayerStore
 from moe_edge.papers.moe_prism.refactor.settings import PartitionOptions
+
+SETTINGS = "settings.json"
+
+
+class LayerStore:
+    """The folder `work_dir`: labels and rows of each finished layer."""
+
+    def __init__(self, work_dir: Path, experts: int, neurons: int, subs: int):
+        self._dir, self._shape, self._subs = work_dir, (experts, neurons), subs
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Makes the folder, or refuses one that holds layers of other settings."""
+        path = self._dir / SETTINGS
+        if path.is_file():
+            try:
+                before = read_json(path, strict=False)
+                differ = [n for n in settings if before.get(n) != settings[n]]
+            except (ValueError, AttributeError) as error:
+                raise OutputError(
+                    f"{path} holds no settings; remove {self._dir}"
+                ) from error
+            if differ:
+                raise OutputError(
+                    f"{self._dir} holds layers made with another {', '.join(differ)}; "
+                    "remove it or name another folder"
+                )
+        self._dir.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(settings, indent=1) + "\n")
+
+    def _path(self, layer: int) -> Path:
+        return self._dir / f"layer_{layer:03}.json"
+
+    def write(self, layer: int, labels_EF, rows: list[dict], seconds: float) -> None:
+        """Keeps a finished layer."""
+        stored = {"labels": labels_EF.tolist(), "experts": rows, "seconds": seconds}
+        write_text(self._path(layer), json.dumps(stored) + "\n")
+
+    def read(self, layer: int) -> tuple[np.ndarray, list[dict], float] | None:
+        """Labels int16 [E, F], rows and seconds; None if absent or damaged."""
+        E, F = self._shape
+        try:
+            stored = read_json(
+                self._path(layer), strict=False, max_bytes=LARGE_FILE_BYTES
+            )
+            rows, labels_EF = stored["experts"], np.array(stored["labels"])
+            for labels_F in labels_EF:
+                check_labels(labels_F, F, self._subs)
+            if [row["expert"] for row in rows] != list(range(E)) or len(labels_EF) != E:
+                return None
+            return labels_EF.astype(np.int16), rows, float(stored["seconds"])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
 
 
 class Source(Protocol):

@@ -6,7 +6,7 @@ from moe_edge.bench.registry import find
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.schema import check_answer, validate_entry
-from moe_edge.papers.moe_prism.packing import resident_share
+from moe_edge.papers.moe_prism.studies.packing import resident_share
 from tests.support.entries import row_of
 
 
