@@ -6,7 +6,7 @@ home whose slot it names, so demands of one home do not wait for another's.
 """
 
 import dataclasses
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
 import numpy as np
 
@@ -65,7 +65,9 @@ class BlockQueue:
 
     def _by_carrier(
         self, transfers: Sequence[Transfer]
-    ) -> Iterable[tuple[Carrier, list[Transfer]]]:
+    ) -> Collection[tuple[Carrier, Sequence[Transfer]]]:
+        if self._home_S is None:
+            return ((self.carriers[0], transfers),) if transfers else ()
         parts: dict[Carrier, list[Transfer]] = {}
         for transfer in transfers:
             parts.setdefault(self.carrier_of(transfer), []).append(transfer)

@@ -141,8 +141,9 @@ class Carrier:
 
     def begin(self, transfers: Sequence[Transfer]) -> None:
         """They are about to be waited for: begins with them and all before them."""
-        while any(transfer.state == "queued" for transfer in transfers):
-            self._begin(self._take(self._next()))
+        for transfer in transfers:
+            while transfer.state == "queued":
+                self._begin(self._take(self._next()))
 
     def recover(self) -> None:
         """Forgets all requests, after an error; none is on its way afterwards."""

@@ -139,7 +139,7 @@ class CallerCarrier(RealCarrier):
     def ask(self, cause: str, transfers: Sequence[Transfer]) -> None:
         super().ask(cause, transfers)
         if self._serial:
-            self.wait(transfers)
+            self._finish(transfers, transfers[0].requested_s)
         else:
             self.poll()
 
@@ -163,7 +163,10 @@ class CallerCarrier(RealCarrier):
             return 0.0
         self.check()
         refuse_cancelled(transfers)
-        start_s, self._copied_s = time.perf_counter() - self._copied_s, 0.0
+        return self._finish(transfers, time.perf_counter() - self._copied_s)
+
+    def _finish(self, transfers: Sequence[Transfer], start_s: float) -> float:
+        """Returns when all are there: the seconds since it started to be waited."""
         self.begin(transfers)
         wait_until(max(transfer.arrival_s for transfer in transfers))
         waited_s, self._copied_s = time.perf_counter() - start_s, 0.0
