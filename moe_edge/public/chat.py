@@ -34,7 +34,7 @@ def chat_ids(
                 "role and content"
             )
     try:
-        from moe_edge.serve.chat_request import template_variables
+        from moe_edge.serve.chat_body import template_variables
         from moe_edge.serve.chat_template import find_template
         from moe_edge.serve.errors import ApiError
     except ImportError as error:

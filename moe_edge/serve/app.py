@@ -12,9 +12,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from moe_edge.serve.chat_request import read_chat
+from moe_edge.serve.chat_body import read_chat
 from moe_edge.serve.chat_template import ChatTemplate
-from moe_edge.serve.completion_request import read_completion
+from moe_edge.serve.completion_body import read_completion
 from moe_edge.serve.engine_thread import EngineThread
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.generation import Generation
@@ -27,7 +27,7 @@ from moe_edge.serve.guards import (
     error_response,
     read_body,
 )
-from moe_edge.serve.responses_request import read_responses
+from moe_edge.serve.responses_body import read_responses
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.server_options import ServerOptions
 from moe_edge.serve.tokenizer_routes import detokenize, tokenize, tokenizer_info

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 
 from moe_edge.schedule.request import Request
+from moe_edge.serve.body import Body, Encoded
 from moe_edge.serve.grammar import RowGuide
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.text_ends import StopText, TextEnds
-from moe_edge.serve.token_request import Encoded, TokenRequest
 
 
 class Call:
@@ -29,7 +29,7 @@ class Call:
 
     def __init__(
         self,
-        body: TokenRequest,
+        body: Body,
         prompts: Sequence[Encoded],
         model: ServedModel,
         endpoint: str,

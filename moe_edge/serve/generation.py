@@ -9,17 +9,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from moe_edge.serve.answers import Answer, ChatAnswer, CompletionAnswer, to_json
+from moe_edge.serve.body import Body
 from moe_edge.serve.call import Call
-from moe_edge.serve.chat_request import ChatRequest
+from moe_edge.serve.chat_body import ChatBody
 from moe_edge.serve.chat_template import ChatTemplate
-from moe_edge.serve.completion_request import CompletionRequest
+from moe_edge.serve.completion_body import CompletionBody
 from moe_edge.serve.engine_thread import EngineThread
 from moe_edge.serve.errors import ApiError, refusal
 from moe_edge.serve.guards import read_body, until_gone
 from moe_edge.serve.responses_answer import ResponsesAnswer
-from moe_edge.serve.responses_request import ResponsesRequest
+from moe_edge.serve.responses_body import ResponsesBody
 from moe_edge.serve.served_model import ServedModel
-from moe_edge.serve.token_request import TokenRequest
 from moe_edge.serve.workers import Workers
 
 GONE = "client_gone"
@@ -28,10 +28,10 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # of proxies
 ]
 
-_ANSWERS: dict[type[TokenRequest], type[Answer]] = {
-    CompletionRequest: CompletionAnswer,
-    ChatRequest: ChatAnswer,
-    ResponsesRequest: ResponsesAnswer,
+_ANSWERS: dict[type[Body], type[Answer]] = {
+    CompletionBody: CompletionAnswer,
+    ChatBody: ChatAnswer,
+    ResponsesBody: ResponsesAnswer,
 }
 
 
@@ -56,7 +56,7 @@ class Generation:
         thread: EngineThread,
         model: ServedModel,
         template: ChatTemplate,
-        read: Callable[[bytes, ServedModel], TokenRequest],
+        read: Callable[[bytes, ServedModel], Body],
         readers: Workers,
         writers: Workers,
         compilers: Workers,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -77,15 +78,14 @@ class Headers:
     """Adds headers to every answer that has none of that name."""
 
     def __init__(self, app: ASGIApp, headers: Mapping[str, str] = SECURITY):
-        self._app = app
-        self._headers = [(k.encode(), v.encode()) for k, v in headers.items()]
+        self._app, self._headers = app, headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_more(message: Message) -> None:
             if message["type"] == "http.response.start":
-                there = {name for name, _ in message["headers"]}
-                more = [pair for pair in self._headers if pair[0] not in there]
-                message["headers"] = [*message["headers"], *more]
+                there = MutableHeaders(scope=message)
+                for name, value in self._headers.items():
+                    there.setdefault(name, value)
             await send(message)
 
         await self._app(scope, receive, send_more)

@@ -6,7 +6,7 @@ With them lm-eval's `local-completions` needs no tokenizer of its own.
 from typing import Any
 
 from moe_edge.convert.special_tokens import read_special_tokens, read_tokenizer_config
-from moe_edge.serve.chat_request import messages_reader, template_variables
+from moe_edge.serve.chat_body import messages_reader, template_variables
 from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.fields import flag, read_fields, read_object, text, token_ids

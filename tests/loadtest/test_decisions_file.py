@@ -45,7 +45,7 @@ def test_a_file_is_replayed_by_itself(tmp_path, machine):
     served, differs = replay_decisions(made, lines)
     assert differs is None and len(served) == len(results.served)
     for one, computed_one in zip(served, results.served, strict=True):
-        for name in ("arrival_s", "floor", "tokens", "k_sum", "k_least", "outcome"):
+        for name in ("arrival_s", "floor", "made", "k_sum", "k_least", "state"):
             assert getattr(one, name) == getattr(computed_one, name)
         assert one.admitted_s == computed_one.admitted_s
         assert one.first_s >= computed_one.first_s  # the end of its step

@@ -15,9 +15,9 @@ from moe_edge.serve.answers import (
     to_json,
 )
 from moe_edge.serve.call import Call
-from moe_edge.serve.chat_request import read_chat
+from moe_edge.serve.chat_body import read_chat
 from moe_edge.serve.chat_template import find_template
-from moe_edge.serve.completion_request import read_completion
+from moe_edge.serve.completion_body import read_completion
 from tests.support.served import EOS, body_of, play
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}

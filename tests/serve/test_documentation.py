@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from moe_edge.schedule.request import Request
-from moe_edge.serve import chat_request, completion_request, usage
+from moe_edge.serve import chat_body, completion_body, usage
+from moe_edge.serve.body import IGNORED
 from moe_edge.serve.errors import CODES
 from moe_edge.serve.options import ServingOptions
 from moe_edge.serve.server_options import ServerOptions
-from moe_edge.serve.token_request import IGNORED
 
 PAGE = (Path(__file__).parents[2] / "docs/serving.md").read_text(encoding="utf-8")
 
@@ -50,8 +50,8 @@ def read_by(monkeypatch):
 
 
 def test_fields_of_requests_are_those_that_are_read(read_by):
-    completion, _ = read_by(completion_request, completion_request.read_completion)
-    chat, _ = read_by(chat_request, chat_request.read_chat)
+    completion, _ = read_by(completion_body, completion_body.read_completion)
+    chat, _ = read_by(chat_body, chat_body.read_chat)
     rows = table("Fields of a request")
     shown = {where: set() for where in ("both", "completions", "chat")}
     for cells in rows:
@@ -63,8 +63,8 @@ def test_fields_of_requests_are_those_that_are_read(read_by):
 def test_fields_without_effect_are_listed(read_by):
     (line,) = re.findall(r"^Without effect: (?:.+\n)+", PAGE, re.MULTILINE)
     ignored, _, neutral = line.partition("Refused unless")
-    _, completion = read_by(completion_request, completion_request.read_completion)
-    _, chat = read_by(chat_request, chat_request.read_chat)
+    _, completion = read_by(completion_body, completion_body.read_completion)
+    _, chat = read_by(chat_body, chat_body.read_chat)
     assert {*names(ignored)} == {*IGNORED}
     assert {*names(neutral)} == completion | chat
 

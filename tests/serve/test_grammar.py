@@ -10,8 +10,8 @@ import pytest
 
 from moe_edge.serve import grammar, grammar_trial
 from moe_edge.serve.call import Call
-from moe_edge.serve.chat_request import read_chat
-from moe_edge.serve.completion_request import read_completion
+from moe_edge.serve.chat_body import read_chat
+from moe_edge.serve.completion_body import read_completion
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.grammar import (
     MOST_CHARACTERS,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moe_edge.serve.chat_request import read_chat
+from moe_edge.serve.chat_body import read_chat
 from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.grammar import Grammars, GrammarSpec

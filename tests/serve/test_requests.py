@@ -2,9 +2,9 @@
 
 import pytest
 
-from moe_edge.serve.chat_request import read_chat
+from moe_edge.serve.chat_body import read_chat
 from moe_edge.serve.chat_template import ChatTemplate, find_template
-from moe_edge.serve.completion_request import read_completion
+from moe_edge.serve.completion_body import read_completion
 from moe_edge.serve.errors import ApiError
 from tests.support.served import EOS, body_of, model_of
 

@@ -5,12 +5,12 @@ import re
 
 import pytest
 
+from moe_edge.serve.body import Encoded
 from moe_edge.serve.call import Call
 from moe_edge.serve.chat_template import find_template
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.responses_answer import Items, ResponsesAnswer
-from moe_edge.serve.responses_request import read_responses
-from moe_edge.serve.token_request import Encoded
+from moe_edge.serve.responses_body import read_responses
 from tests.support.served import EOS, body_of, model_of, play
 
 PLAIN = find_template(None)

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import processors
 
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.serve.chat_request import read_chat
+from moe_edge.serve.chat_body import read_chat
 from moe_edge.serve.chat_template import find_template
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.tokenizer_routes import detokenize, tokenize, tokenizer_info

@@ -19,26 +19,28 @@ from moe_edge.engine.session import Session
 from moe_edge.model.sampling import Sampling
 from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.loop import RequestLoop
-from moe_edge.schedule.policy import Job
+from moe_edge.schedule.request import Request
 
 GREEDY = Sampling()
 
 
-class ServedRequest(Job):
+class ServedRequest(Request):
     """A request that runs on this server.
 
     Attributes:
-      prompt: token ids.
-      max_new_tokens: upper bound.
       known: tokens that were generated elsewhere.
       tokens: new tokens so far, the known ones among them.
     """
 
-    __slots__ = ("known", "max_new_tokens", "prompt", "session", "tokens")
+    __slots__ = ("known", "session", "tokens")
 
     def __init__(self, number: int, prompt, max_new_tokens: int, known=()):
-        super().__init__(number, 0, time.perf_counter())
-        self.prompt, self.max_new_tokens = list(prompt), max_new_tokens
+        super().__init__(
+            number,
+            arrival_s=time.perf_counter(),
+            prompt=tuple(prompt),
+            new_tokens=max_new_tokens,
+        )
         self.known, self.tokens = list(known), []
         self.session: Session | None = None
 
@@ -102,10 +104,10 @@ class Requests:
         """The next token of a request; whether it was the last."""
         engine, index = self.engine, len(request.tokens)
         if request.session is None:
-            tokens = len(request.prompt) + request.max_new_tokens
+            tokens = len(request.prompt) + request.new_tokens
             session = engine.new_session(1, tokens)
             self._begin(request.id, False)
-            logits = engine.prefill(session, [request.prompt])
+            logits = engine.prefill(session, [[*request.prompt]])
             request.session = session
         else:
             self._begin(request.id, True)
@@ -118,7 +120,7 @@ class Requests:
         if known:
             token = request.known[index]
         request.tokens.append(token)
-        done = len(request.tokens) == request.max_new_tokens or token in self._stop_ids
+        done = len(request.tokens) == request.new_tokens or token in self._stop_ids
         if not known:
             self._on_token(request.id, token, done, time.perf_counter())
         if done:

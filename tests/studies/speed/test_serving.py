@@ -113,8 +113,7 @@ def test_policies_serve_the_same_requests(folder, monkeypatch):
     monkeypatch.setattr(serving_loop, "serve_all", record)
     rows = rows_of(folder, "policies")
     sizes = {
-        tuple((each.prompt, each.max_new_tokens) for each in asked)
-        for _, asked in served
+        tuple((each.prompt, each.new_tokens) for each in asked) for _, asked in served
     }
     assert len(sizes) == 1 and len(served) == 14  # seven cases, once to warm up
     floors = {tuple(each.floor for each in asked) for _, asked in served}

@@ -4,6 +4,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from moe_edge.serve.body import (
+    IGNORED,
+    NEUTRAL,
+    Body,
+    Encoded,
+    check_rows,
+    common_readers,
+    common_values,
+    encode,
+    top_logprobs_reader,
+)
 from moe_edge.serve.chat_template import RESERVED, ChatTemplate
 from moe_edge.serve.errors import ApiError, shown
 from moe_edge.serve.fields import (
@@ -20,17 +31,6 @@ from moe_edge.serve.grammar import GrammarSpec, rule_of
 from moe_edge.serve.reading import Reading
 from moe_edge.serve.reasoning import reasoning_after
 from moe_edge.serve.served_model import ServedModel
-from moe_edge.serve.token_request import (
-    IGNORED,
-    NEUTRAL,
-    Encoded,
-    TokenRequest,
-    check_rows,
-    common_readers,
-    common_values,
-    encode,
-    top_logprobs_reader,
-)
 from moe_edge.serve.tool_fields import (
     ToolChoice,
     calls_reader,
@@ -56,7 +56,7 @@ _NEUTRAL = NEUTRAL | {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChatRequest(TokenRequest):
+class ChatBody(Body):
     """A valid request for the next message of a conversation."""
 
     PROMPT: ClassVar[str] = "messages"
@@ -71,7 +71,7 @@ class ChatRequest(TokenRequest):
     tool_format: GrammarSpec | None = None
 
     def encode(self, model: ServedModel, template: ChatTemplate) -> list[Encoded]:
-        """The one prompt; see `token_request.encode`: for a thread.
+        """The one prompt; see `body.encode`: for a thread.
 
         Raises:
           ApiError: also invalid_value: messages that the template refuses;
@@ -132,7 +132,7 @@ class ChatRequest(TokenRequest):
         return template.dialect if self.tools else None
 
 
-def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
+def read_chat(body: bytes, model: ServedModel) -> ChatBody:
     """Reads and checks a body.
 
     Raises:
@@ -171,7 +171,7 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
         )
     given = chat_values(values, model)
     check_rows(given["n"], top)
-    return ChatRequest(
+    return ChatBody(
         messages=values["messages"],
         reasoning_effort=values.get("reasoning_effort"),
         max_new_tokens=old if new is None else new,
@@ -181,7 +181,7 @@ def read_chat(body: bytes, model: ServedModel) -> ChatRequest:
 
 
 def chat_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, Any]:
-    """Arguments of `ChatRequest` that both routes of conversations read alike.
+    """Arguments of `ChatBody` that both routes of conversations read alike.
 
     Raises:
       ApiError: fields that contradict each other.

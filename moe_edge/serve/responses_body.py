@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from moe_edge.serve.chat_request import (
+from moe_edge.serve.body import IGNORED, common_readers
+from moe_edge.serve.chat_body import (
     EFFORTS,
-    ChatRequest,
+    ChatBody,
     Message,
     chat_values,
     check_number,
@@ -27,7 +28,6 @@ from moe_edge.serve.fields import (
 from moe_edge.serve.grammar import GrammarSpec
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.structured import ANY_OBJECT, schema_reader
-from moe_edge.serve.token_request import IGNORED, common_readers
 from moe_edge.serve.tool_fields import (
     ToolChoice,
     calls_reader,
@@ -56,7 +56,7 @@ _ECHOED = ("instructions", "metadata", "tools", "tool_choice", "text", "reasonin
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ResponsesRequest(ChatRequest):
+class ResponsesBody(ChatBody):
     """A valid request for a response.
 
     Attributes:
@@ -68,7 +68,7 @@ class ResponsesRequest(ChatRequest):
     given: Mapping[str, Any]
 
 
-def read_responses(body: bytes, model: ServedModel) -> ResponsesRequest:
+def read_responses(body: bytes, model: ServedModel) -> ResponsesBody:
     """Reads and checks a body.
 
     Raises:
@@ -94,7 +94,7 @@ def read_responses(body: bytes, model: ServedModel) -> ResponsesRequest:
     if "instructions" in values:
         messages = [{"role": "system", "content": values["instructions"]}, *messages]
     values["response_format"] = values.get("text")
-    return ResponsesRequest(
+    return ResponsesBody(
         messages=tuple(messages),
         reasoning_effort=values.get("reasoning"),
         max_new_tokens=values.get("max_output_tokens"),

@@ -3,29 +3,29 @@
 import dataclasses
 from typing import Any
 
-from moe_edge.serve.errors import ApiError
-from moe_edge.serve.fields import Reader, flag, invalid, read_fields, read_object
-from moe_edge.serve.fields import token_ids as read_ids
-from moe_edge.serve.served_model import ServedModel
-from moe_edge.serve.token_request import (
+from moe_edge.serve.body import (
     IGNORED,
     MOST_ROWS,
     NEUTRAL,
+    Body,
     Encoded,
-    TokenRequest,
     check_rows,
     common_readers,
     common_values,
     encode,
     top_logprobs_reader,
 )
+from moe_edge.serve.errors import ApiError
+from moe_edge.serve.fields import Reader, flag, invalid, read_fields, read_object
+from moe_edge.serve.fields import token_ids as read_ids
+from moe_edge.serve.served_model import ServedModel
 
 DEFAULT_TOKENS = 16  # OpenAI's
 _NEUTRAL = NEUTRAL | {"best_of": 1, "suffix": ""}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CompletionRequest(TokenRequest):
+class CompletionBody(Body):
     """A valid request for completions; `max_new_tokens` 0: only the prompt is shown."""
 
     prompts: tuple[str | tuple[int, ...], ...]
@@ -35,7 +35,7 @@ class CompletionRequest(TokenRequest):
         return encode(self, self.prompts, model)
 
 
-def read_completion(body: bytes, model: ServedModel) -> CompletionRequest:
+def read_completion(body: bytes, model: ServedModel) -> CompletionBody:
     """Reads and checks a body.
 
     Raises:
@@ -54,7 +54,7 @@ def read_completion(body: bytes, model: ServedModel) -> CompletionRequest:
     tokens, echo = values.get("max_tokens", DEFAULT_TOKENS), values.get("echo", False)
     if not tokens and not echo:
         raise invalid("max_tokens", 0, "1 or more, or echo: true")
-    return CompletionRequest(
+    return CompletionBody(
         prompts=prompts,
         max_new_tokens=tokens,
         top_logprobs=values.get("logprobs"),

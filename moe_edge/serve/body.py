@@ -57,7 +57,7 @@ class Encoded(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenRequest:
+class Body:
     """A valid request, but for the length of its prompts.
 
     Attributes:
@@ -148,7 +148,7 @@ class TokenRequest:
 
 
 def encode(
-    request: TokenRequest,
+    request: Body,
     prompts: Sequence[str | tuple[int, ...]],
     model: ServedModel,
     *,
@@ -220,7 +220,7 @@ def common_readers(model: ServedModel) -> dict[str, Reader]:
 
 
 def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, Any]:
-    """Arguments of `TokenRequest` that both kinds read alike.
+    """Arguments of `Body` that both kinds read alike.
 
     Raises:
       ApiError: fields that contradict each other.
