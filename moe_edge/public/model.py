@@ -286,8 +286,8 @@ class Model:
         new = max(3, tokens // 8)
         asked = {"batch": batch, "context": tokens, "new_tokens": new}
         asked["prompt_tokens"] = max(1, min(128, tokens - new))
-        asked["kv_cache"] = self.config.cache_type
-        found = chosen_options(self.source, budget, options, **asked)
+        cache = self.config.cache_type
+        found = chosen_options(self.source, budget, options, kv_cache=cache, **asked)
         return {n: v for n, v in changed(found).items() if n != "device_memory"}
 
     def _check_limits(self, max_batch: Any, max_context: Any) -> None:

@@ -75,6 +75,7 @@ def derive(tables: Tables) -> dict[str, Any]:
         "inside": float(runs.measured_ms.between(runs.low_ms, runs.high_ms).mean()),
         "near": near,
         "furthest": float(plans.behind.max()),
+        "again": float(plans.again.abs().max()) if "again" in plans else None,
         "search_s": float(plans.search_s.max()),
     }
     found["checks"] = {
@@ -103,7 +104,7 @@ STUDY = Study(
             hits="1",
             first="1",
         ),
-        "plans": frame("link budget", behind="1", search_s="s", replays="1"),
+        "plans": frame("link budget", behind="1", again="1", search_s="s", replays="1"),
         "costs": frame(
             "link predictor", here_ms="ms", own_us="us/block", link_us="us/block"
         ),

@@ -83,7 +83,8 @@ def _link(settings: ErrorSettings, rate: float) -> dict[str, list[dict[str, Any]
         subjects = {(None, None): Subject(live, done.costs, done.recorded)}
         searched = search(space, subjects, [Quality()], asked)
         other = protocol_of(asked, live, settings.prompts_seed, [])
-        ran = verify(searched.judged[: 1 + settings.next_ones], subjects, other)
+        wanted = searched.judged[: 1 + settings.next_ones]
+        *ran, again = verify([*wanted, wanted[0]], subjects, other)
         what = budget if kept == fixed else f"{budget}, no assist"
         found["runs"] += [
             {"link": link, "budget": what, "rank": rank} | _run(one)
@@ -95,6 +96,7 @@ def _link(settings: ErrorSettings, rate: float) -> dict[str, list[dict[str, Any]
                 "link": link,
                 "budget": what,
                 "behind": measured[0] / min(measured) - 1,
+                "again": again["measured"]["tpot_s"] / measured[0] - 1,
                 "search_s": searched.seconds,
                 "replays": searched.replays,
             }
