@@ -271,7 +271,8 @@ def render(study: str, result: Mapping[str, Any]) -> tuple[str, Figures]:
     frames = {name: plain(found) for name, found in tables(result["frames"]).items()}
     facts = {key: result[key] for key in ("workload", "machine", "model")}
     template = environment(path.parent).get_template(path.name)
-    intervals = result.get("starts", {}).get("intervals", {})
-    numbers = with_intervals(plain(result["numbers"]), intervals)
+    started = result.get("starts", {"each": [], "intervals": {}})
+    facts["starts"] = sum(start["used"] for start in started["each"])
+    numbers = with_intervals(plain(result["numbers"]), started["intervals"])
     text = template.render(**frames, **numbers, **facts, figure=figures.add)
     return re.sub(r"\n{3,}", "\n\n", text), figures

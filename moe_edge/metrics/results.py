@@ -77,6 +77,13 @@ def command_line() -> str:
     return shlex.join(["python", *arguments])
 
 
+def of_all_starts(command: str, each: Sequence[Mapping[str, Any]]) -> str:
+    """The command that takes all starts at once, of one that added the last."""
+    count = sum(start["used"] for start in each)
+    command = re.sub(r"(--starts)[ =]\d+", rf"\g<1> {count}", command)
+    return command.replace("--append", "--overwrite")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Findings:
     """What a measurement gives; the writer adds machine, source state and time.
@@ -198,7 +205,9 @@ def write_rows(
     values["checks"] = numbers.pop("checks", {}) | rows.checks
     values["numbers"] = numbers
     result = {key: kind(values[key]) for key, kind in ROWS_SCHEMA.items()}
-    result |= {} if starts is None else {"starts": dict(starts)}
+    if starts is not None:
+        result["starts"] = dict(starts)
+        result["command"] = of_all_starts(result["command"], starts["each"])
 
     def draw(folder: Path) -> None:
         render(study, result)[1].draw(folder)

@@ -69,7 +69,7 @@ def test_each_number_is_used_and_each_name_is_there(name):
     for part in (path.name, *jinja2.meta.find_referenced_templates(parsed)):
         source, *_ = jinja.loader.get_source(jinja, part)
         named |= jinja2.meta.find_undeclared_variables(jinja.parse(source))
-    named -= {"figure", "table", "workload", "machine", "model"}
+    named -= {"figure", "table", "workload", "machine", "model", "starts"}
     numbers = set(entry(name)["numbers"])
     declared = set(find(entry(name)["study"]).frames)
     assert named <= numbers | declared

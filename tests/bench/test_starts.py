@@ -32,7 +32,7 @@ Over a: {{ changes | say("{policy} {over:x.2f}") }}; less 1
 
 {{ figure(timing, x="policy", y={"ms": "time (ms)"}, series="", title="t") }}
 
-Of {{ policies }} policies.
+Of {{ policies }} policies. Starts: {{ starts }}.
 
 {{ table(changes, "policy", {"change": "change"}, digits="+.0%") }}
 
@@ -125,12 +125,16 @@ def test_starts_are_joined_and_a_change_inside_its_interval_is_no_difference(tin
     assert result["checks"] == {"it ran": False}  # start 3
 
 
-def test_appended_starts_go_on_where_the_entry_ends(tiny):
+def test_appended_starts_go_on_where_the_entry_ends(tiny, monkeypatch):
+    command = "python launch/study.py tiny --starts 3 --append"
+    monkeypatch.setattr("sys.orig_argv", ["python", *command.split()[1:]])
     run_study(STUDY, Size(), out_dir=str(tiny), starts=2)
     run_study(STUDY, Size(), out_dir=str(tiny), starts=3, append=True)
     result = validate_entry(tiny)
     assert [one["number"] for one in result["starts"]["each"]] == [0, 1, 2, 3, 4]
     assert row_of(result, "timing", policy="a")["ms"] == np.mean(NOISE["a"])
+    assert result["command"] == "python launch/study.py tiny --starts 5 --overwrite"
+    assert "Starts: 5." in (tiny / "README.md").read_text()
     with pytest.raises(ConfigError, match="was measured with rounds 3, 4 is asked for"):
         run_study(STUDY, Size(rounds=4), out_dir=str(tiny), starts=1, append=True)
 
