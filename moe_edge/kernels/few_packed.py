@@ -34,6 +34,7 @@ EIGHT = 8  # rows that stand interleaved
 MOST_ROWS = 4  # that meet weights read once
 HELD_BYTES = 288  # of weights by a thread, in its registers
 MOST_WARPS = 16
+ONE_BODY = True  # weights from the host are copied first, then as all others
 
 
 class Format(NamedTuple):
@@ -95,10 +96,14 @@ def as_bytes(words_SR: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(words_SR, jnp.uint8).reshape(len(words_SR), -1)
 
 
-def compute(work: Work, slot, host, row, count, number, from_host: bool) -> None:
-    """The eight outputs `number` of a block's rows: see `few_floats.compute`."""
-    if from_host:
-        _bring(work, slot, host, number)
+def compute(work: Work, slot, host, row, count, number, from_host) -> None:
+    """The eight outputs `number` of a block's rows: see `few_floats.compute`.
+
+    Args:
+      from_host: bool, may be traced.
+    """
+    if host is not None:
+        pl.when(from_host)(lambda: _bring(work, slot, host, number))
     if count is None:
         _multiply(work, slot, row, 0, 1, 1, number)
         return
