@@ -203,7 +203,7 @@ def test_rounded_few_rows_are_refused(monkeypatch):
     [
         (
             {"expert_dim": 32, "expert_kind": "q8_0"},
-            "the experts are q8_0; .* with MOE",
+            "are q8_0; .* with MOE_EDGE",
         ),
         ({"activation": "gelu"}, "the experts' activation gelu"),
     ],
