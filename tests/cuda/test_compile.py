@@ -23,7 +23,7 @@ from moe_edge.kernels import (
     decode_attention,
     delta_state,
     few,
-    few_packed,
+    few_blocks,
     native,
     switches,
 )
@@ -252,7 +252,7 @@ def test_experts(activation, parts, monkeypatch):
         assert sum(TRITON in launch for launch in launches(text)) == 2
 
 
-@pytest.mark.parametrize("kind", few_packed.FORMATS)
+@pytest.mark.parametrize("kind", few_blocks.FORMATS)
 def test_quantised_experts_are_two_launches(kind, monkeypatch):
     """Also where absent ones come from the host; no copy makes words of records."""
     monkeypatch.setenv(few.PACKED, "1")
