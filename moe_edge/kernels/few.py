@@ -26,7 +26,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from moe_edge.kernels import few_floats, few_packed, switches
+from moe_edge.kernels import few_blocks, few_floats, few_packed, switches
 from moe_edge.kernels import rows as rows_kernels
 from moe_edge.kernels.few_work import Work
 
@@ -59,7 +59,7 @@ def takes(kind: str | None) -> bool:
       ConfigError: another value than 0 or 1.
     """
     is_chosen = switches.chosen(PACKED, switches.OFF_ON, "0") == "1"
-    possible = kind in few_packed.FORMATS and rows_kernels.are_possible()
+    possible = kind in few_blocks.FORMATS and rows_kernels.are_possible()
     return is_chosen and is_asked() and possible
 
 
@@ -237,24 +237,33 @@ def _product(
             run(number // tiles, number % tiles, from_host=False)
             return
 
-        @pl.when(number < misses)
-        def _():
+        def take(turn, carry, is_absent):
+            place = number - misses
+            place = jnp.where(is_absent, number + turn * misses, place)
+            run(place // tiles, place % tiles, from_host=is_absent)
+            return carry
+
+        def rounds():
+            """Of a program that takes what is absent."""
             ids_C = jnp.arange(pl.next_power_of_2(B), dtype=jnp.int32)
             host_C = triton.load(refs["host_B"].at[jnp.minimum(ids_C, B - 1)])
             absent = jnp.sum(((host_C >= 0) & (ids_C < B)).astype(jnp.int32))
-            rounds = (absent * tiles - number + misses - 1) // misses
+            return (absent * tiles - number + misses - 1) // misses
 
-            def take(turn, carry):
-                place = number + turn * misses
-                run(place // tiles, place % tiles, from_host=True)
-                return carry
+        if form.ONE_BODY:
+            is_absent = number < misses
+            take = functools.partial(take, is_absent=is_absent)
+            lax.fori_loop(0, jnp.where(is_absent, rounds(), 1), take, jnp.int32(0))
+            return
 
-            lax.fori_loop(0, rounds, take, jnp.int32(0))
+        @pl.when(number < misses)
+        def _():
+            absent = functools.partial(take, is_absent=True)
+            lax.fori_loop(0, rounds(), absent, jnp.int32(0))
 
         @pl.when(number >= misses)
         def _():
-            place = number - misses
-            run(place // tiles, place % tiles, from_host=False)
+            take(0, 0, is_absent=False)
 
     found = pl.pallas_call(
         kernel,
@@ -268,8 +277,12 @@ def _product(
     return found[0], found[1] if host_ER is not None else slots_SR
 
 
-def _run(work: Work, compute, block, number, from_host: bool) -> None:
-    """Some outputs of a block's rows, if these programs are to make them."""
+def _run(work: Work, compute, block, number, from_host) -> None:
+    """Some outputs of a block's rows, if these programs are to make them.
+
+    Args:
+      from_host: whether they take what is absent: bool, or traced with `ONE_BODY`.
+    """
     refs = work.refs
     slot, row, count, host = refs["record_B"][block], block, None, None
     if "row_B" in refs:
@@ -279,7 +292,7 @@ def _run(work: Work, compute, block, number, from_host: bool) -> None:
         wanted = (slot >= 0) & (slot < refs["slots"].shape[0])
     if "host" in refs:
         host = refs["host_B"][block]
-        wanted &= True if from_host else host < 0
+        wanted &= jnp.bool_(from_host) | (host < 0)
 
     @pl.when(wanted)
     def _():

@@ -13,6 +13,7 @@ from moe_edge.kernels import rows as rows_kernels
 from moe_edge.kernels.few_work import Tile, Work
 
 HELD_BYTES = 256  # of weights by a thread, in its registers
+ONE_BODY = False  # weights from the host are loaded from there
 
 
 def tile_of(width: int, matrices: int, itemsize: int) -> Tile:
