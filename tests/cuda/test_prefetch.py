@@ -43,9 +43,7 @@ def test_a_layers_products_stand_between_start_and_wait(lengths):
     calls = [call for call in programs_of(run) if "_decode_step" in f"{call}"]
     (text,) = compile_all(calls)
     names = START, WAIT, LOOK_UP, FEW
-    order = [
-        name for line in launches(text) for name in names if re.search(name, line)
-    ]
+    order = [name for line in launches(text) for name in names if re.search(name, line)]
     layer = [LOOK_UP, LOOK_UP, START, FEW, FEW, WAIT]
     assert order == [*layer, *layer, LOOK_UP, FEW, FEW]
     for loop in ("while", "conditional", "custom-call-start"):
