@@ -4,7 +4,7 @@ The library is part of JAX's CUDA packages, or of a CUDA installation.
 """
 
 import ctypes
-import importlib.util
+import sys
 from pathlib import Path
 
 from moe_edge.core.checks import ConfigError
@@ -19,10 +19,10 @@ def library() -> ctypes.CDLL:
     Raises:
       ConfigError: there is none.
     """
-    package = importlib.util.find_spec("nvidia")
-    folders = [] if package is None else package.submodule_search_locations or []
     found = [
-        path for each in folders for path in Path(each).glob("*/lib/libnvrtc.so.*")
+        path
+        for folder in sys.path
+        for path in Path(folder, "nvidia").glob("*/lib/libnvrtc.so.*")
     ]
     paths = sorted(str(path) for path in found if path.name in NAMES)
     for path in (*paths, *NAMES):

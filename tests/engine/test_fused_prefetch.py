@@ -42,7 +42,12 @@ def options_of(**options):
 
 def model_of(name, layers=3):
     """All of its layers have experts."""
-    return dataclasses.replace(ALL[name], num_layers=layers, dense_layers=())
+    attention = ALL[name].attention
+    if attention.windows:
+        windows = (None, 9, None, 9)[:layers]
+        attention = dataclasses.replace(attention, windows=windows)
+    changed = {"attention": attention, "dense_layers": ()}
+    return dataclasses.replace(ALL[name], num_layers=layers, **changed)
 
 
 def check_bits(config, dtype, lengths, **options):
@@ -51,10 +56,6 @@ def check_bits(config, dtype, lengths, **options):
     Returns:
       the engine, and what its streams were given.
     """
-    if ALL["gqa"].attention.windows == config.attention.windows:
-        windows = (None, 9, None, 9)[: config.num_layers]
-        attention = dataclasses.replace(config.attention, windows=windows)
-        config = dataclasses.replace(config, attention=attention)
     prompts = random_prompts(config, lengths)
     resident = ResidentEngine(random_weights(config, dtype=dtype))
     want = forced_logits(resident, prompts, STEPS)

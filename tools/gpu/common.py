@@ -207,6 +207,14 @@ def call_us(call: Callable[[], Any], count: int = 100) -> float:
     return 1e6 * statistics.median(took)
 
 
+def call_ms(call: Callable[[], Any], count: int = 4) -> float:
+    """Mean milliseconds of calls, each of which is waited for."""
+    begun_s = time.perf_counter()
+    for _ in range(count):
+        jax.block_until_ready(call())
+    return MS * (time.perf_counter() - begun_s) / count
+
+
 def profile(call: Callable[[], Any], steps: int, top: int = 16, host=False) -> dict:
     """What the GPU did in `steps` steps by stream, and the host by thread.
 
