@@ -6,8 +6,6 @@ from collections.abc import Hashable
 import numpy as np
 
 from moe_edge.core.checks import CapacityError, RequestError, check_count
-from moe_edge.engine.session import check_prompts
-from moe_edge.model.config import ModelConfig
 from moe_edge.model.new_token import Guide, Score
 from moe_edge.model.sampling import Sampling
 
@@ -82,14 +80,16 @@ class SlotRow:
         """Whether it takes part in the next step."""
         return self.place is not None and self.emitted < self.max_new_tokens
 
-    def checked(self, config: ModelConfig, max_context: int) -> "SlotRow":
+    def checked(self, vocab_size: int, own_k: int, max_context: int) -> "SlotRow":
         """A fresh row for slots of a model, of a known K.
 
         Raises:
           RequestError, CapacityError: see `RowSlots.admit`.
         """
+        from moe_edge.engine.session import check_prompts  # it loads JAX
+
         given = self.prompt + self.forced
-        check_prompts([self.prompt and given], config.vocab_size)
+        check_prompts([self.prompt and given], vocab_size)
         if self.max_new_tokens or not self.forced:
             check_count("max_new_tokens", self.max_new_tokens)
         if self.need > max_context:
@@ -106,7 +106,6 @@ class SlotRow:
             raise RequestError(
                 f"row {self.id!r}: score_prompt without top_logprobs; give 0 or more"
             )
-        own_k = config.moe.top_k
         k = own_k if self.k is None else self.k
         return dataclasses.replace(self, k=check_k(self.id, k, own_k))
 

@@ -80,8 +80,8 @@ class RowSlots:
             deterministic=deterministic,
         )
         self.shapes.check_budget(engine.kv_limit_bytes, prompt_cache_bytes)
-        whole = engine.config.has_states
-        self.cache = PromptCache(prompt_cache_bytes, self.shapes.chunk, whole)
+        given = self.shapes.chunk, engine.config.has_states
+        self.cache = PromptCache(prompt_cache_bytes, *given)
         self._programs = SlotPrograms.of(engine)
         self._rows: dict[Hashable, SlotRow] = {}
         self._waiting: list[SlotRow] = []
@@ -184,7 +184,8 @@ class RowSlots:
 
     def check(self, row: SlotRow) -> SlotRow:
         """What a row would be if it was admitted; raises what `admit` would."""
-        return row.checked(self.engine.config, self.shapes.max_context)
+        config, most = self.engine.config, self.shapes.max_context
+        return row.checked(config.vocab_size, config.moe.top_k, most)
 
     def set_k(self, id: Hashable, k: int) -> None:
         """A row goes on at another K.
@@ -243,10 +244,9 @@ class RowSlots:
           tokens: whole chunks; layers: by number, arrays by name as `_keep` makes them.
         """
         C, config = self.shapes.chunk, self.engine.config
-        own_k = 1 <= k <= config.moe.top_k
-        if not tokens or len(tokens) % C or not own_k:
+        if not 1 <= k <= config.moe.top_k or len(tokens) > self.shapes.max_context:
             return False
-        if len(tokens) > self.shapes.max_context:
+        if not tokens or len(tokens) % C:
             return False
         capacity = capacity_for(self.shapes.kept_capacity(len(tokens)))
         num_bytes = cache_bytes(config, 1, capacity)

@@ -25,7 +25,7 @@ class Shown(NamedTuple):
 
 
 class TextEnds:
-    """What the driver tells every token of a row (`driver.RowRequest.ends`).
+    """What the driver tells every token of a row (`Request.ends`).
 
     Text is released as soon as no stop string can begin in it and its last character
     is whole. So the pieces of a stream join to the text of an answer that is not

@@ -180,6 +180,14 @@ def test_cancelled_row_changes_no_other_and_its_slot_is_free(when):
     assert last == alone("gqa", row("d", 5, 6))
 
 
+def test_slots_write_a_copy_of_the_row_that_they_are_given():
+    given = row("a", 9, 4)
+    slots = RowSlots(engine_of("resident", "gqa"), **SIZES)
+    first, again = (tokens_of(run(slots, [(0, given)])) for _ in range(2))
+    assert first == again and len(first["a"]) == 4
+    assert (given.tokens, given.length, given.k) == ([*given.prompt], 0, None)
+
+
 def test_idle_rows_do_not_advance():
     slots = RowSlots(resident("gqa"), **SIZES)
     slots.admit([row("a", 9, 2, k=3), row("b", 40, 9, k=1)])

@@ -145,6 +145,19 @@ def test_fault_in_the_text_of_a_row_fails_that_row_alone(capfd):
     assert not told.errors and told.tokens[stays] == alone("gqa", ROWS[1])
 
 
+def test_request_is_submitted_once_and_a_copy_of_it_is_fresh():
+    driver, one = make_driver(), asked("a", 9, 3)
+    assert driver.submit(one) is one
+    with pytest.raises(RequestError, match="submitted once"):
+        driver.submit(one)
+    drive(driver)
+    again = dataclasses.replace(one)
+    assert (one.made, one.state, again.made, again.state) == (3, "finished", 0, "new")
+    driver.submit(again)
+    drive(driver)
+    assert (again.made, again.state, again.id) == (3, "finished", one.id + 1)
+
+
 @pytest.mark.parametrize("why", ["eos", "stop"])
 def test_row_ends_where_its_hook_says(why):
     whole = alone("gqa", ROWS[0])

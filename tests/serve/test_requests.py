@@ -1,5 +1,8 @@
 """Bodies of completions and chat: what is read, and what is refused by name."""
 
+import subprocess
+import sys
+
 import pytest
 
 from moe_edge.serve.chat_body import read_chat
@@ -306,3 +309,10 @@ def test_chat_rejects_conversation_that_does_not_fit(tokenizer):
     with pytest.raises(ApiError, match="9 messages exceed the context of 8") as caught:
         chat(small, messages=USER * 9)
     assert caught.value.code == "context_length_exceeded"
+
+
+def test_bodies_calls_and_answers_load_no_jax():
+    """Whoever only checks a request starts quickly."""
+    code = "import sys, moe_edge.serve.answers, moe_edge.serve.chat_body; "
+    code += "assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
