@@ -215,3 +215,15 @@ def test_time_passes_while_nobody_looks(clock):
     transfer = queue.request(0, 0, 0, "demand")
     clock.now_s += 1.0
     assert transfer.done and queue.wait([transfer]) == pytest.approx(0, abs=1e-6)
+
+
+def test_serial_requests_go_on_after_one_that_failed():
+    slots = AliasedSlots(4, SIZE, np.float32)
+    queue = TransferQueue([CallerCarrier(Store(), slots, serial=True)])
+    with pytest.raises(KeyError, match="no expert 6"):
+        queue.request_all([(0, 1, 0), (0, EXPERTS, 1), (0, 3, 2)], "demand")
+    assert contents(queue) == [1, 0, 0, 0]
+    # What was not reached is taken back: its slots are free for others.
+    assert queue.request_all([(1, 2, 1), (1, 4, 2)], "prefetch")[1].done
+    assert contents(queue) == [1, 102, 104, 0]
+    assert queue.stats().demand.count == 1
