@@ -44,12 +44,13 @@ def as_written(app, what, name, found, options, lines: list[str]) -> None:
 
 
 def entries(prefix: str) -> str:
-    """Rows of results/README.md whose entry's name begins with `prefix`."""
+    """Rows of results/README.md, without pictures, whose entry's name begins with
+    `prefix`."""
     page = (ROOT / "results/README.md").read_text(encoding="utf-8")
-    rows = [line for line in page.splitlines() if line.startswith(f"| [{prefix}")]
+    rows = re.findall(rf"^\| <img [^|]*(\| \[{prefix}.*)$", page, re.MULTILINE)
     if not rows:
         raise ValueError(f"results/README.md has no entry that begins with {prefix}")
-    head = "| entry | question | answer | kind | machine |\n|---|---|---|---|---|\n"
+    head = "| entry | answer | kind | machine |\n|---|---|---|---|\n"
     return head + "\n".join(rows).replace("](", "](/results/")
 
 
