@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import is_object
-from moe_edge.kernels import few
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.evict_base import EVICTIONS, own_choice
 from moe_edge.offload.slot_plan import plan_of
@@ -362,6 +361,8 @@ def zero_copy_reads_others(asked):
     options, model = asked.options, asked.model
     if options is None or not options.zero_copy or model is None:
         return None
+    from moe_edge.kernels import few  # imports JAX, which only this one needs
+
     if (kind := model.moe.expert_kind) is not None and not few.takes(kind):
         return (
             f"zero_copy is True and the experts are {kind}; its kernel reads bfloat16 "

@@ -31,8 +31,6 @@ from moe_edge.offload.statistics import Counters, Statistics
 from moe_edge.predict.base import Predictor
 from moe_edge.predict.predictor_run import PredictorRun
 
-OnHost = Callable[[Sequence[int], np.ndarray], Sequence[int]]  # absent, ids_TK -> some
-
 
 class LayerStep:
     """Brings a layer's experts into slots, and later layers' ahead.
@@ -197,34 +195,6 @@ class LayerStep:
         """The layer is dispatched: thinks ahead if that is still to do, and counts."""
         self.think_ahead(visit)
         self.statistics.count(visit)
-
-    def pass_layer(
-        self,
-        layer,
-        ids_TK,
-        scores_TE,
-        step,
-        sequences: Sequence[int] = (0,),
-        on_host: OnHost | None = None,
-    ) -> LayerVisit:
-        """A whole visit in computed time; rows are of these sequences, or of one.
-
-        Args:
-          on_host: says which absent experts a CPU assist computes; those do not travel.
-        """
-        self.queue.poll()
-        visit = self.look_up(layer, ids_TK, scores_TE, step)
-        rows = {"sequences": sequences, "shape_BS": (len(sequences), 1)}
-        self.predictor_run.show(layer, ids_TK, scores_TE, **rows)
-        if self.fits(visit):
-            taken = on_host(visit.misses, ids_TK) if on_host else ()
-            visit.missed += taken
-            self.bring(visit, [each for each in visit.misses if each not in taken])
-        else:
-            for _ in self.runs(visit, ids_TK):
-                pass
-        self.finish(visit)
-        return visit
 
     def look_ahead(self, wanted_LE, step: int) -> None:
         """Stores what a token's layers are expected to choose; asks for the first."""

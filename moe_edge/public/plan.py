@@ -45,7 +45,7 @@ def plan(
     ...     config_json=str(described), machine="rtx_4090", device_memory="50%"
     ... )
     >>> found["feasible"], found["chosen"]["offload"]
-    (True, {'device_memory': '50%'})
+    (True, {'device_memory': '50%', 'mode': 'layered'})
     >>> model.offload(**found["chosen"]["offload"]).close()
 
     Args:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from moe_edge.convert import convert as convert_module
+from moe_edge.convert import work as work_module
 from moe_edge.convert import sinks
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core import files
@@ -273,13 +273,13 @@ def test_a_source_with_checksums_is_read_once(change, tmp_path, monkeypatch):
     """What is cast has another hash than its source; CRCs vouch for that as well."""
     raw = raw_config("olmoe", hidden_size=96, intermediate_size=32)
     convert(write_folder(tmp_path / "hf", raw), tmp_path / "ours")
-    read, whole = [], convert_module.content_sha256
+    read, whole = [], work_module.content_sha256
 
     def noted(reader):
         read.append(reader.path)
         return whole(reader)
 
-    monkeypatch.setattr(convert_module, "content_sha256", noted)
+    monkeypatch.setattr(work_module, "content_sha256", noted)
     convert(tmp_path / "ours", tmp_path / "new", **change)
     assert read == []
     as_version_1(tmp_path / "ours")

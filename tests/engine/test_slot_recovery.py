@@ -37,6 +37,10 @@ def transfers(engine):
     return engine.queue
 
 
+def carrier(engine):
+    return engine.queue.carriers[0]
+
+
 def programs(engine):
     return engine.programs
 
@@ -49,12 +53,12 @@ CASES = [
     ),
     ("layered", "mla", programs, "advance", 3, True),
     ("layered", "mla", programs, "experts", 2, False),
-    ("layered", "mla", transfers, "_source", 5, False),  # of whoever carries blocks
-    *slow(("threaded", "mla", transfers, "_source", 5, False)),  # its thread dies
+    ("layered", "mla", carrier, "_source", 5, False),  # of whoever carries blocks
+    *slow(("threaded", "mla", carrier, "_source", 5, False)),  # its thread dies
     ("layered", "mla", transfers, "wait", 3, False),
     *slow(
         ("waves", "gpt_oss", programs, "wave", 2, True),
-        ("waves", "gpt_oss", transfers, "_source", 40, False),
+        ("waves", "gpt_oss", carrier, "_source", 40, False),
     ),
     ("fused", "gqa", programs, "layer", 2, True),
     ("fused", "gqa", programs, "decode", 2, True),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.kernels import few, grouped, native
+from moe_edge.kernels import few, few_floats, grouped, native
 from moe_edge.model.experts import pair_rows, run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
@@ -146,4 +146,4 @@ def test_other_values_of_the_variable_are_refused(monkeypatch):
     ],
 )
 def test_a_thread_holds_as_many_weights_as_fit(width, matrices, itemsize, want):
-    assert few.tile_of(width, matrices, itemsize) == want
+    assert few_floats.tile_of(width, matrices, itemsize) == want

@@ -9,6 +9,7 @@ from moe_edge.core.events import Recorder
 from moe_edge.engine.layer_report import LayerReport
 from moe_edge.offload.block_queue import BlockQueue
 from moe_edge.offload.carrier import Carrier
+from moe_edge.offload.computed_visit import pass_layer
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.link import TransferLink
@@ -406,12 +407,12 @@ def test_hits_and_misses_of_a_layer_in_waves_hold_the_law():
     # Token 0 throws out expert 1, which was there and which token 1 wants; expert 2
     # travels twice.
     ids_TK = np.array([[0, 2], [3, 1], [2, 0]], np.int32)
-    visit = layer_step.pass_layer(0, ids_TK, None, 1)
+    visit = pass_layer(layer_step, 0, ids_TK, None, 1)
     assert visit.in_waves
     assert layer_step.queue.stats().demand.count == visit.moved == len(visit.missed)
     assert visit.missed == [2, 1, 3, 0, 2] and visit.hits == []
     assert counts(layer_step)[:3] == (0, 5, 0)
-    visit = layer_step.pass_layer(0, np.array([[0, 2], [1, 2]], np.int32), None, 2)
+    visit = pass_layer(layer_step, 0, np.array([[0, 2], [1, 2]], np.int32), None, 2)
     assert (visit.hits, visit.missed) == ([0, 2], [1])
     assert counts(layer_step)[:3] == (2, 6, 0)
     assert layer_step.statistics.waves == {True: 2, False: 0}
@@ -423,7 +424,7 @@ def test_what_a_cpu_assist_computes_does_not_travel():
     layer_step.reset_counters()
     ids_TK = np.array([[0, 2, 3]], np.int32)
     given = 0, ids_TK, None, 1
-    visit = layer_step.pass_layer(*given, on_host=lambda absent, ids_TK: absent[1:])
+    visit = pass_layer(layer_step, *given, on_host=lambda absent, ids_TK: absent[1:])
     assert (visit.hits, sorted(visit.missed)) == ([0], [2, 3])
     assert layer_step.queue.stats().demand.count == 1
     assert np.flatnonzero(layer_step.cache.resident(0)).tolist() == [0, 2]
@@ -432,6 +433,6 @@ def test_what_a_cpu_assist_computes_does_not_travel():
 def test_prefetches_that_a_wave_layer_drains_count_once():
     layer_step = make(slots=3, script={0: [[2, 3]]})
     prefetch(layer_step, 0, 0)
-    visit = layer_step.pass_layer(1, np.array([[2, 3], [4, 5]], np.int32), None, 0)
+    visit = pass_layer(layer_step, 1, np.array([[2, 3], [4, 5]], np.int32), None, 0)
     assert visit.late == [] and sorted(visit.missed) == [2, 3, 4, 5]
     assert layer_step.queue.stats().demand.count == counts(layer_step)[1] == 4

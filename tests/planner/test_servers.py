@@ -5,7 +5,7 @@ import json
 import gin
 import pytest
 
-from moe_edge.cluster.model_checks import given_placement
+from moe_edge.cluster.prism.model_checks import given_placement
 from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.offload_options import OffloadOptions

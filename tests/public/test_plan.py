@@ -12,7 +12,8 @@ def test_plan_gives_arguments_of_offload():
         device_memory="50%",
         options={"eviction": "lfu"},
     )
-    assert found["chosen"]["offload"] == {"device_memory": "50%", "eviction": "lfu"}
+    want = {"device_memory": "50%", "eviction": "lfu", "mode": "layered"}
+    assert found["chosen"]["offload"] == want
     with me.load(tiny_folder()).offload(**found["chosen"]["offload"]) as engine:
         assert engine.stats()
 

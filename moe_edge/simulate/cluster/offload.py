@@ -18,6 +18,7 @@ import numpy as np
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.offload.block_queue import BlockQueue
 from moe_edge.offload.computed_carrier import ComputedCarrier
+from moe_edge.offload.computed_visit import pass_layer
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, Eviction
 from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.link import EmulatedLink
@@ -214,7 +215,7 @@ class HostMemory:
             gpu = self.loop.first_gpu[server] + g
             mine_TK = np.where(owner_E[ids_TK] == g, ids_TK, E).astype(np.int32)
             self._carriers[gpu].now_s = time_s
-            visit = layer_step.pass_layer(layer, mine_TK, None, self._step[server])
+            visit = pass_layer(layer_step, layer, mine_TK, None, self._step[server])
             transfers, here_E = visit.transfers, np.zeros(E, bool)
             here_E[visit.hits] = True
             self._compute(time_s, server, gpu, counts_E * here_E)

@@ -21,6 +21,7 @@ from moe_edge.core.checks import (
 )
 from moe_edge.offload.block_queue import BlockQueue, TransferStats
 from moe_edge.offload.computed_carrier import ComputedCarrier
+from moe_edge.offload.computed_visit import pass_layer
 from moe_edge.offload.evict_base import Eviction
 from moe_edge.offload.layer_step import LayerStep, OnHost
 from moe_edge.offload.link import EmulatedLink
@@ -186,7 +187,7 @@ def replay_time(
         if reroute is not None:
             queue.poll()
             seen = reroute(routed, residency.arrived(layer)), routed.scores_TE
-        visit = layer_step.pass_layer(layer, *seen, step, routed.sequences, on_host)
+        visit = pass_layer(layer_step, layer, *seen, step, routed.sequences, on_host)
         host_s += time.process_time() - begun_s
         absent[-1][0] += bool(visit.misses)
         absent[-1][1] += len(visit.misses)
