@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from moe_edge.convert import work as work_module
 from moe_edge.convert import sinks
+from moe_edge.convert import work as work_module
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core import files
 from moe_edge.core.checks import CheckpointError, ConfigError, OutputError

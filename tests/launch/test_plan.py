@@ -24,7 +24,9 @@ def test_plan_without_weights_says_last_what_it_wrote(run_script, config, tmp_pa
     flags += ["--device_memory", "6GiB", "--out_dir", "o"]
     done = run_script("plan", *flags)
     assert {*KEYS.split()} <= done.summary.keys()
-    assert done.stdout.splitlines()[0].startswith("chosen: {'device_memory': '6GiB', 'mode': 'layered'}")
+    assert done.stdout.splitlines()[0].startswith(
+        "chosen: {'device_memory': '6GiB', 'mode': 'layered'}"
+    )
     out = tmp_path / "o"
     assert json.loads((out / "plan.json").read_text()) == done.summary
     assert "offload.device_memory = '6GiB'" in (out / "plan.gin").read_text()

@@ -21,9 +21,9 @@ from moe_edge.core.checks import (
 )
 from moe_edge.offload.block_queue import BlockQueue, TransferStats
 from moe_edge.offload.computed_carrier import ComputedCarrier
-from moe_edge.offload.computed_visit import pass_layer
+from moe_edge.offload.computed_visit import OnHost, pass_layer
 from moe_edge.offload.evict_base import Eviction
-from moe_edge.offload.layer_step import LayerStep, OnHost
+from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.statistics import Counters
