@@ -22,6 +22,7 @@ from moe_edge.checkpoint.schema import (
     layer_shapes,
 )
 from moe_edge.core.checks import CheckpointError, check_shape
+from moe_edge.core.heap import use_large_pages
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.packed import Blocks, Packed
@@ -67,8 +68,13 @@ def kept(array: np.ndarray) -> np.ndarray:
 
 
 def to_device(array: np.ndarray) -> jax.Array:
-    """One stored array on the device; always a copy, never a view of a file."""
-    return jnp.array(kept(array))
+    """One stored array on the device; always a copy, never a view of a file. On a CPU
+    in large pages, if the system has some."""
+    found = jnp.array(kept(array))
+    if jax.default_backend() == "cpu":
+        found.block_until_ready()
+        use_large_pages(found.unsafe_buffer_pointer(), found.nbytes)
+    return found
 
 
 def weight_shapes(reader) -> Weights:
