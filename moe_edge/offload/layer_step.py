@@ -196,6 +196,14 @@ class LayerStep:
         self.think_ahead(visit)
         self.statistics.count(visit)
 
+    def begin(self, layer, ids_TK, scores_TE, step, sequences) -> LayerVisit:
+        """What has arrived by now counts; looks up, and shows the predictor the rows."""
+        self.queue.poll()
+        visit = self.look_up(layer, ids_TK, scores_TE, step)
+        rows = {"sequences": sequences, "shape_BS": (len(sequences), 1)}
+        self.predictor_run.show(layer, ids_TK, scores_TE, **rows)
+        return visit
+
     def look_ahead(self, wanted_LE, step: int) -> None:
         """Stores what a token's layers are expected to choose; asks for the first."""
         self.predictor_run.store(-1, wanted_LE)
