@@ -26,7 +26,7 @@ def pass_layer(
       sequences: of the rows, or one for all of them.
       on_host: says which absent experts a CPU assist computes; those do not travel.
     """
-    visit = layer_step.begin(layer, ids_TK, scores_TE, step, sequences)
+    visit = layer_step.enter(layer, ids_TK, scores_TE, step, sequences)
     if layer_step.fits(visit):
         taken = on_host(visit.misses, ids_TK) if on_host else ()
         visit.missed += taken

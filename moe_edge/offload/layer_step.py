@@ -196,7 +196,7 @@ class LayerStep:
         self.think_ahead(visit)
         self.statistics.count(visit)
 
-    def begin(self, layer, ids_TK, scores_TE, step, sequences) -> LayerVisit:
+    def enter(self, layer, ids_TK, scores_TE, step, sequences) -> LayerVisit:
         """What has arrived by now counts; looks up, and shows the predictor the rows."""
         self.queue.poll()
         visit = self.look_up(layer, ids_TK, scores_TE, step)
