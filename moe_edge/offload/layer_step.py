@@ -197,7 +197,7 @@ class LayerStep:
         self.statistics.count(visit)
 
     def enter(self, layer, ids_TK, scores_TE, step, sequences) -> LayerVisit:
-        """What has arrived by now counts; looks up, and shows the predictor the rows."""
+        """What has arrived by now counts; looks up, and shows the predictor rows."""
         self.queue.poll()
         visit = self.look_up(layer, ids_TK, scores_TE, step)
         rows = {"sequences": sequences, "shape_BS": (len(sequences), 1)}

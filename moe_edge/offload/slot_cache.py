@@ -12,9 +12,10 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import is_ours
-from moe_edge.core.plug_in_result import kind_of, wrong_result
 from moe_edge.offload.evict_base import CacheSpec, Eviction, State, put
+from moe_edge.offload.evict_checks import check_state, check_value, checked_victim
 from moe_edge.offload.homes import Homes
+from moe_edge.offload.lookup_experts import cut_runs, distinct
 
 # Experts of a prefill's wave: more overlap worse, fewer cost more dispatches.
 MAX_GROUP = 8
@@ -119,7 +120,7 @@ class SlotCache:
           step: see Eviction.touch.
           sequence: whose record goes on, of a policy with one for each.
         """
-        chosen = _distinct(ids_TK, scores_TE, self.spec.num_experts)
+        chosen = distinct(ids_TK, scores_TE, self.spec.num_experts)
         if self.policy.per_sequence and sequence != self._sequence:
             self._turn_to(sequence)
         if self._first_step is None:
@@ -129,7 +130,7 @@ class SlotCache:
             self.state, layer, ids_TK, scores_TE, step - self._first_step
         )
         if self._is_foreign:
-            self._check_state("touch", self.state)
+            check_state(self.policy, "touch", self.state)
         if before_S is not None:
             self._let_go(before_S)
         row, hits, misses = self.rows[layer], [], []
@@ -229,20 +230,7 @@ class SlotCache:
         if protected_S.all():
             return None, self.state
         found = self.policy.victim(self.state, protected_S)
-        if self._is_foreign:
-            if not isinstance(found, tuple) or len(found) != 2:
-                raise wrong_result(self._what, "victim", found, "(slot, state)")
-            self._check_state("victim", found[1])
-        slot, state = found
-        number = np.asarray(slot)
-        is_slot = number.ndim == 0 and number.dtype.kind in "iu"
-        is_slot = is_slot and 0 <= number < self.spec.num_slots
-        if not is_slot or protected_S[number]:
-            raise ConfigError(
-                f"eviction policy {self.policy.name} gave up slot {slot}, which is "
-                "protected or not there; victim must choose among the others"
-            )
-        return int(slot), state
+        return checked_victim(self.policy, found, protected_S, self._is_foreign)
 
     def _victim(
         self, layer: int, kept: Collection[int], homes: Collection[int] | None
@@ -251,7 +239,7 @@ class SlotCache:
         part, running = self._slots_L[layer], self._running_slots
         if self._order is None or self._order[0] is not part:
             if self._is_foreign:
-                self._check_value()
+                check_value(self.policy, self.state)
             if len(part) == self.spec.num_slots:
                 order = self.policy.order(self.state)
             else:
@@ -266,34 +254,6 @@ class SlotCache:
                 del order[place]
                 return slot
         return None
-
-    @property
-    def _what(self) -> str:
-        return f"eviction policy {self.policy.name}"
-
-    def _check_state(self, method: str, state) -> None:
-        """Refuses what is no state."""
-        if not isinstance(state, dict) or "key_S" not in state:
-            expected = "the state from now on, a dict with key_S"
-            raise wrong_result(self._what, method, state, expected)
-
-    def _check_value(self) -> None:
-        """Refuses worths that slots cannot be sorted by."""
-        ranks, state = self.policy.ranks, self.state
-        if ranks is not None and ranks not in state:
-            raise ConfigError(
-                f"{self._what}: ranks is {ranks!r}, which is no array of its state; "
-                f"expected one of {', '.join(state)} (per_block adds arrays)"
-            )
-        value_S, key_S = self.policy.value(state), state["key_S"]
-        if value_S is None:
-            return
-        is_numbers = kind_of(value_S) in ("b", "i", "u", "f")
-        if not is_numbers or value_S.shape != key_S.shape:
-            expected = f"None or an array of {len(key_S)} numbers, one a slot"
-            raise wrong_result(self._what, "value", value_S, expected)
-        if np.isnan(np.asarray(value_S, np.float32)[key_S >= 0]).any():
-            raise wrong_result(self._what, "value", value_S, "numbers that are not NaN")
 
     def drop(self, layer: int, expert: int) -> None:
         """The block is not in its slot after all (a cancelled transfer)."""
@@ -352,44 +312,3 @@ class SlotCache:
         """Follows a policy that has emptied slots itself."""
         for slot in np.flatnonzero(self.state["key_S"] != before_S).tolist():
             self._forget(int(before_S[slot]))
-
-
-def cut_runs(ids_P: np.ndarray, num_experts: int, room: int) -> list[tuple[int, int]]:
-    """Cuts pairs into contiguous runs of at most `room` distinct experts each.
-
-    Args:
-      ids_P: experts of the pairs in order; num_experts and more are no experts.
-      room: slots.
-    Returns:
-      (first, end) of every run, covering all pairs.
-    """
-    runs, seen, first = [], set(), 0
-    for place, expert in enumerate(ids_P.tolist()):
-        if expert >= num_experts or expert in seen:
-            continue
-        if len(seen) == room:
-            runs.append((first, place))
-            seen, first = set(), place
-        seen.add(expert)
-    runs.append((first, len(ids_P)))
-    return runs
-
-
-def _distinct(ids_TK, scores_TE, num_experts: int) -> list[int]:
-    """The experts of a lookup, each once, best score (else best rank) first."""
-    if ids_TK.shape[0] == 1:
-        return [expert for expert in ids_TK[0].tolist() if expert < num_experts]
-    ranked = ids_TK.T.reshape(-1)  # rank 0 of every token, then rank 1, ...
-    first_E = np.full(num_experts + 1, ranked.size, np.int64)
-    first_E[ranked[::-1]] = np.arange(ranked.size)[::-1]
-    chosen = np.flatnonzero(first_E[:num_experts] < ranked.size)
-    if scores_TE is None:
-        order = np.argsort(first_E[chosen])
-    else:
-        # Over the tokens that chose the expert: the others' scores do not count.
-        token, _ = np.nonzero(ids_TK < num_experts)
-        ids = ids_TK[ids_TK < num_experts]
-        best_E = np.full(num_experts, -np.inf, np.float32)
-        np.maximum.at(best_E, ids, scores_TE[token, ids])
-        order = np.argsort(-best_E[chosen], kind="stable")
-    return chosen[order].tolist()

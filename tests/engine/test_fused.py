@@ -12,7 +12,8 @@ from moe_edge.engine import programs
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.generate import generate
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
-from moe_edge.offload.slot_cache import SlotCache, cut_runs
+from moe_edge.offload.lookup_experts import cut_runs
+from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.store import pin_records
 from moe_edge.route.base import gate_scores, get_route
 from tests.support.layered import CAPACITY, resident_of
