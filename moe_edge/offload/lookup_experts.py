@@ -1,4 +1,4 @@
-"""Which experts the pairs of a lookup name: each once, in order, or in runs that fit."""
+"""Which experts the pairs of a lookup name: once each, in order, or in fitting runs."""
 
 import numpy as np
 

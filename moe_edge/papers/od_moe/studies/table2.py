@@ -2,7 +2,7 @@
 
 Each departure of OD-MoE is booked with its own bytes; the peers get as many as the
 largest, and links of the same rate: OD-MoE one a worker, the others one.
-`table2_runs.py` measures.
+`table2_runs.py` measures, `table2_rows.py` tells.
 """
 
 import dataclasses
@@ -141,6 +141,6 @@ STUDY = Study(
         ),
     },
     measure=later("papers.od_moe.studies.table2_runs.measure"),
-    derive=later("papers.od_moe.studies.table2_runs.derive"),
+    derive=later("papers.od_moe.studies.table2_rows.derive"),
     check=check_inputs,
 )

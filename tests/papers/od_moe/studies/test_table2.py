@@ -6,7 +6,7 @@ from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.metrics.frames import Rows
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.papers.od_moe.studies import table2_runs
+from moe_edge.papers.od_moe.studies import table2_rows, table2_runs
 from moe_edge.papers.od_moe.studies.table2 import (
     RESIDENT,
     SAME_PROCESSES,
@@ -15,7 +15,7 @@ from moe_edge.papers.od_moe.studies.table2 import (
     Table2Settings,
     peers,
 )
-from moe_edge.papers.od_moe.studies.table2_runs import Text
+from moe_edge.papers.od_moe.studies.table2_rows import Text
 from tests.support.entries import page_of, result_of, row_of, rows_of
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
@@ -34,11 +34,11 @@ def entry(shares=None, **texts):
     found = {RESIDENT: Text(1.0, 0.5), OWN: Text(2.0, 1.0), **texts}
     found |= {SAME_PROCESSES: Text(2.0, 0.9)} | dict.fromkeys(STAND_INS, Text(2.0, 4.0))
     rows = Rows(STUDY.frames)
-    table2_runs.tell_texts(rows, {(who, AT): [one] for who, one in found.items()})
-    roles = table2_runs.roles
+    table2_rows.tell_texts(rows, {(who, AT): [one] for who, one in found.items()})
+    roles = table2_rows.roles
     held = {RESIDENT: roles(90, 0, 0), OWN: roles(1, 0, 30)}
     held |= {peer: roles(1, 0, 29) for peer in STAND_INS}
-    table2_runs.tell_bytes(rows, held, {OWN: 0.3})
+    table2_rows.tell_bytes(rows, held, {OWN: 0.3})
     rows("fidelity", RESIDENT, perplexity=3.0)
     return result_of(STUDY, rows)
 
