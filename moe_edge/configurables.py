@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import gin
 
-from moe_edge.core.checks import checked
 from moe_edge.core.tables import load, plugins
+from moe_edge.core.typed import checked
 
 ROOTS = {
     "cluster": "moe_edge.cluster.run:run_cluster",

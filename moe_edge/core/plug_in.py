@@ -16,9 +16,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from moe_edge.core import tables
-from moe_edge.core.checks import ConfigError, check_known, check_options
+from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.context import Context
 from moe_edge.core.entry_points import REMEDY, entry_points, load, origin, warn
+from moe_edge.core.typed import check_options
 
 EXPECTED = "a subclass of Eviction, Predictor, Route, Assist, Placer or Scheduler"
 _MARK = "\n@register\n"

@@ -27,13 +27,13 @@ from typing import Any
 
 from moe_edge.core.checks import (
     ConfigError,
-    built,
     check_count,
     check_from_zero,
     check_positive,
 )
 from moe_edge.core.files import write_json
 from moe_edge.core.json_reader import read_json
+from moe_edge.core.typed import built
 
 CALIBRATION_FILE = "calibration.json"
 FORMAT_VERSION = 1

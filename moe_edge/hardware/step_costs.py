@@ -32,9 +32,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, built, check_from_zero, check_positive
+from moe_edge.core.checks import ConfigError, check_from_zero, check_positive
 from moe_edge.core.files import check_there
 from moe_edge.core.json_reader import read_json
+from moe_edge.core.typed import built
 
 TIMES = ("prompt_s", "keys", "key_s", "prompt_key_s", "changed_s", "moved_s")
 Shape = tuple[int, int, int]  # rows, size of a chunk, capacity

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import MoeEdgeError, RequestError, built
+from moe_edge.core.checks import MoeEdgeError, RequestError
 from moe_edge.core.files import check_there, write_text
 from moe_edge.core.json_reader import parse_json, text_lines
+from moe_edge.core.typed import built
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.step_costs import StepCosts
 from moe_edge.schedule.decisions import replay

@@ -54,8 +54,8 @@ def checked_victim(
         check_state(policy, "victim", found[1])
     slot, state = found
     number = np.asarray(slot)
-    is_slot = number.ndim == 0 and number.dtype.kind in "iu"
-    is_slot = is_slot and 0 <= number < len(protected_S)
+    is_number = number.ndim == 0 and number.dtype.kind in "iu"
+    is_slot = is_number and bool(0 <= number < len(protected_S))
     if not is_slot or protected_S[number]:
         raise ConfigError(
             f"{_what(policy)} gave up slot {slot}, which is "

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.core.checks import CapacityError, ConfigError, built, check_shape
+from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
 from moe_edge.core.npy import load_npy
+from moe_edge.core.typed import built
 
 FORMAT_VERSION = 1
 ABSENT = -1

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, built, check_shape
+from moe_edge.core.checks import ConfigError, check_shape
+from moe_edge.core.typed import built
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.simulate.replay.timed import CostModel
 

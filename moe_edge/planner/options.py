@@ -12,9 +12,9 @@ from moe_edge.core.checks import (
     check_count,
     check_from_zero,
     check_known,
-    check_options,
     check_positive,
 )
+from moe_edge.core.typed import check_options
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.attention_config import CACHE_TYPES
 from moe_edge.offload.slot_plan import parse_budget

@@ -8,11 +8,8 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from moe_edge.core.checks import (
-    ConfigError,
-    check_count,
-    check_options,
-)
+from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.typed import check_options
 from moe_edge.model.sampling import Sampling
 
 # What other libraries call things -> what to write here.

@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, check_options
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import Registry
+from moe_edge.core.typed import check_options
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.assist_base import ASSISTS
 from moe_edge.offload.evict_base import EVICTIONS

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moe_edge.core.checks import ConfigError, check_options
+from moe_edge.core.checks import ConfigError
+from moe_edge.core.typed import check_options
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.planner.options import PlanOptions
 from moe_edge.public.arguments import refuse_unknown

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, built, check_known
+from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.files import decode_utf8
 from moe_edge.core.json_reader import LARGE_FILE_BYTES, json_lines, read_json
+from moe_edge.core.typed import built
 from moe_edge.hardware.cluster_calibration import (
     CALIBRATION_FILE,
     ClusterCalibration,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from moe_edge.core import checks
+from moe_edge.core import checks, typed
 
 
 def test_check_shape_accepts_wildcard():
@@ -74,7 +74,7 @@ GOOD = [
 
 @pytest.mark.parametrize("options", GOOD)
 def test_build_known_takes_options_of_their_type(options):
-    built = checks.build_known("thing", {"x": Options}, "x", options)
+    built = typed.build_known("thing", {"x": Options}, "x", options)
     assert built == Options(**options)
 
 
@@ -98,4 +98,4 @@ def test_build_known_takes_options_of_their_type(options):
 )
 def test_build_known_refuses_other_types_and_names(options, message):
     with pytest.raises(checks.ConfigError, match=message):
-        checks.build_known("thing", {"x": Options}, "x", options)
+        typed.build_known("thing", {"x": Options}, "x", options)

@@ -2,8 +2,9 @@ import inspect
 
 import pytest
 
-from moe_edge.core.checks import ConfigError, OutputError, checked
+from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.core.run_folder import RunFolder, root
+from moe_edge.core.typed import checked
 
 
 @root

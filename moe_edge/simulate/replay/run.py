@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_64_bits, check_known, chosen
+from moe_edge.core.checks import ConfigError, check_known, chosen
 from moe_edge.core.files import write_json
 from moe_edge.core.progress import progress
 from moe_edge.core.run_folder import RunFolder, root
+from moe_edge.core.typed import check_64_bits
 from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.offload.evict_base import get_eviction
 from moe_edge.predict.base import PREDICTORS

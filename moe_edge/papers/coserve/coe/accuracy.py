@@ -10,9 +10,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from moe_edge.core.checks import CheckpointError, ConfigError, built
+from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import read_json
+from moe_edge.core.typed import built
 from moe_edge.papers.coserve.workload.coe_graph import CoeGraph
 
 ACCURACY_FILE = "accuracy.json"

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import CheckpointError, ConfigError, built
+from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
 from moe_edge.core.progress import counter, progress, say
+from moe_edge.core.typed import built
 from moe_edge.papers.coserve.coe.accuracy import ACCURACY_FILE, read_accuracy
 from moe_edge.papers.coserve.coe.board_options import BoardOptions, Recipe
 from moe_edge.papers.coserve.coe.board_plan import Plan, board_plan

@@ -18,12 +18,12 @@ import numpy as np
 from moe_edge.core.checks import (
     CheckpointError,
     ConfigError,
-    build_known,
     check_count,
     check_known,
     check_shape,
 )
 from moe_edge.core.json_reader import parse_json
+from moe_edge.core.typed import build_known
 from moe_edge.papers.coserve.coe.board_nets import BoardDetector, BoardResnet, Judged
 from moe_edge.papers.coserve.coe.large_models import Resnet101, Yolov5l, Yolov5m
 from moe_edge.papers.coserve.coe.layers import (

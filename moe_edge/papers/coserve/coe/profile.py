@@ -7,13 +7,13 @@ from pathlib import Path
 from moe_edge.core.checks import (
     CheckpointError,
     ConfigError,
-    built,
     check_count,
     check_from_zero,
     check_known,
     check_positive,
 )
 from moe_edge.core.json_reader import read_json
+from moe_edge.core.typed import built
 
 TIERS = ("disk", "host")
 

@@ -13,15 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import (
-    CheckpointError,
-    ConfigError,
-    built,
-    check_count,
-    check_known,
-)
+from moe_edge.core.checks import CheckpointError, ConfigError, check_count, check_known
 from moe_edge.core.files import write_json
 from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
+from moe_edge.core.typed import built
 
 FORMAT_VERSION = 1
 OK = "ok"  # the one verdict on which a request goes on

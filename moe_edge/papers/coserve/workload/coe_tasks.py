@@ -19,13 +19,13 @@ import numpy as np
 from moe_edge.core.checks import (
     ConfigError,
     RequestError,
-    built,
     check_count,
     check_known,
     check_positive,
 )
 from moe_edge.core.files import check_there, write_text
 from moe_edge.core.json_reader import json_lines
+from moe_edge.core.typed import built
 from moe_edge.papers.coserve.workload.coe_graph import (
     OK,
     Architecture,

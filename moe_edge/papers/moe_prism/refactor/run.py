@@ -14,16 +14,11 @@ from typing import Any
 from moe_edge.checkpoint.manifest import MANIFEST_NAME, REPORT_NAME
 from moe_edge.convert.open import check_floats, check_unpruned, open_checkpoint
 from moe_edge.convert.refactored_records import down_factor, is_exact
-from moe_edge.core.checks import (
-    ConfigError,
-    OutputError,
-    build_known,
-    check_count,
-    check_from_zero,
-)
+from moe_edge.core.checks import ConfigError, OutputError, check_count, check_from_zero
 from moe_edge.core.files import locked_folder, write_json, write_text
 from moe_edge.core.json_reader import as_read_back, read_json
 from moe_edge.core.run_folder import RunFolder, root, unpacked
+from moe_edge.core.typed import build_known
 from moe_edge.evaluate.texts import find_file, find_path
 from moe_edge.papers.moe_prism.refactor.partition.matrix import run_matrix
 from moe_edge.papers.moe_prism.refactor.settings import (

@@ -11,14 +11,10 @@ from typing import TypeVar
 import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import (
-    CheckpointError,
-    ConfigError,
-    OutputError,
-    build_known,
-)
+from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import as_read_back, read_json
+from moe_edge.core.typed import build_known
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.papers.moe_prism.refactor.run import run_refactor
 from moe_edge.papers.moe_prism.refactor.settings import FINE_TUNED, GATES, FineTuning
