@@ -144,7 +144,7 @@ def _multiply(work: Work, slot, row, first, rows: int, count, number) -> None:
         for part in range(parts):
             outs = number * EIGHT + part * form.rows
             outs += jnp.arange(form.rows, dtype=jnp.int32)
-            sums = [jnp.sum(one[part], axis=0) for one in total]
+            sums = [_over_lanes(one[part]) for one in total]
             if work.biases[0] is not None:
                 given = ((first + outs, outs >= 0) for first in work.biases)
                 biases = [
@@ -152,6 +152,19 @@ def _multiply(work: Work, slot, row, first, rows: int, count, number) -> None:
                 ]
                 sums = [a + b for a, b in zip(sums, biases, strict=True)]
             work.finish(pair, sums, outs, outs >= 0)
+
+
+def _over_lanes(sums_LN):
+    """Sums of the lanes, by halves: a power of two of them.
+
+    XLA:CPU lets LLVM add up a reduction in any order, another one in each fusion, so a
+    row's bits depended on how many rows there were.
+    """
+    if not rows_kernels.is_interpreted():
+        return jnp.sum(sums_LN, axis=0)
+    while (half := len(sums_LN) // 2) > 0:
+        sums_LN = sums_LN[:half] + sums_LN[half:]
+    return sums_LN[0]
 
 
 def _columns(x_ref, form: Format, source, column_L1, known_L1) -> list:
