@@ -235,8 +235,12 @@ class BlockQueue:
         )
 
     def _total(self, cause: str) -> Total:
-        parts = [dataclasses.astuple(c.totals[cause]) for c in self.carriers]
-        return Total(*map(sum, zip(*parts, strict=True)))
+        total = Total()
+        for each in (carrier.totals[cause] for carrier in self.carriers):
+            total.count += each.count
+            total.bytes += each.bytes
+            total.seconds += each.seconds
+        return total
 
     def report(self) -> list[dict]:
         """What came over each link, ready for JSON."""
