@@ -1,4 +1,4 @@
-"""SlotRow slots of several processes in lock step: process 0 decides, all do the same.
+"""Row slots of several processes in lock step: process 0 decides, all do the same.
 
 Process 0 alone meets clients, clocks and policies. Each call of its row slots that
 gives the devices work is told to the others together with what was decided since the

@@ -98,7 +98,7 @@ class BlockQueue:
         Raises:
           IndexError: no such slot.
           RuntimeError: a queued request aims at the same slot, or the queue is closed;
-          whatever a copy raised before.
+          whatever a copy raised, now or before: what it did not reach is cancelled.
         """
         if cause not in CAUSES:
             check_known("transfer cause", cause, CAUSES)
@@ -120,8 +120,14 @@ class BlockQueue:
             self._check_slot(transfer.slot)
         for transfer in transfers:
             self._occupy(transfer)
-        for carrier, part in self._by_carrier(transfers):
-            carrier.ask(cause, part)
+        try:
+            for carrier, part in self._by_carrier(transfers):
+                carrier.ask(cause, part)
+        except BaseException:
+            for transfer in transfers:  # such as of a home that comes after it
+                if transfer.state == "queued":
+                    transfer.state = "cancelled"
+            raise
         return transfers
 
     def _check_slot(self, slot: int) -> None:
@@ -229,8 +235,12 @@ class BlockQueue:
         )
 
     def _total(self, cause: str) -> Total:
-        parts = [dataclasses.astuple(c.totals[cause]) for c in self.carriers]
-        return Total(*map(sum, zip(*parts, strict=True)))
+        total = Total()
+        for each in (carrier.totals[cause] for carrier in self.carriers):
+            total.count += each.count
+            total.bytes += each.bytes
+            total.seconds += each.seconds
+        return total
 
     def report(self) -> list[dict]:
         """What came over each link, ready for JSON."""

@@ -157,7 +157,10 @@ class Carrier:
 
     def _next(self) -> deque[Transfer] | None:
         """Those of the most urgent cause that wait."""
-        return next((queue for queue in self._waiting.values() if queue), None)
+        for waiting in self._waiting.values():
+            if waiting:
+                return waiting
+        return None
 
     def _take(
         self, waiting: deque[Transfer], limit: int | None = None, apart: bool = False
@@ -183,11 +186,12 @@ class Carrier:
     def _carried(self, run: Sequence[Transfer], start_s: float, end_s: float) -> None:
         """Accounts for blocks that occupy the link from start to end, as one."""
         total, seconds = self.totals[run[0].cause], end_s - start_s
-        num_bytes = sum(transfer.num_bytes for transfer in run)
+        num_bytes = sum([transfer.num_bytes for transfer in run])
         total.count += len(run)
         total.bytes += num_bytes
         total.seconds += seconds
-        self.merged += sum(_follows(b, a) for a, b in itertools.pairwise(run))
+        if len(run) > 1:
+            self.merged += sum(_follows(b, a) for a, b in itertools.pairwise(run))
         for transfer in run:
             transfer.seconds = seconds * (transfer.num_bytes / num_bytes)
             transfer.arrival_s = end_s

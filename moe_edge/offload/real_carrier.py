@@ -77,7 +77,7 @@ class RealCarrier(Carrier):
 
     def _carry(self, run: Sequence[Transfer], copy: Callable):
         """One transfer over the link by `copy(run, sources)`, accounted for."""
-        num_bytes = sum(transfer.num_bytes for transfer in run)
+        num_bytes = sum([transfer.num_bytes for transfer in run])
         sources = [self._source(t.layer, t.expert) for t in run]
         start_s, end_s, result = self.link.transfer(
             num_bytes, run[0].requested_s, copy, run, sources

@@ -17,6 +17,7 @@ import numpy as np
 
 from moe_edge.cluster.node.engine import PlacedEngine
 from moe_edge.cluster.node.ledger import Ledger
+from moe_edge.cluster.node.node import Order
 from moe_edge.cluster.node.warm_up import actors
 from moe_edge.cluster.prism.server import Server
 from moe_edge.cluster.transport.base import Call
@@ -80,7 +81,7 @@ class Holder(Server):
         self._answered.clear()  # nobody asks for these notes
         return rows
 
-    def do_warm(self, fields, arrays) -> None:
+    def warm(self, fields, arrays) -> None:
         """Compiles what the front will ask for: a program a number of its tokens."""
         started_s = time.perf_counter()
         self.compile()
@@ -101,9 +102,9 @@ class Holder(Server):
             )
             self.answers.rehearse(call)
 
-    def do_table(self, fields, arrays) -> None:
+    def install_table(self, fields, arrays) -> None:
         with self.engine.stepping:
-            super().do_table(fields, arrays)
+            super().install_table(fields, arrays)
 
 
 class Front(Holder):
@@ -139,7 +140,10 @@ class Front(Holder):
         """Never: the scheduler ends without it."""
         return False
 
-    def do_serve(self, fields, arrays) -> None:
+    def make_orders(self) -> dict[str, Order]:
+        return super().make_orders() | {"serve": Order(later=self._serve)}
+
+    def _serve(self, fields, arrays) -> None:
         """All servers are ready."""
         self._drivers.put(self._driver)
 

@@ -38,14 +38,17 @@ def cache_of(homes=TURNS) -> SlotCache:
 
 
 def queue_of(
-    kind=CallerCarrier, slots=AliasedSlots, homes=TURNS, **link
+    kind=CallerCarrier, slots=AliasedSlots, homes=TURNS, serial=False, **link
 ) -> TransferQueue:
     devices = jax.local_devices()[: len(homes)]
     sizes = zip(homes.slots_N, devices, strict=True)
     parts = [slots(count, SIZE, np.float32, device) for count, device in sizes]
     all_slots = HomeSlots(parts, devices)
     made = [EmulatedLink(4 * SIZE / COPY_S) if link else None for _ in devices]
-    carriers = [kind(Store(), all_slots.part(n), made[n]) for n in range(len(homes))]
+    options = {"serial": True} if serial else {}
+    carriers = [
+        kind(Store(), all_slots.part(n), made[n], **options) for n in range(len(homes))
+    ]
     return TransferQueue(carriers, all_slots, homes.home_S)
 
 
@@ -172,3 +175,14 @@ def test_prefetches_are_taken_back_promoted_and_forgotten_at_every_home():
     queue.recover()
     queue.wait(queue.request_all([(0, 0, 0)], "demand"))
     queue.close()
+
+
+def test_serial_requests_go_on_after_one_of_another_home_failed():
+    queue = queue_of(serial=True)
+    queue.carriers[0]._source = lambda layer, expert: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        queue.request_all([(0, 0, 0), (0, 1, 2)], "demand")
+    queue.carriers[0]._source = Store().record
+    transfers = queue.request_all([(0, 0, 0), (0, 4, 2)], "demand")
+    assert all(transfer.done for transfer in transfers)
+    assert queue.stats().demand.count == 2

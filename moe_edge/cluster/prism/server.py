@@ -123,7 +123,7 @@ class Server(ServingNode):
     def make_orders(self) -> dict[str, Order]:
         return super().make_orders() | {
             "counts": Order(self._counts),
-            "table": Order(self._table_comes, self._install_table),
+            "table": Order(self._table_comes, self.install_table),
             "drop": Order(self._drop),
             "bring": Order(self._bring),
             "return": Order(later=self._return),
@@ -172,7 +172,7 @@ class Server(ServingNode):
         """Who waits in the midst of a step sees it at once."""
         self.tables.offer(fields["version"], *_table(arrays))
 
-    def _install_table(self, fields, arrays) -> None:
+    def install_table(self, fields, arrays) -> None:
         """Between steps: the newest table is in force."""
         if self.tables.install() is not None:
             self.tell("confirmed", {"version": self.tables.view.version})
