@@ -22,7 +22,7 @@ from moe_edge.checkpoint.schema import (
     layer_shapes,
 )
 from moe_edge.core.checks import CheckpointError, check_shape
-from moe_edge.core.heap import use_large_pages
+from moe_edge.core.large_pages import LargePages
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.packed import Blocks, Packed
@@ -32,6 +32,8 @@ from moe_edge.model.transformer import Block
 from moe_edge.offload.store import device_dtype
 
 Flat = dict[str, jax.Array | Packed]
+
+_large_pages = LargePages()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +72,13 @@ def kept(array: np.ndarray) -> np.ndarray:
 def to_device(array: np.ndarray) -> jax.Array:
     """One stored array on the device; always a copy, never a view of a file. On a CPU
     in large pages, if the system has some."""
-    found = jnp.array(kept(array))
-    if jax.default_backend() == "cpu":
-        found.block_until_ready()
-        use_large_pages(found.unsafe_buffer_pointer(), found.nbytes)
-    return found
+    array = kept(array)
+    is_host = jax.default_backend() == "cpu"
+    room = _large_pages.empty(array.shape, array.dtype) if is_host else None
+    if room is None:
+        return jnp.array(array)
+    np.copyto(room, array)
+    return jax.device_put(room, may_alias=True)
 
 
 def weight_shapes(reader) -> Weights:
