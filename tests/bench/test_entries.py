@@ -113,7 +113,6 @@ UNSEEN: dict[str, set[str]] = {
         "runs.over_least",
     },
     "od_moe_table2": {
-        "bytes.shadow",
         "speeds.output",
         "speeds.over_resident",
     },
@@ -176,18 +175,20 @@ def shown(result):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_changed_row_changes_the_page(name):
-    """The first, middle or last row of every measure, multiplied by 1.5."""
+    """One of four rows of every measure, multiplied by 1.5."""
     assert unseen(name) == UNSEEN.get(name, set())
 
 
 def unseen(name):
     """Measures of which neither text nor picture shows a row."""
     result, found = entry(name), set()
-    before, text = shown(result), json.dumps(result["frames"])
+    text = json.dumps(result["frames"])
+    # What the rows give here: another processor's last digits are no change.
+    before = shown({**result, "numbers": derived(result["study"], json.loads(text))[1]})
     for frame, stored in result["frames"].items():
         for place, measure in enumerate(stored["units"], len(stored["keys"])):
             rows = [row for row in stored["rows"] if row[place] is not None]
-            some = (rows[0], rows[len(rows) // 2], rows[-1])
+            some = (rows[0], rows[len(rows) // 3], rows[len(rows) // 2], rows[-1])
             if not any(differs(result, text, frame, place, r, before) for r in some):
                 found.add(f"{frame}.{measure}")
     return found
