@@ -53,10 +53,12 @@ class BuildAtOnce(build_ext):
             said = Path(__file__).read_text(), BUILD_ID, jax.__version__, sys.version
             names = "compiler_so", "compiler_so_cxx"
             said += tuple(getattr(self.compiler, name, None) for name in names)
-            # Macros, folders and flags, also those of a command line; a folder of objects
-            # is another in each build.
+            # Macros and flags, also a command line's. Folders are others in each build
+            # and environment; JAX's version is in `said`.
             asked = {n: v for n, v in options.items() if n != "output_dir"}
-            said += asked, *(os.environ.get(name) for name in READ_BY_COMPILERS)
+            flags = repr(asked).replace(jax.ffi.include_dir(), "")
+            said += flags, repr(self.compiler.macros)
+            said += tuple(os.environ.get(name) for name in READ_BY_COMPILERS)
             said += (_version(self.compiler),)
             with ThreadPoolExecutor() as pool:
                 found = pool.map(shared if objects else compile_one, sources)

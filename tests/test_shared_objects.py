@@ -1,4 +1,4 @@
-"""Objects of the host kernels that builds share (MOE_EDGE_OBJECTS): never stale ones."""
+"""Objects of host kernels that builds share (MOE_EDGE_OBJECTS): never stale ones."""
 
 import os
 import shutil
