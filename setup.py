@@ -5,6 +5,7 @@ import itertools
 import os
 import runpy
 import shutil
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,16 @@ CONFIGS = [  # configs/ and its folders as packages without modules
     for path in [Path("configs"), *sorted(Path("configs").glob("*/"))]
 ]
 BUILD_ID = runpy.run_path("moe_edge/kernels/build_id.py")["build_id"]()
+
+
+READ_BY_COMPILERS = "CPATH", "CPLUS_INCLUDE_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"
+
+
+def _version(compiler) -> str:
+    """What a compiler says that it is; empty where it cannot be asked."""
+    command = getattr(compiler, "compiler_so_cxx", None) or compiler.compiler_so
+    asked = [*command[:1], "--version"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
 
 
 class BuildAtOnce(build_ext):
@@ -42,6 +53,13 @@ class BuildAtOnce(build_ext):
             said = Path(__file__).read_text(), BUILD_ID, jax.__version__, sys.version
             names = "compiler_so", "compiler_so_cxx"
             said += tuple(getattr(self.compiler, name, None) for name in names)
+            # Macros and flags, also a command line's. Folders are others in each build
+            # and environment; JAX's version is in `said`.
+            asked = {n: v for n, v in options.items() if n != "output_dir"}
+            flags = repr(asked).replace(jax.ffi.include_dir(), "")
+            said += flags, repr(self.compiler.macros)
+            said += tuple(os.environ.get(name) for name in READ_BY_COMPILERS)
+            said += (_version(self.compiler),)
             with ThreadPoolExecutor() as pool:
                 found = pool.map(shared if objects else compile_one, sources)
                 return [*itertools.chain.from_iterable(found)]

@@ -80,7 +80,13 @@ def _names(asked: PlanOptions) -> list[str]:
                 f"--servers {text} names machines, and --machine is {machine}; leave "
                 "--machine out, or give a number of servers"
             )
-        return [name.strip() for name in text.split(",")]
+        names = [name.strip() for name in text.split(",")]
+        if "" in names:
+            raise ConfigError(
+                f"--servers is {text!r}, which has an empty name; give a machine a "
+                "server, separated by commas (rtx_4090,rtx_3090+rtx_3090)"
+            )
+        return names
     if machine is None:
         raise ConfigError(
             f"--servers {text} are of what --machine names; give it (rtx_4090, or a "
@@ -117,7 +123,12 @@ class _Case:
         self.device_bytes = max(held_N)
         network = presets.lan(float(asked.network or 0))
         cluster = Cluster(servers=tuple(servers), network=network, sharing="egress")
-        self.costs = self.shape.costs(cluster)
+        try:
+            self.costs = self.shape.costs(cluster)
+        except CapacityError as error:
+            reason = str(error).rpartition("; ")[0]
+            remedy = "raise --device_memory, of each GPU, or name more --servers"
+            raise CapacityError(f"{reason}; {remedy}") from error
         self.domains = [BIGBENCH[n % len(BIGBENCH)] for n in range(len(servers))]
 
     def _holding(self, gpus: Sequence[Gpu], slots: Sequence[int]) -> tuple[Gpu, ...]:

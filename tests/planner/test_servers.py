@@ -107,6 +107,9 @@ def test_recorded_routing_says_what_is_held_where(config, tmp_path):
         ({"link_bytes_per_s": 1e9}, ConfigError, "--link_bytes_per_s is of an engine"),
         ({"device_memory": "25%"}, CapacityError, "one copy of the model needs"),
         ({"device_memory": "1KB"}, CapacityError, "the minimum is 2 slots"),
+        ({"servers": "rtx_4090,"}, ConfigError, "has an empty name; give a machine"),
+        ({"servers": ""}, ConfigError, "has an empty name"),
+        ({"device_memory": "40%"}, CapacityError, "raise --device_memory, of each GPU"),
     ],
 )
 def test_bad_clusters_are_refused(config, given, error, message):
