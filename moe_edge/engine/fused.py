@@ -20,12 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, check_shape
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.base import Engine
 from moe_edge.engine.expert_state import ExpertState, Moved
-from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.engine.fused_cache import Cache, DeviceCache, check_fits
 from moe_edge.engine.fused_counts import Counting, Counts
+from moe_edge.engine.fused_plug_ins import forgiven, what_is_wrong
 from moe_edge.engine.fused_prefetch import Prefetch
 from moe_edge.engine.fused_programs import FusedPrograms
 from moe_edge.engine.fused_zero_copy import ZeroCopy
@@ -78,16 +79,8 @@ class FusedEngine(Engine):
         layers_per_program: int | None = None,
     ):
         config = weights.config
-        moe, layout = config.moe, RecordLayout.of(config)
-        got = (spec.num_layers, spec.num_experts, spec.top_k)
-        if got != (config.num_layers, moe.num_experts, moe.top_k):
-            raise ConfigError(
-                f"the cache is for (layers, experts, top_k) = {got}, the model has "
-                f"{(config.num_layers, moe.num_experts, moe.top_k)}"
-            )
-        for layer in config.moe_layers:
-            name = f"expert records of layer {layer}"
-            check_shape(name, hosts[layer], (moe.num_experts, layout.size))
+        layout = RecordLayout.of(config)
+        check_fits(spec, config, hosts)
         self._device = device or jax.local_devices()[0]
         given = spec, policy, config.moe_layers
         self._cache_of = cache_of = DeviceCache(*given, predictor is not None)
@@ -299,22 +292,9 @@ class FusedEngine(Engine):
 
         The step is done, and right: another slot, or the model's own choice, was taken.
         """
-        state, config = self._state, self.config.moe
-        wrong = 0 if state.wrong is None else int(state.wrong)
-        refused = 0 if state.refused is None else int(state.refused)
-        if wrong:
-            self._state = self._state._replace(wrong=self.put(jnp.int32(0)))
-        if refused:
-            self._state = self._state._replace(refused=self.put(jnp.int32(0)))
-        if wrong:
-            raise ConfigError(
-                f"eviction policy {self._cache_of.policy.name} gave up slots that are "
-                f"protected or not there, {wrong} times in a step; victim must choose "
-                "among the others"
-            )
-        if refused:
-            raise ConfigError(
-                f"route policy {self._route.name} chose what cannot be computed, "
-                f"{refused} times in a step; expected finite weights and ids from 0 to "
-                f"{config.num_experts}, which is none, each expert once a token"
-            )
+        found = what_is_wrong(
+            self._state, self._cache_of.policy, self._route, self.config.moe.num_experts
+        )
+        if found is not None:
+            self._state = self.put(forgiven(self._state))
+            raise ConfigError(found)

@@ -50,7 +50,7 @@ def look_ahead(
     """Gives slots to experts that a coming layer is expected to choose.
 
     Which is no use of them: nothing is refreshed. Those in slots stay there, the others
-    enter as just after the latest look-up.
+    enter as just after the look-up of the layer before.
 
     Args:
       device: whose policy has no `own_choice`, and each layer its own slots.
@@ -59,6 +59,9 @@ def look_ahead(
     Returns:
       (cache; int32 `[2, M]`, a plan of `kernels.prefetch` for the layer's slots).
     """
+    # Of the layer before, whose own look-up comes later where it takes waves.
+    clock = 2 * (cache.step * device.spec.num_layers + layer - 1)
+    cache = cache._replace(policy=cache.policy | {"clock": clock})
     ids_1M, policy, state = ids_M[None], device.policy, cache.policy
     if rows.are_possible() and _is_for_kernel(ids_1M, value_S := policy.value(state)):
         like = jax.ShapeDtypeStruct((1, device.spec.num_experts), jnp.float32)

@@ -157,8 +157,8 @@ def _multiply(work: Work, slot, row, first, rows: int, count, number) -> None:
 def _over_lanes(sums_LN):
     """Sums of the lanes, by halves: a power of two of them.
 
-    XLA:CPU lets LLVM add up a reduction in any order, another one in each fusion, so a
-    row's bits depended on how many rows there were.
+    Interpreted, a reduction has another order in each fusion of XLA:CPU, so a row's
+    bits depended on how many rows there were.
     """
     if not rows_kernels.is_interpreted():
         return jnp.sum(sums_LN, axis=0)
