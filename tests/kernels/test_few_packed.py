@@ -162,7 +162,8 @@ def test_a_row_has_the_bits_that_it_has_alone(kind):
     for t in range(T):
         alone_KD = np.asarray(run(x_TD[t : t + 1], slot_TK[t : t + 1], experts_ER))
         np.testing.assert_array_equal(rows_TKD[t], alone_KD)
-    assert (rows_TKD[:, 0] != 0).all() and (rows_TKD[6:, 2] == 0).all()
+    # A scale of zero makes one output zero.
+    assert rows_TKD[:, 0].any(axis=-1).all() and not rows_TKD[6:, 2].any()
 
 
 @pytest.mark.parametrize("kind", slow_but(("fp8x8",), KINDS))
