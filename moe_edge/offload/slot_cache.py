@@ -15,7 +15,7 @@ from moe_edge.core.plug_in import is_ours
 from moe_edge.offload.evict_base import CacheSpec, Eviction, State, put
 from moe_edge.offload.evict_checks import check_state, check_value, checked_victim
 from moe_edge.offload.homes import Homes
-from moe_edge.offload.lookup_experts import cut_runs, distinct
+from moe_edge.offload.lookup_runs import cut_runs
 
 # Experts of a prefill's wave: more overlap worse, fewer cost more dispatches.
 MAX_GROUP = 8
@@ -120,7 +120,7 @@ class SlotCache:
           step: see Eviction.touch.
           sequence: whose record goes on, of a policy with one for each.
         """
-        chosen = distinct(ids_TK, scores_TE, self.spec.num_experts)
+        chosen = _distinct(ids_TK, scores_TE, self.spec.num_experts)
         if self.policy.per_sequence and sequence != self._sequence:
             self._turn_to(sequence)
         if self._first_step is None:
@@ -312,3 +312,23 @@ class SlotCache:
         """Follows a policy that has emptied slots itself."""
         for slot in np.flatnonzero(self.state["key_S"] != before_S).tolist():
             self._forget(int(before_S[slot]))
+
+
+def _distinct(ids_TK, scores_TE, num_experts: int) -> list[int]:
+    """The experts of a lookup, each once, best score (else best rank) first."""
+    if ids_TK.shape[0] == 1:
+        return [expert for expert in ids_TK[0].tolist() if expert < num_experts]
+    ranked = ids_TK.T.reshape(-1)  # rank 0 of every token, then rank 1, ...
+    first_E = np.full(num_experts + 1, ranked.size, np.int64)
+    first_E[ranked[::-1]] = np.arange(ranked.size)[::-1]
+    chosen = np.flatnonzero(first_E[:num_experts] < ranked.size)
+    if scores_TE is None:
+        order = np.argsort(first_E[chosen])
+    else:
+        # Over the tokens that chose the expert: the others' scores do not count.
+        token, _ = np.nonzero(ids_TK < num_experts)
+        ids = ids_TK[ids_TK < num_experts]
+        best_E = np.full(num_experts, -np.inf, np.float32)
+        np.maximum.at(best_E, ids, scores_TE[token, ids])
+        order = np.argsort(-best_E[chosen], kind="stable")
+    return chosen[order].tolist()

@@ -12,7 +12,7 @@ from moe_edge.engine import programs
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.generate import generate
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
-from moe_edge.offload.lookup_experts import cut_runs
+from moe_edge.offload.lookup_runs import cut_runs
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.store import pin_records
 from moe_edge.route.base import gate_scores, get_route

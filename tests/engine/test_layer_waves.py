@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from moe_edge.offload.lookup_experts import cut_runs
+from moe_edge.offload.lookup_runs import cut_runs
 from moe_edge.route.base import Route
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import policy_of
