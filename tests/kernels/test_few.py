@@ -13,7 +13,7 @@ from moe_edge.kernels import few, few_floats, grouped, native
 from moe_edge.model.experts import pair_rows, run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
-from tests.support.expert_sums import E, K, expected, make_case
+from tests.support.expert_sums import E, K, expected, half_in_slots, make_case
 from tests.support.slow_cases import slow
 
 # The second fills no tile; the third has biases.
@@ -76,13 +76,8 @@ def test_rows_of_one_expert_stand_in_one_block():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_absent_experts_are_computed_from_the_host_and_kept(layout, dtype, tokens):
     x_TD, ids_TK, weights_TK, host_ER = make_case(layout, tokens, dtype)
-    S = E + 2
-    # Expert e belongs into slot e + 1; the odd ones are there.
-    slots_SR = np.full((S, layout.size), np.nan, np.float32).astype(dtype)
-    slots_SR[2 : E + 1 : 2] = host_ER[1:E:2]
-    slot_TK = np.where(ids_TK < E, ids_TK + 1, S).astype(np.int32)
-    absent_TK = (ids_TK % 2 == 0) & (ids_TK < E)
-    host_TK = np.where(absent_TK, ids_TK, -1).astype(np.int32)
+    slots_SR, slot_TK, host_TK = half_in_slots(ids_TK, host_ER, np.nan)
+    S = len(slots_SR)
 
     @step
     def run(x_TD, slots_SR, slot_TK, host_TK, host_ER):
@@ -100,7 +95,7 @@ def test_absent_experts_are_computed_from_the_host_and_kept(layout, dtype, token
     parts = sum(np.prod(shape) for shape in layout.shapes.values())
     for slot in range(S):
         expert = slot - 1
-        arrived = expert in ids_TK[absent_TK]
+        arrived = expert in ids_TK[host_TK >= 0]
         want_R = host_ER[expert] if arrived else slots_SR[slot]
         found_R = np.asarray(after_SR[slot])
         same = np.float32(found_R[:parts]), np.float32(want_R[:parts])

@@ -13,7 +13,7 @@ from moe_edge.model import quantised
 from moe_edge.model.experts import choose_method, pair_rows, run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
-from tests.support.expert_sums import E, K, make_case, numpy_sum
+from tests.support.expert_sums import E, K, half_in_slots, make_case, numpy_sum
 from tests.support.slow_cases import slow, slow_but
 
 KINDS = tuple(few_blocks.FORMATS)
@@ -192,12 +192,8 @@ def test_absent_experts_are_brought_from_the_host(tokens, kind, monkeypatch):
     monkeypatch.setattr(few, "MISS_PROGRAMS", 3)
     layout = layout_of(kind, has_bias=kind == "mxfp4x8")
     x_TD, ids_TK, _, host_ER = case_of(layout, tokens)
-    S = E + 2  # expert e belongs into slot e + 1; the odd ones are there
-    slots_SR = np.full((S, layout.size), 0xA5, np.uint8)
-    slots_SR[2 : E + 1 : 2] = host_ER[1:E:2]
-    slot_TK = np.where(ids_TK < E, ids_TK + 1, S).astype(np.int32)
-    absent_TK = (ids_TK % 2 == 0) & (ids_TK < E)
-    host_TK = np.where(absent_TK, ids_TK, -1).astype(np.int32)
+    slots_SR, slot_TK, host_TK = half_in_slots(ids_TK, host_ER, 0xA5)
+    S = len(slots_SR)
 
     @step
     def run(x_TD, slots_SR, slot_TK, host_TK, host_ER):
@@ -213,7 +209,7 @@ def test_absent_experts_are_brought_from_the_host(tokens, kind, monkeypatch):
     got_PD, want_PD = np.asarray(got_PD)[is_real_P], np.asarray(want_PD)[is_real_P]
     # XLA:CPU may join roundings of one program and not of the other.
     np.testing.assert_allclose(got_PD, want_PD, atol=1e-6 * np.abs(want_PD).max())
-    arrived = np.isin(np.arange(S) - 1, ids_TK[absent_TK])[:, None]
+    arrived = np.isin(np.arange(S) - 1, ids_TK[host_TK >= 0])[:, None]
     values = layout.num_values
     want_SR = np.where(arrived, whole_SR, slots_SR)[:, :values]
     np.testing.assert_array_equal(np.asarray(after_SR)[:, :values], want_SR)

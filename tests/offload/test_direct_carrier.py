@@ -13,27 +13,17 @@ from moe_edge.offload.indexed_slots import IndexedSlots
 from moe_edge.offload.link import TransferLink
 from moe_edge.offload.store import host_sharding
 from moe_edge.offload.transfer_queue import TransferQueue
+from tests.offload.test_transfer_queue import BLOCK, EXPERTS, SIZE, Store
 from tests.support.compilations import compilations
 
-EXPERTS, SIZE = 6, 32
-BLOCK = 4 * SIZE  # bytes
 
-
-class PinnedStore:
-    """Records that name themselves: layer * 100 + expert everywhere."""
-
-    num_experts, subs, block_bytes = EXPERTS, 1, BLOCK
+class PinnedStore(Store):
+    """The same records in pinned memory."""
 
     def source(self, layer, expert):
-        if expert >= EXPERTS:
-            raise KeyError(f"no expert {expert}")
-        record_R = np.full(SIZE, 100 * layer + expert, np.float32)
-        return jax.device_put(record_R, host_sharding())
+        return jax.device_put(super().record(layer, expert), host_sharding())
 
     record = source
-
-    def num_bytes(self, layer, expert):
-        return BLOCK
 
 
 def make(**options):

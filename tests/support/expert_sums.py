@@ -16,6 +16,20 @@ def make_case(layout, tokens, dtype, seed=0):
     return x_TD, np.array(ids_TK, np.int32), weights_TK, experts_ER.astype(dtype)
 
 
+def half_in_slots(ids_TK, host_ER, empty):
+    """(slots_SR, slot_TK, host_TK): expert e belongs into slot e + 1, S = E + 2.
+
+    The odd ones are there, all other slots are `empty`; host_TK is -1 where a pair's
+    expert is there or where there is none.
+    """
+    S = E + 2
+    slots_SR = np.full((S, host_ER.shape[1]), empty).astype(host_ER.dtype)
+    slots_SR[2 : E + 1 : 2] = host_ER[1:E:2]
+    slot_TK = np.where(ids_TK < E, ids_TK + 1, S).astype(np.int32)
+    absent_TK = (ids_TK % 2 == 0) & (ids_TK < E)
+    return slots_SR, slot_TK, np.where(absent_TK, ids_TK, -1).astype(np.int32)
+
+
 def expected(case, layout) -> np.ndarray:
     """What `make_case`'s experts add."""
     x_TD, ids_TK, weights_TK, experts_ER = case
