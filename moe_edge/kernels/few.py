@@ -26,7 +26,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from moe_edge.kernels import few_blocks, few_floats, few_packed, switches
+from moe_edge.kernels import eights, few_floats, few_packed, switches
 from moe_edge.kernels import rows as rows_kernels
 from moe_edge.kernels.few_work import Work
 
@@ -59,7 +59,7 @@ def takes(kind: str | None) -> bool:
       ConfigError: another value than 0 or 1.
     """
     is_chosen = switches.chosen(PACKED, switches.OFF_ON, "0") == "1"
-    possible = kind in few_blocks.FORMATS and rows_kernels.are_possible()
+    possible = kind in eights.FORMATS and rows_kernels.are_possible()
     return is_chosen and is_asked() and possible
 
 

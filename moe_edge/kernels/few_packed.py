@@ -1,6 +1,6 @@
 """Rows times experts' weights in blocks of few bits, which are decoded in registers.
 
-A program takes one eight of rows (`few_blocks`): a thread takes words of all of them,
+A program takes one eight of rows (`eights`): a thread takes words of all of them,
 so loads are of 16 bytes (of mxfp4, whose eights of blocks are 136 bytes, of 8) and what
 it reads of x serves eight weights. Codes are multiplied and summed in float32 over a
 word, then meet their scale.
@@ -18,9 +18,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from moe_edge.kernels import few_blocks
+from moe_edge.kernels import eights
 from moe_edge.kernels import rows as rows_kernels
-from moe_edge.kernels.few_blocks import EIGHT, FORMATS, Format, eight_words
+from moe_edge.kernels.eights import EIGHT, FORMATS, Format, eight_words
 from moe_edge.kernels.few_work import Tile, Work
 
 MOST_ROWS = 4  # that meet weights read once
@@ -109,7 +109,7 @@ def _multiply(work: Work, slot, row, first, rows: int, count, number) -> None:
         at = at_L1 + jnp.arange(size, dtype=jnp.int32)[None]
         return at, jnp.broadcast_to(known_L1, at.shape)
 
-    turns = [*few_blocks.places(kind, work.width, 32 * work.tile.warps)]
+    turns = [*eights.places(kind, work.width, 32 * work.tile.warps)]
     held = []  # all are asked for before the first is used
     for scale_L1, code_L1, _, known_L1 in turns:
         for start in (begin + number * size for begin in work.firsts):
@@ -130,9 +130,9 @@ def _multiply(work: Work, slot, row, first, rows: int, count, number) -> None:
         for matrix in range(len(work.firsts)):
             scales, codes = held[turn * len(work.firsts) + matrix]
             for part, words in enumerate(codes):
-                scale = few_blocks.scales(kind, scales, part)
-                values = few_blocks.decode(kind, words)
-                wrong = few_blocks.wrong(kind, words)
+                scale = eights.scales(kind, scales, part)
+                values = eights.decode(kind, words)
+                wrong = eights.wrong(kind, words)
                 for total, xs in zip(totals, met, strict=True):
                     sums = jnp.zeros(words.shape, jnp.float32)
                     for value, x_L1 in zip(values, xs, strict=True):

@@ -22,8 +22,8 @@ from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
 from moe_edge.kernels import (
     decode_attention,
     delta_state,
+    eights,
     few,
-    few_blocks,
     native,
     switches,
 )
@@ -252,7 +252,7 @@ def test_experts(activation, parts, monkeypatch):
         assert sum(TRITON in launch for launch in launches(text)) == 2
 
 
-@pytest.mark.parametrize("kind", few_blocks.FORMATS)
+@pytest.mark.parametrize("kind", eights.FORMATS)
 def test_quantised_experts_are_two_launches(kind, monkeypatch):
     """Also where absent ones come from the host; no copy makes words of records."""
     monkeypatch.setenv(few.PACKED, "1")

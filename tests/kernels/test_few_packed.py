@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.kernels import few, few_blocks, few_packed, native
+from moe_edge.kernels import eights, few, few_packed, native
 from moe_edge.model import quantised
 from moe_edge.model.experts import choose_method, pair_rows, run_experts
 from moe_edge.model.layers import activate
@@ -16,7 +16,7 @@ from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import E, K, half_in_slots, make_case, numpy_sum
 from tests.support.slow_cases import slow, slow_but
 
-KINDS = tuple(few_blocks.FORMATS)
+KINDS = tuple(eights.FORMATS)
 ACT = functools.partial(activate, kind="silu", limit=None)
 
 
@@ -74,7 +74,7 @@ def case_of(layout: RecordLayout, tokens: int):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_formats_are_those_of_records(kind):
-    form, size = few_blocks.FORMATS[kind], quantised.BLOCK_BYTES[kind]
+    form, size = eights.FORMATS[kind], quantised.BLOCK_BYTES[kind]
     assert form.block == quantised.block_of(kind)
     assert form.scale_bytes == quantised.SCALE_BYTES[kind]
     assert 4 * form.words == quantised.EIGHT * size
@@ -83,10 +83,10 @@ def test_formats_are_those_of_records(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_word_of_an_eight_is_read_once(kind):
-    form, width = few_blocks.FORMATS[kind], 3 * 128
-    words = few_blocks.eight_words(kind, width)
+    form, width = eights.FORMATS[kind], 3 * 128
+    words = eights.eight_words(kind, width)
     codes, scales, columns = np.zeros(words, int), np.zeros(words, int), []
-    for scale_L1, code_L1, column_L1, known_L1 in few_blocks.places(kind, width, 32):
+    for scale_L1, code_L1, column_L1, known_L1 in eights.places(kind, width, 32):
         known_L = np.asarray(known_L1)[:, 0]
         code_L = np.asarray(code_L1)[known_L]
         codes[code_L + np.arange(8)] += 1
@@ -101,7 +101,7 @@ def test_every_word_of_an_eight_is_read_once(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_code_is_decoded_exactly(kind):
-    form, layout = few_blocks.FORMATS[kind], layout_of(kind)
+    form, layout = eights.FORMATS[kind], layout_of(kind)
     record_R = codes_of(layout, 1, seed=1)[0]
     want_FD = layout.part(record_R, "gate")
     assert np.isfinite(want_FD).all() and len(np.unique(want_FD)) > 2**form.bits / 2
@@ -111,14 +111,14 @@ def test_every_code_is_decoded_exactly(kind):
     @jax.jit
     def decoded(scales, codes):
         scales = jnp.split(scales, form.scale_words, axis=1)
-        values = [few_blocks.decode(kind, words) for words in codes]
-        factors = [few_blocks.scales(kind, scales, part) for part in parts]
+        values = [eights.decode(kind, words) for words in codes]
+        factors = [eights.scales(kind, scales, part) for part in parts]
         return [
             [value * factor for value in each]
             for each, factor in zip(values, factors, strict=True)
         ]
 
-    for places in few_blocks.places(kind, layout.d_model, 32):
+    for places in eights.places(kind, layout.d_model, 32):
         scale_L1, code_L1, column_L1, known_L1 = map(np.asarray, places)
         rows = [part * form.rows + np.arange(form.rows)[None] for part in parts]
         scales = words_R[scale_L1 + np.arange(form.scale_words)[None]]

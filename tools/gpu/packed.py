@@ -14,7 +14,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from moe_edge.kernels import few, few_blocks, native
+from moe_edge.kernels import eights, few, native
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 
@@ -73,7 +73,7 @@ def _records(layout: RecordLayout, seed: int) -> jax.Array:
         values = rng.standard_normal((EXPERTS, layout.size), np.float32)
         return jax.device_put((0.02 * values).astype(ml_dtypes.bfloat16))
     records_ER = rng.integers(0, 256, (EXPERTS, layout.size), np.uint8)
-    form = few_blocks.FORMATS[layout.kind]
+    form = eights.FORMATS[layout.kind]
     blocks = records_ER.reshape(EXPERTS, -1, 4 * form.words)
     scale = {
         1: np.full(1, 117, np.uint8),
