@@ -13,7 +13,9 @@ import numpy as np
 
 from moe_edge.engine.home_programs import HomePrograms
 from moe_edge.engine.layer_exchange import Placed
-from moe_edge.kernels import grouped
+from moe_edge.kernels import native
+from moe_edge.model import expert_groups
+from moe_edge.model.record import RecordLayout
 from moe_edge.offload.home_slots import HomeSlots
 from moe_edge.offload.homes import Homes
 
@@ -92,10 +94,12 @@ class AtHome(Placed):
         self._calls = HomeCalls(homes, slots.devices)
         super().__init__(slots.devices[0])
         self._homes, self._slots = homes, slots
-        self._weighs = grouped.suits(slots.array[0])
         self._sent: tuple[jax.Array | None, dict[int, jax.Array]] = (None, {})
 
     def steps(self, programs, reads):
+        layout = RecordLayout.of(programs.config)
+        suits = native.within(expert_groups.suits)  # as where a home computes
+        self._weighs = suits(self._slots.array[0], layout)
         self._programs = HomePrograms.of(programs, self._weighs)
         return self._programs
 

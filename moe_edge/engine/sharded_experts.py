@@ -129,7 +129,7 @@ def _run_own(x_TD, ids_TK, weights_TK, experts, *, waves: ExpertWaves, devices: 
     if waves.method == "blocks":
         rows_PD = waves.rows(x_TD, ids_TK, records_SR, slot_E)
         rows_PD = rows_PD[_places(ids_TK, E)]
-    elif expert_groups.suits(records_SR, waves.layout, waves.act):
+    elif expert_groups.suits(records_SR, waves.layout):
         rows_PD = expert_groups.pair_rows(
             x_TD, slot_TK, records_SR, waves.layout, waves.act, weights_TK.reshape(-1)
         )
@@ -139,7 +139,7 @@ def _run_own(x_TD, ids_TK, weights_TK, experts, *, waves: ExpertWaves, devices: 
     if waves.method == "blocks":
         return _sum_by_token(rows_PD, ids_TK, weights_TK, waves, devices)
     rows_PD = lax.psum(rows_PD, AXIS)
-    if expert_groups.suits(records_SR, waves.layout, waves.act):
+    if expert_groups.suits(records_SR, waves.layout):
         is_here_TK = ids_TK < E
         return expert_groups.add_ranks(jnp.zeros_like(x_TD), rows_PD, is_here_TK)
     return waves.sum_rows(rows_PD, ids_TK, weights_TK)

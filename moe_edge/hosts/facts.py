@@ -24,7 +24,7 @@ Facts = dict[str, str]
 PACKAGE = Path(__file__).resolve().parents[1]
 # They choose what is computed, or how.
 VARIABLES = (
-    *("MOE_EDGE_DECODE_ATTENTION", "MOE_EDGE_DELTA_STATE", "MOE_EDGE_FEW_PACKED"),
+    *("MOE_EDGE_DECODE_ATTENTION", "MOE_EDGE_DELTA_STATE", "MOE_EDGE_PACKED"),
     *("MOE_EDGE_FEW_ROWS", "MOE_EDGE_FILLED_ATTENTION", "MOE_EDGE_KERNELS"),
     *("MOE_EDGE_PARTS", "XLA_FLAGS"),
 )

@@ -4,7 +4,8 @@ Records are those that the CPU's kernels read (`model/quantised.py`): eight rows
 matrix stand interleaved, and of each block of their columns first the eight scales,
 then from each row in turn four bytes of codes, a word.
 
-A code becomes a float exactly: as a number it is put into the low bits of a float whose
+Kernels for few rows read words, those for many (`grouped_weights`) bytes. A code of a
+word becomes a float exactly: as a number it is put into the low bits of a float whose
 exponent makes them count 1, and that float without them is subtracted; as a small float
 (mxfp4, fp8) it is moved to where a float16 has its exponent, which the scale makes up
 for. All this is a few operations of a GPU's ordinary units.
@@ -13,11 +14,16 @@ for. All this is a few operations of a GPU's ordinary units.
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from moe_edge.kernels import rows as rows_kernels
+from moe_edge.kernels import switches
+
 EIGHT = 8  # rows that stand interleaved
+VARIABLE = "MOE_EDGE_PACKED"
 
 
 class Format(NamedTuple):
@@ -55,6 +61,29 @@ FORMATS = {
     "int4x8": Format(32, 4, 2),
     "fp8x8": Format(128, 8, 4),
 }
+
+
+def takes(kind: str | None) -> bool:
+    """Whether kernels here decode blocks of a kind in registers.
+
+    Never timed, so only where MOE_EDGE_PACKED is 1.
+
+    Raises:
+      ConfigError: another value than 0 or 1.
+    """
+    is_chosen = switches.chosen(VARIABLE, switches.OFF_ON, "0") == "1"
+    return is_chosen and kind in FORMATS and rows_kernels.are_possible()
+
+
+def suits(records_SR, layout) -> bool:
+    """Whether the program that is traced meets records in blocks by those kernels.
+
+    Args:
+      records_SR: of any dtype.
+      layout: of the records, a `RecordLayout`.
+    """
+    is_packed = isinstance(records_SR, jax.Array) and records_SR.dtype == jnp.uint8
+    return is_packed and takes(layout.kind) and rows_kernels.are_wanted()
 
 
 def eight_words(kind: str, width: int) -> int:
@@ -139,17 +168,47 @@ def scales(kind: str, words: list, part: int):
     row_1N = part * rows + jnp.arange(rows, dtype=jnp.int32)[None]
     if kind == "fp8x8":
         bits = _chosen(words[part * rows :][:rows], row_1N % rows)
-        return lax.bitcast_convert_type(bits, jnp.float32) * np.float32(2.0**8)
+        return factor(kind, lax.bitcast_convert_type(bits, jnp.float32))
     if kind == "mxfp4x8":
         exponent = _shifted(words[part * rows // 4], 8 * (row_1N % 4)) & 255
-        # 2 ** (e - 127), and 2 ** 14 for the bias of float16; infinity from e 241 on.
-        exponent = jnp.minimum(exponent + 14, 255)
-        return lax.bitcast_convert_type(exponent << 23, jnp.float32)
+        return factor(kind, exponent)
     here = _chosen(words[part * rows // 2 :][: rows // 2], row_1N % rows // 2)
     if kind == "int4x8":
         here = jnp.where(row_1N % 2 == 0, here << 16, here & _bits(0xFFFF0000))
         return lax.bitcast_convert_type(here, jnp.float32)
     return _float16(_shifted(here, 16 * (row_1N % 2)).astype(jnp.int16))
+
+
+def factor(kind: str, scale):
+    """Of a block's codes as decoded, in float32, from its scale as stored."""
+    if kind == "fp8x8":
+        return scale * np.float32(2.0**8)
+    if kind == "mxfp4x8":
+        # 2 ** (e - 127), and 2 ** 14 for the bias of float16; infinity from e 241 on.
+        exponent = jnp.minimum(scale.astype(jnp.int32) + 14, 255)
+        return lax.bitcast_convert_type(exponent << 23, jnp.float32)
+    return scale.astype(jnp.float32)
+
+
+def decode_bytes(kind: str, codes) -> list:
+    """bfloat16 of bytes of codes, exactly but for `factor`; of two codes the low first.
+
+    Args:
+      codes: int8 where codes are whole numbers, else uint8.
+    """
+    if kind == "q8_0x8":
+        return [codes.astype(jnp.bfloat16)]
+    if kind in ("q4_0x8", "int4x8"):  # 0 to 15 less 8; the high ones as from -8 to 7
+        both = (codes & 15) - 8, (codes >> 4) ^ -8
+        return [code.astype(jnp.bfloat16) for code in both]
+    wide, sign = codes.astype(jnp.int16), jnp.int16(-(2**15))
+    if kind == "mxfp4x8":
+        halves = ((wide << 9, wide << 12), (wide << 5, wide << 8))
+        found = [_float16((size & 0x0E00) | (high & sign)) for size, high in halves]
+        return [value.astype(jnp.bfloat16) for value in found]
+    value = _float16((wide << 7 & 0x3F80) | (wide << 8 & sign))
+    is_nan = (wide & 0x7F) == 0x7F
+    return [jnp.where(is_nan, jnp.float32(jnp.nan), value).astype(jnp.bfloat16)]
 
 
 def _chosen(words: list, index_1N):

@@ -26,11 +26,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from moe_edge.kernels import eights, few_floats, few_packed, switches
+from moe_edge.kernels import few_floats, few_packed, switches
 from moe_edge.kernels import rows as rows_kernels
 from moe_edge.kernels.few_work import Work
 
-VARIABLE, PACKED = "MOE_EDGE_FEW_ROWS", "MOE_EDGE_FEW_PACKED"
+VARIABLE = "MOE_EDGE_FEW_ROWS"
 MISS_PROGRAMS = 64  # that share what comes over the link
 
 
@@ -47,36 +47,6 @@ def is_asked() -> bool:
       ConfigError: another value than 0 or 1.
     """
     return switches.chosen(VARIABLE, switches.OFF_ON, "1") == "1"
-
-
-def takes(kind: str | None) -> bool:
-    """Whether few rows meet experts in blocks of a kind by this kernel here.
-
-    Never timed, so only where MOE_EDGE_FEW_PACKED is 1 (and MOE_EDGE_FEW_ROWS is not
-    0).
-
-    Raises:
-      ConfigError: another value than 0 or 1.
-    """
-    is_chosen = switches.chosen(PACKED, switches.OFF_ON, "0") == "1"
-    possible = kind in eights.FORMATS and rows_kernels.are_possible()
-    return is_chosen and is_asked() and possible
-
-
-def suits_packed(records_SR, layout, act: Callable) -> bool:
-    """Whether the program that is traced meets records in blocks by this kernel.
-
-    Args:
-      records_SR: of any dtype.
-      layout, act: as of `ffn`.
-    """
-    is_packed = isinstance(records_SR, jax.Array) and records_SR.dtype == jnp.uint8
-    return (
-        is_packed
-        and takes(layout.kind)
-        and is_wanted(act)
-        and rows_kernels.are_wanted()
-    )
 
 
 def describe() -> str:

@@ -31,6 +31,7 @@ from jax.experimental.pallas import triton
 
 from moe_edge.core.float32 import PRECISION
 from moe_edge.kernels import rows, switches
+from moe_edge.kernels.grouped_weights import Weights, operands
 
 
 class Tiles(NamedTuple):
@@ -153,6 +154,7 @@ def product(
     tiles: Tiles,
     outputs: tuple[int, int] | jax.Array,
     *,
+    kind: str | None = None,
     source_P: jax.Array | None = None,
     combine: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     bias: int | None = None,
@@ -162,12 +164,13 @@ def product(
 
     Args:
       x_TI: float32; with `combine` `[T, 2 * I]`, both halves side by side.
-      records_SR: float32 or bfloat16.
+      records_SR: float32, bfloat16 or in blocks.
       first: where the matrix `[O, I]` begins in a record.
       blocks: of rows, see `plan`.
       tiles: `rows` as given to `plan`.
       outputs: (P, O), then rows in no block are arbitrary; or a float32 array `[P, O]`
         that becomes the result, then they stay as they are.
+      kind: of records in blocks, one of `eights.FORMATS`; None: they are floats.
       source_P: int32, the row of x that each sorted row is; None: the only one, or all
         in this order.
       combine: makes a row `[I]` of its two halves, element by element.
@@ -177,7 +180,8 @@ def product(
       float32 `[P, O]`.
     """
     # One array, which XLA makes in one kernel.
-    given = {"blocks": jnp.stack(blocks), "records": records_SR, "x": x_TI}
+    given = {"blocks": jnp.stack(blocks), "x": x_TI}
+    given |= operands(records_SR, kind, bias is not None)
     given |= {"source": source_P, "scale": scale_P}
     given = {name: array for name, array in given.items() if array is not None}
     aliases, shape = {}, outputs
@@ -187,7 +191,9 @@ def product(
 
     def kernel(*refs):
         refs = dict(zip((*given, "out"), refs, strict=True))
-        _kernel(refs, first=first, tiles=tiles, combine=combine, bias=bias)
+        width = x_TI.shape[1] if combine is None else x_TI.shape[1] // 2
+        weights = Weights(refs, kind, first, width, tiles.inputs)
+        _kernel(refs, weights, tiles=tiles, combine=combine, bias=bias)
 
     call = pl.pallas_call(
         kernel,
@@ -203,10 +209,9 @@ def product(
     return call(*given.values())
 
 
-def _kernel(refs, *, first, tiles, combine, bias):
-    blocks_3B, records_SR, x_TI = refs["blocks"], refs["records"], refs["x"]
-    out_PO, (T, width) = refs["out"], x_TI.shape
-    outputs, width = out_PO.shape[1], width if combine is None else width // 2
+def _kernel(refs, weights: Weights, *, tiles, combine, bias):
+    blocks_3B, x_TI, out_PO = refs["blocks"], refs["x"], refs["out"]
+    outputs, width = out_PO.shape[1], weights.width
     tile, block = pl.program_id(0), pl.program_id(1)
     record, row, count = (blocks_3B[part, block] for part in range(3))
 
@@ -218,46 +223,48 @@ def _kernel(refs, *, first, tiles, combine, bias):
         if "source" in refs:
             source_M = triton.load(refs["source"].at[rows_M], mask=is_row_M, other=0)
         else:
-            source_M = jnp.zeros_like(rows_M) if T == 1 else rows_M
+            source_M = jnp.zeros_like(rows_M) if x_TI.shape[0] == 1 else rows_M
         outs_N = tile * tiles.outputs + jnp.arange(tiles.outputs, dtype=jnp.int32)
         is_out_N = outs_N < outputs
         known_N = jnp.where(is_out_N, outs_N, 0)
-        starts_N1 = (first + known_N * width)[:, None]
-        columns_C = jnp.arange(tiles.inputs, dtype=jnp.int32)
-        is_even = width % tiles.inputs == 0
 
-        def add(step, sums_MN):
-            here_1C = (step * tiles.inputs + columns_C)[None]
-            at_MC = jnp.broadcast_to(here_1C, (tiles.rows, tiles.inputs))
+        def rows_of_x(column_C, is_in_C):
+            at_MC = jnp.broadcast_to(column_C[None], (tiles.rows, column_C.size))
             row_MC = jnp.broadcast_to(source_M[:, None], at_MC.shape)
             known_MC = jnp.broadcast_to(is_row_M1, at_MC.shape)
-            where_NC, masked = starts_N1 + here_1C, {}
-            if not is_even:
-                is_in_1C = here_1C < width
-                known_MC &= is_in_1C
-                mask_NC = jnp.broadcast_to(is_in_1C, where_NC.shape)
-                masked = {"mask": mask_NC, "other": 0.0}
-            weight_NC = triton.load(records_SR.at[record, where_NC], **masked)
+            if is_in_C is not None:
+                known_MC &= is_in_C[None]
             x_MC = triton.load(x_TI.at[row_MC, at_MC], mask=known_MC, other=0.0)
             if combine is not None:
                 second = x_TI.at[row_MC, width + at_MC]
                 x_MC = combine(x_MC, triton.load(second, mask=known_MC, other=0.0))
-            parts = split(x_MC, weight_NC.dtype, num_parts())
-            for part_MC in parts:
-                sums_MN += lax.dot_general(
-                    part_MC,
-                    weight_NC,
-                    (((1,), (1,)), ((), ())),
-                    precision=PRECISION if len(parts) == 1 else None,
-                    preferred_element_type=jnp.float32,
-                )
+            return x_MC
+
+        def add(turn, sums_MN):
+            for group in weights.tiles(turn, record, known_N):
+                found_MN = sums_MN
+                if group.scale_N is not None:
+                    found_MN = jnp.zeros_like(sums_MN)
+                for column_C, weight_NC, is_in_C in group.tiles:
+                    x_MC = rows_of_x(column_C, is_in_C)
+                    parts = split(x_MC, weight_NC.dtype, num_parts())
+                    for part_MC in parts:
+                        found_MN += lax.dot_general(
+                            part_MC,
+                            weight_NC,
+                            (((1,), (1,)), ((), ())),
+                            precision=PRECISION if len(parts) == 1 else None,
+                            preferred_element_type=jnp.float32,
+                        )
+                if group.scale_N is not None:
+                    found_MN = sums_MN + found_MN * group.scale_N[None]
+                sums_MN = found_MN
             return sums_MN
 
         sums_MN = jnp.zeros((tiles.rows, tiles.outputs), jnp.float32)
-        sums_MN = lax.fori_loop(0, pl.cdiv(width, tiles.inputs), add, sums_MN)
+        sums_MN = lax.fori_loop(0, weights.turns, add, sums_MN)
         if bias is not None:
-            bias_N = triton.load(records_SR.at[record, bias + known_N])
-            sums_MN += bias_N.astype(jnp.float32)[None]
+            sums_MN += weights.biases(record, bias, known_N)[None]
         if "scale" in refs:
             scale_M = triton.load(refs["scale"].at[rows_M], mask=is_row_M, other=0.0)
             sums_MN *= scale_M[:, None]

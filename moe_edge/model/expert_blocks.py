@@ -14,7 +14,6 @@ from jax import lax
 
 from moe_edge.core.float32 import to_float32
 from moe_edge.kernels import blocks as native_blocks
-from moe_edge.kernels import grouped
 from moe_edge.model import expert_groups
 from moe_edge.model.matvec import dot, einsum
 from moe_edge.model.record import RecordLayout
@@ -162,7 +161,7 @@ def fill_pairs(
             slot_E = jnp.arange(experts, dtype=jnp.int32)
         pairs = x_TD, ids_TK, records_SR, slot_E
         return native_blocks.fill(out_PD, *pairs, layout, act)
-    if load is load_expert and grouped.suits(records_SR):
+    if load is load_expert and expert_groups.suits(records_SR, layout):
         where = x_TD, ids_TK, records_SR, slot_E, experts
         return expert_groups.fill(out_PD, *where, layout, act)
     T, K = ids_TK.shape

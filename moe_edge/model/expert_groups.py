@@ -8,20 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moe_edge.kernels import few, grouped
+from moe_edge.kernels import eights, few, grouped
 from moe_edge.model.record import RecordLayout
 
 FEW_ROWS = 16  # of an expert on average, up to which its weights' bytes take the time
 
 
-def suits(records_SR, layout: RecordLayout, act) -> bool:
-    """Whether pairs are to meet these records by a kernel here.
-
-    Args:
-      layout: of the records.
-      act: activation of (gate, up).
-    """
-    return grouped.suits(records_SR) or few.suits_packed(records_SR, layout, act)
+def suits(records_SR, layout: RecordLayout) -> bool:
+    """Whether pairs are to meet these records by a kernel here."""
+    return grouped.suits(records_SR) or eights.suits(records_SR, layout)
 
 
 def fill(out_PD, x_TD, ids_TK, records_SR, record_E, experts: int, layout, act):
@@ -70,7 +65,7 @@ def pair_rows(
     tiles, slot_P = grouped.FEW, slot_TK.reshape(-1)
     slot_P = jnp.where(slot_P < 0, S, slot_P)
     shape = T * K, layout.d_model
-    if few.is_wanted(act):  # always so of records in blocks, see `suits`
+    if few.is_wanted(act):
         slot_TK = jnp.where(slot_TK < 0, S, slot_TK)
         given = few.plan(slot_TK, S), K, layout, act
         return few.ffn(x_TD, records_SR, *given, scale_P=scale_P)[0]
@@ -102,6 +97,7 @@ def _ffn(outputs, x_TD, source_P, records_SR, blocks, tiles, layout, act, scale_
     shape = P, 2 * layout.expert_dim
     both_PG = grouped.product(
         *(x_TD, records_SR, offsets["gate"], blocks, tiles, shape),
+        kind=layout.kind,
         source_P=source_P,
         bias=offsets.get("gate_bias"),
     )
@@ -112,6 +108,7 @@ def _ffn(outputs, x_TD, source_P, records_SR, blocks, tiles, layout, act, scale_
         both_PG, combine = act(*jnp.split(both_PG, 2, axis=1)), None
     return grouped.product(
         *(both_PG, records_SR, offsets["down"], blocks, tiles, outputs),
+        kind=layout.kind,
         combine=combine,
         bias=offsets.get("down_bias"),
         scale_P=scale_P,

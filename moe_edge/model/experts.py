@@ -15,7 +15,7 @@ from jax import lax
 
 from moe_edge.core.checks import ConfigError, check_known, check_shape
 from moe_edge.core.float32 import to_float32
-from moe_edge.kernels import few, native
+from moe_edge.kernels import eights, native
 from moe_edge.model import expert_groups
 from moe_edge.model.config_checks import ACTIVATIONS
 from moe_edge.model.expert_blocks import (
@@ -93,7 +93,7 @@ def choose_method(
     if (backend or jax.default_backend()) == "gpu":
         # Of floats one kernel is behind both (`expert_groups`), which differ in what
         # an offloading engine has to bring before a program runs.
-        by_kernel = dtype != jnp.uint8 or few.takes(kind)
+        by_kernel = dtype != jnp.uint8 or eights.takes(kind)
         return "pairs" if tokens <= (16 if by_kernel else 1) else "blocks"
     narrow = dtype in (jnp.uint16, jnp.uint8)
     return "pairs" if tokens <= (16 if narrow else 8) else "blocks"
@@ -141,7 +141,7 @@ def run_pairs(x_TD, ids_TK, weights_TK, experts_ER, layout, act, start_TD=None):
         start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
         pairs = x_TD, ids_TK, weights_TK, experts_ER
         return native.experts(*pairs, layout, act, start_TD)
-    if expert_groups.suits(experts_ER, layout, act):
+    if expert_groups.suits(experts_ER, layout):
         start_TD = jnp.zeros_like(x_TD) if start_TD is None else start_TD
         pairs = x_TD, ids_TK, weights_TK, experts_ER
         return expert_groups.run_pairs(*pairs, layout, act, start_TD)
@@ -204,7 +204,7 @@ def pair_rows(x_TD, slot_TK, records_SR, layout, act) -> jax.Array:
         none_TK = jnp.zeros(slot_TK.shape, jnp.float32)
         pairs = x_TD, slot_TK, none_TK, records_SR
         return native.experts(*pairs, layout, act, x_TD, rows=True)
-    if expert_groups.suits(records_SR, layout, act):
+    if expert_groups.suits(records_SR, layout):
         rows_PD = expert_groups.pair_rows(x_TD, slot_TK, records_SR, layout, act)
         here_P1 = (slot_TK < records_SR.shape[0]).reshape(-1, 1)
         return jnp.where(here_P1, rows_PD, 0.0)

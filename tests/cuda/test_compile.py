@@ -255,7 +255,7 @@ def test_experts(activation, parts, monkeypatch):
 @pytest.mark.parametrize("kind", eights.FORMATS)
 def test_quantised_experts_are_two_launches(kind, monkeypatch):
     """Also where absent ones come from the host; no copy makes words of records."""
-    monkeypatch.setenv(few.PACKED, "1")
+    monkeypatch.setenv(eights.VARIABLE, "1")
     shape, E, K = jax.ShapeDtypeStruct, 8, 3
     layout = RecordLayout(256, 128, kind == "mxfp4x8", kind)
     act = functools.partial(activate, kind="silu", limit=None)

@@ -46,6 +46,7 @@ def product_on_host(
     tiles,
     outputs,
     *,
+    kind=None,
     source_P=None,
     combine=None,
     bias=None,

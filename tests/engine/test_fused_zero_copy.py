@@ -15,7 +15,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import few, native
+from moe_edge.kernels import eights, few, native
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
@@ -114,7 +114,7 @@ def test_biases():
 
 @pytest.mark.slow
 def test_quantised_records_stand_in_slots_as_they_came(monkeypatch):
-    monkeypatch.setenv(few.PACKED, "1")
+    monkeypatch.setenv(eights.VARIABLE, "1")
     counts = check_bits("q8_0", np.float32, (9,), 8)
     assert (counts.evictions_L[1:] > 4).all()
 

@@ -238,13 +238,13 @@ def test_what_the_kernel_does_not_take(monkeypatch):
     for name in ("are_possible", "are_wanted"):
         monkeypatch.setattr(few.rows_kernels, name, lambda: True)
     assert not few.suits_packed(records_ER, layout, ACT), "not asked"
-    monkeypatch.setenv("MOE_EDGE_FEW_PACKED", "1")
+    monkeypatch.setenv("MOE_EDGE_PACKED", "1")
     assert few.suits_packed(records_ER, layout, ACT)
     assert not few.suits_packed(records_ER, layout, exact_gelu)
     assert not few.suits_packed(records_ER, apart, ACT), "rows apart"
     assert not few.suits_packed(records_ER.view(jnp.int8), layout, ACT)
     assert choose_method(16, np.uint8, "gpu", layout.kind) == "pairs"
     assert choose_method(2, np.uint8, "gpu", apart.kind) == "blocks"
-    monkeypatch.setenv("MOE_EDGE_FEW_PACKED", "yes")
-    with pytest.raises(ConfigError, match="MOE_EDGE_FEW_PACKED 'yes'; known: 0, 1"):
+    monkeypatch.setenv("MOE_EDGE_PACKED", "yes")
+    with pytest.raises(ConfigError, match="MOE_EDGE_PACKED 'yes'; known: 0, 1"):
         few.suits_packed(records_ER, layout, ACT)

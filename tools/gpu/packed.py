@@ -1,4 +1,4 @@
-"""Quantised experts by our kernel (MOE_EDGE_FEW_PACKED=1), by XLA, and in bfloat16.
+"""Quantised experts by our kernel (MOE_EDGE_PACKED=1), by XLA, and in bfloat16.
 
 Asks how a layer's time compares with its bytes: 16 layers of OLMoE-1B-7B's size, random
 codes, 6 experts a token. The sums of two layers are compared with NumPy's float64, and
@@ -14,7 +14,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from moe_edge.kernels import eights, few, native
+from moe_edge.kernels import eights, native
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 
@@ -89,7 +89,7 @@ def _records(layout: RecordLayout, seed: int) -> jax.Array:
 
 def _call(layout: RecordLayout, layers, given, way: str):
     """(a call that gives mean milliseconds of a layer; a layer's program)."""
-    os.environ[few.PACKED] = "1" if way == "kernel" else "0"  # read in compilation
+    os.environ[eights.VARIABLE] = "1" if way == "kernel" else "0"  # read in compilation
     some = layers if way == "kernel" else layers[:LEAST]
     run = functools.partial(run_experts, layout=layout)
 
