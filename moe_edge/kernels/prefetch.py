@@ -111,3 +111,10 @@ def watch(wanted: bool) -> list[str]:
     library = native.library()
     library.moe_edge_prefetch_watch.restype = ctypes.c_char_p
     return library.moe_edge_prefetch_watch(int(wanted)).decode().splitlines()
+
+
+def events_made() -> int:
+    """How many events the streams of a CPU have, used or not: for tests."""
+    count = native.library().moe_edge_prefetch_events
+    count.restype = ctypes.c_int64
+    return count()

@@ -121,6 +121,24 @@ def test_a_plan_that_has_moved_is_refused():
         jax.block_until_ready(run(jnp.zeros((1, 16)), pinned(jnp.ones((1, 16)))))
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_programs_that_fail_before_their_wait_leave_no_events(elsewhere):
+    """Begun 200 times and never waited for, in the same slots or always in others."""
+    start = jax.jit(lambda *given: prefetch.start(*given)[:2], donate_argnums=(0, 1))
+    host_ER, given = pinned(jnp.ones((1, 16))), []
+    for _ in range(200):
+        if not given or elsewhere:
+            plan_2P, slots_SR = jnp.array([[0], [0]], jnp.int32), jnp.zeros((1, 16))
+        plan_2P, slots_SR = jax.block_until_ready(start(plan_2P, slots_SR, host_ER))
+        given.append((plan_2P, slots_SR))
+        if len(given) == 100:
+            made = prefetch.events_made()
+    assert prefetch.events_made() == made
+    # The last one is whole all the same.
+    wait = jax.jit(lambda *given: prefetch.wait(*given)[0], donate_argnums=1)
+    assert wait(*given[-1]).all()
+
+
 @pytest.mark.parametrize(
     "plan, slots, host",
     [

@@ -1,6 +1,7 @@
 // START and WAIT of a prefetch behind JAX's foreign function interface; included by
 // kernels.cc. The same code speaks to a GPU's driver and to the host's shim.
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,9 +32,17 @@ class Prefetcher {
              calls_.launch(device->copy, kBlocks, 1, 1, kThreads, 1, 1, 0,
                            device->stream, arguments, nullptr)) &&
         Done("cuEventRecord", calls_.record(done, device->stream));
-    // One that nobody waited for belongs to a program that failed: this one is later
-    // on the same stream.
-    if (started) flights_[given.slots] = {device, done, given.plan};
+    if (!started) {
+      device->events.push_back(done);
+      return failed_;
+    }
+    Forget(flights_.find(given.slots));
+    while (flights_.size() >= kMostFlights) {
+      Forget(std::min_element(flights_.begin(), flights_.end(), [](auto& a, auto& b) {
+        return a.second.number < b.second.number;
+      }));
+    }
+    flights_[given.slots] = {device, done, given.plan, ++started_};
     return failed_;
   }
 
@@ -54,6 +63,8 @@ class Prefetcher {
  private:
   // What a few blocks read fills the link, and leaves the others to the products.
   static constexpr unsigned kBlocks = 32, kThreads = 256;
+  // More than running programs can have; each waits for its own before the next layer's.
+  static constexpr size_t kMostFlights = 64;
 
   struct Device {
     void *stream, *begun, *copy;
@@ -64,7 +75,9 @@ class Prefetcher {
     Device* device;
     void* done;
     const int* plan;
+    uint64_t number;  // in the order of their beginning
   };
+  using Flights = std::map<const void*, Flight>;  // by the slots that they fill
 
   // The calling thread is in the context of a stream.
   struct Within {
@@ -81,6 +94,14 @@ class Prefetcher {
     void* context = nullptr;
     bool pushed = false;
   };
+
+  // One that nobody has waited for is of a program that failed before it did. Its event
+  // may be recorded again: what began since is later on the same stream.
+  void Forget(Flights::iterator flight) {
+    if (flight == flights_.end()) return;
+    flight->second.device->events.push_back(flight->second.done);
+    flights_.erase(flight);
+  }
 
   bool Done(const char* what, int status) {
     if (status != 0) failed_ = std::string(what) + " failed: " + std::to_string(status);
@@ -122,7 +143,8 @@ class Prefetcher {
   std::mutex mutex_;
   std::string failed_;  // of the call that runs
   std::map<void*, std::unique_ptr<Device>> devices_;  // by context
-  std::map<const void*, Flight> flights_;  // by the slots that they fill
+  Flights flights_;
+  uint64_t started_ = 0;
 };
 
 Prefetcher& OnHost() {
@@ -231,6 +253,9 @@ const char* moe_edge_prefetch_open(const char* image, int64_t bytes) {
       calls, std::vector<char>(image, image + bytes));
   return nullptr;
 }
+
+// How many events the shim has made.
+int64_t moe_edge_prefetch_events() { return moe_edge::shim::Events(); }
 
 // What the shim's streams were given since the last call, a line each; notes from now
 // on if wanted. The text stands until the next call.
