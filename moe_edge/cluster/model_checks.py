@@ -8,13 +8,14 @@ from moe_edge.model.sub_experts import at_k
 
 
 def open_at_k(options: ClusterOptions):
-    """The open checkpoint of a cluster, at the K of its tokens.
+    """The open checkpoint of a cluster, at its K and with its caches.
 
     Raises:
-      CheckpointError: it cannot be read; ConfigError: a K that the model has not.
+      CheckpointError: it cannot be read; ConfigError: a K that the model has
+        not, or caches that its heads do not fill.
     """
     reader = open_checkpoint(options.checkpoint)
-    reader.config = at_k(reader.config, options.k)
+    reader.config = at_k(reader.config, options.k).with_cache(options.kv_cache)
     return reader
 
 

@@ -15,6 +15,7 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.files import check_there
+from moe_edge.model.attention_config import CACHE_TYPES
 from moe_edge.route.base import Route, get_route
 from moe_edge.training.generators import FAMILIES
 
@@ -33,6 +34,8 @@ class ClusterOptions(abc.ABC):
       servers: number of servers; the scheduler is one process more.
       k: experts that a token computes (sub-experts in a refactored model); None: as
         many as the model was made for.
+      kv_cache: how every process keeps keys and values: float32, exact; or bfloat16 or
+        q8_0, in a half or about a quarter of the bytes, and lossy.
       route: chooses what a decode step computes, by name: with a lossy one (substitute,
         prefer, drop) an expert of another server may give way to one that is here.
         Results then state the share of choices that changed.
@@ -67,7 +70,8 @@ class ClusterOptions(abc.ABC):
 
     # What a process goes by that is not the scheduler, and options that are files.
     SHARED: ClassVar[tuple[str, ...]] = (
-        *("mode", "servers", "hung_s", "seed", "k", "route", "route_options"),
+        *("mode", "servers", "hung_s", "seed", "k", "kv_cache"),
+        *("route", "route_options"),
     )
     FILES: ClassVar[tuple[str, ...]] = ("checkpoint", "prompts")
     # Of the mode: whether one process gets all requests, all at once; whether a process
@@ -81,6 +85,7 @@ class ClusterOptions(abc.ABC):
     mode: str
     servers: int = 3
     k: int | None = None
+    kv_cache: str = "float32"
     route: str = "topk"
     route_options: Mapping[str, Any] | None = None
     workload: str | None = None
@@ -114,6 +119,7 @@ class ClusterOptions(abc.ABC):
                 f"--hung_s is {self.hung_s}, expected 0.5 to 3600 seconds; give 2 or "
                 "more on a wired network, 10 or more on Wi-Fi"
             )
+        check_known("kv_cache", self.kv_cache, CACHE_TYPES)
         if self.link_mbps is not None:
             check_positive("link_mbps", self.link_mbps)
         self._check_asked()

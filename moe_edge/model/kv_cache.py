@@ -97,24 +97,26 @@ def write(
     Returns:
       (the cache, its values as float32 `[R, M, P]`).
     """
-    B, R = start_B.shape[0], new_RSP.shape[0]
     new_RSP = cache_types.encode(new_RSP, cache.dtype)
+    cache, (R, _, P) = put(cache, new_RSP, start_B), new_RSP.shape
+    return cache, cache_types.decode(cache.reshape(R, -1, P))
+
+
+def put(cache: jax.Array, new_RSP: jax.Array, start_B: jax.Array) -> jax.Array:
+    """The cache with rows that are as it stores them; otherwise as `write`."""
+    B, R = start_B.shape[0], new_RSP.shape[0]
     if R == 1:
-        at = (start_B[0], 0)
-        cache = jax.lax.dynamic_update_slice(cache, new_RSP[0], at)
-    elif B == 1:
-        at = (0, start_B[0], 0)
-        cache = jax.lax.dynamic_update_slice(cache, new_RSP, at)
-    else:
-        put = jax.vmap(
-            lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0))
-        )
-        cache = put(cache, new_RSP, jnp.repeat(start_B, R // B))
-    return cache, cache_types.decode(cache.reshape(R, -1, new_RSP.shape[2]))
+        return jax.lax.dynamic_update_slice(cache, new_RSP[0], (start_B[0], 0))
+    if B == 1:
+        return jax.lax.dynamic_update_slice(cache, new_RSP, (0, start_B[0], 0))
+    each = jax.vmap(
+        lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0))
+    )
+    return each(cache, new_RSP, jnp.repeat(start_B, R // B))
 
 
 def read(cache: jax.Array, start_B: jax.Array, count: int) -> jax.Array:
-    """float32 `[R, count, P]`: what stands at positions start_B[b] and after.
+    """`[R, count, P]`, as stored: what stands at positions start_B[b] and after.
 
     Args:
       count: positions of every row (static).
@@ -125,8 +127,7 @@ def read(cache: jax.Array, start_B: jax.Array, count: int) -> jax.Array:
     def take(row_MP, start):
         return jax.lax.dynamic_slice(row_MP, (start, 0), (count, P))
 
-    taken = jax.vmap(take)(rows_RMP, jnp.repeat(start_B, R // start_B.shape[0]))
-    return cache_types.decode(taken)
+    return jax.vmap(take)(rows_RMP, jnp.repeat(start_B, R // start_B.shape[0]))
 
 
 def visible(

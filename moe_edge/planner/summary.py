@@ -124,7 +124,7 @@ def _cluster(
         families = [*FAMILIES]
         names = [families[n % len(families)] for n in range(count)]
         given |= {"workload": ",".join(names), "output_tokens": asked.new_tokens}
-    return given | {"max_batch": asked.batch, "seed": asked.seed}
+    return given | _cache(asked) | {"max_batch": asked.batch, "seed": asked.seed}
 
 
 def _generate(asked: PlanOptions, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,11 +137,17 @@ def _generate(asked: PlanOptions, chosen: Mapping[str, Any]) -> dict[str, Any]:
         given["k"] = chosen["k"]
     if parse_budget(chosen["offload"]["device_memory"]).share is None:
         given["max_context"] = asked.tokens  # for whose KV cache the size has room
-    if asked.kv_cache != "float32":
-        given["kv_cache"] = asked.kv_cache
-    return given | {
-        "max_new_tokens": asked.new_tokens,
-        "batch_size": asked.batch,
-        "temperature": asked.temperature,
-        "seed": asked.seed,
-    }
+    return (
+        given
+        | _cache(asked)
+        | {
+            "max_new_tokens": asked.new_tokens,
+            "batch_size": asked.batch,
+            "temperature": asked.temperature,
+            "seed": asked.seed,
+        }
+    )
+
+
+def _cache(asked: PlanOptions) -> dict[str, str]:
+    return {} if asked.kv_cache == "float32" else {"kv_cache": asked.kv_cache}

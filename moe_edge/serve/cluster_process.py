@@ -7,13 +7,12 @@ As `moe_edge.cluster.process`, with other servers and another scheduler.
 
 import sys
 
+from moe_edge.cluster.model_checks import open_at_k
 from moe_edge.cluster.prism.server import Server, make_server
 from moe_edge.cluster.process import end, main
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.spec import Spec
 from moe_edge.cluster.transport.base import Transport
-from moe_edge.convert.open import open_checkpoint
-from moe_edge.model.sub_experts import at_k
 from moe_edge.serve.cluster_programme import ServedProgramme
 from moe_edge.serve.cluster_run import Cluster
 from moe_edge.serve.cluster_server import Front, Holder
@@ -22,8 +21,7 @@ from moe_edge.serve.cluster_server import Front, Holder
 def make_node(spec: Spec, number: int, transport: Transport) -> Server:
     """Server 0 answers clients, the others hold experts."""
     cluster = Cluster.of(spec)
-    reader = open_checkpoint(spec.options.checkpoint)
-    reader.config = at_k(reader.config, cluster.k)
+    reader = open_at_k(spec.options)
     kind = Front if number == FIRST else Holder
     node = make_server(number, spec.options, transport, reader, kind)
     node.serves(cluster, spec.folder)

@@ -35,12 +35,10 @@ class Cluster:
     """What servers must know to serve together.
 
     Attributes:
-      given: checkpoint, servers, slots and route of `PrismOptions`.
-      k: as in `run_serve`.
+      given: of `PrismOptions`: checkpoint, k, servers, slots, route and caches.
     """
 
     given: dict[str, Any]
-    k: int | None
     serving: ServingOptions
     server: ServerOptions
 

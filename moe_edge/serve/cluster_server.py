@@ -120,7 +120,7 @@ class Front(Holder):
             reader,
             max_context=cluster.serving.context(reader.config.max_positions),
             default_floor=cluster.serving.default_min_k,
-            lossless=self.engine.lossless,
+            lossless=self.engine.lossless and reader.config.cache_type == "float32",
         )
         folder_of = self._model.tokenizer.folder
         self._template = find_template(

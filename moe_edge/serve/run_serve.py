@@ -87,15 +87,11 @@ def run_serve(
             f"{wrong} with --num_processes {link.count}: processes that serve one "
             "model together have neither; leave it out"
         )
-    lossless = True
-    for name, what in (("activations", "activations"), ("kv_cache", "caches")):
-        if (value := getattr(serving, name)) == "float32":
-            continue
-        lossless = False
-        if servers is not None:
-            raise ConfigError(
-                f"--servers compute with exact {what}, got {value}; leave --{name} out"
-            )
+    if servers is not None and serving.activations != "float32":
+        raise ConfigError(
+            f"--servers compute with exact activations, got {serving.activations}; "
+            "leave --activations out"
+        )
     if servers is not None and offload is not None:
         raise ConfigError(
             "--servers share the experts by --slots; give no --device_memory and no "
@@ -123,7 +119,7 @@ def run_serve(
         default_floor=serving.default_min_k,
         lossless=(offload is None or offload.lossless)
         and get_route(route, **(route_options or {})).lossless
-        and lossless,
+        and serving.activations == serving.kv_cache == "float32",
     )
     make_loop(serving, model.own_k, NO_LIMITS, serving.step_costs())
     if servers is not None and server.prompt_cache_dir is not None:
@@ -139,7 +135,8 @@ def run_serve(
 
         given = {"checkpoint": str(checkpoint), "servers": servers, "slots": slots}
         given |= {"route": route, "route_options": route_options}
-        return serve_cluster(Cluster(given, k, serving, server), reader, dry_run)
+        given |= {"k": k, "kv_cache": serving.kv_cache}
+        return serve_cluster(Cluster(given, serving, server), reader, dry_run)
     if link is not None and link.index:
         from moe_edge.serve.following import follow_server
 

@@ -24,6 +24,7 @@ FEW = "few 16 random bytes and more"
     "given, text",
     [
         ({"mode": "x"}, "unknown mode 'x'; known: od_moe, prism"),
+        ({"kv_cache": "q4"}, "unknown kv_cache 'q4'; known: bfloat16, float32, q8_0"),
         ({"source": "disk"}, "unknown source of blocks 'disk'; known: host, network"),
         ({"methods": "optimal,best"}, "unknown method 'best'; known: eplb, "),
         (

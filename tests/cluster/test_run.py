@@ -96,6 +96,24 @@ def test_servers_with_a_route_state_what_it_changed_and_take_a_k(serve, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["prism", "od_moe"])
+def test_caches_in_fewer_bytes_give_the_tokens_of_one_machine(
+    mode, tiny, prompts, tmp_path
+):
+    """An OD-MoE shadow of full precision, with such caches too, foresees all."""
+    both = {"checkpoint": str(tiny), "prompts": str(prompts), "kv_cache": "bfloat16"}
+    both["max_new_tokens"] = NEW
+    run_generate(out_dir=str(tmp_path / "alone"), batch_size=1, **both)
+    given = {"servers": 2, "slots": SLOTS}
+    if mode == "od_moe":
+        given = {"workers": 2, "groups": 1, "shadow": "full"}
+    summary = run_cluster(out_dir=str(tmp_path / "o"), mode=mode, **both, **given)
+    assert tokens_in(tmp_path / "o") == tokens_in(tmp_path / "alone")
+    assert summary["lost_requests"] == summary["compiled_after_warmup"] == 0
+    assert summary.get("recall", 1.0) == 1.0
+
+
+@pytest.mark.slow
 def test_workload_of_task_families(serve, tmp_path):
     more = {"requests_per_server": 1, "interval_s": 0.05, "output_tokens": 4}
     more["seed"] = 3  # of it, prompts are of one shape

@@ -28,9 +28,9 @@ def alone(tiny):
     return answers_of_one_machine(tiny)
 
 
-def answers_of_one_machine(checkpoint):
+def answers_of_one_machine(checkpoint, **how):
     """(text, log probabilities) of what is asked."""
-    loaded = load_engine(str(checkpoint))
+    loaded = load_engine(str(checkpoint), **how)
     encode, decode = loaded.tokenizer.encode, loaded.tokenizer.decode
     slots, answers = RowSlots(loaded.engine, **SIZES), []
     for text, k, new in ASKED:
@@ -114,13 +114,17 @@ def test_several_servers_answer_as_one_and_lose_no_request(tmp_path, tiny, alone
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", OURS)
-def test_checkpoints_of_ours_are_served_by_several(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "cache"), [*((kind, "float32") for kind in OURS), ("q8_0", "bfloat16")]
+)
+def test_checkpoints_of_ours_are_served_by_several(tmp_path, kind, cache):
     ours = write_ours(tmp_path, kind)
-    flags = "--checkpoint", ours, "--deterministic", "--servers", 2
+    flags = "--checkpoint", ours, "--deterministic", "--servers", 2, "--kv_cache", cache
     with serving(tmp_path, *flags) as (_, ready):
         answers = [complete(ready["url"], number) for number in range(len(ASKED))]
-    assert answers == answers_of_one_machine(ours)
+        model = json.loads(ask(ready["url"], "GET", "/v1/models")[1])["data"][0]
+    assert answers == answers_of_one_machine(ours, kv_cache=cache)
+    assert model["moe_edge"]["lossless"] is (cache == "float32")
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def planned(config, folder, **given):
 
 def test_servers_are_placed_simulated_and_written(config, tmp_path):
     out = tmp_path / "plan"
-    summary = planned(config, out)
+    summary = planned(config, out, kv_cache="bfloat16")
     chosen, predicted = summary["chosen"], summary["predicted"]
     placed = chosen["placement"]
     assert placed["servers"] == ["rtx_4090", "rtx_3090"] and summary["feasible"]
@@ -49,6 +49,7 @@ def test_servers_are_placed_simulated_and_written(config, tmp_path):
     assert len({placed["method"], *tried}) > 2
     gin_text = (out / "plan.gin").read_text()
     assert "cluster.servers = 2" in gin_text and "offload" not in gin_text
+    assert "cluster.kv_cache = 'bfloat16'" in gin_text
     # What `moe-edge cluster` takes: a copy of everything, and a slot of each free.
     given = PrismOptions(
         servers=2,

@@ -72,6 +72,14 @@ def test_any_placement_gives_the_resident_bits(name, dtype, num_servers):
     assert bool(servers.transport.calls) == (num_servers > 1)
 
 
+def test_caches_in_fewer_bytes_give_the_resident_bits(monkeypatch):
+    name = "bfloat16 caches"
+    monkeypatch.setitem(ALL, name, ALL["gqa"].with_cache("bfloat16"))
+    (engine, _) = Servers(name, BF16, spread(ALL[name], 2)).engines
+    assert engine.new_cache(0, 1, CAPACITY)["k"].dtype == np.uint16
+    assert_same_bits(engine, name, BF16, NINE, STEPS)
+
+
 @pytest.mark.parametrize("length", [1, 16, 40])
 def test_prompts_of_any_length_give_the_resident_bits(length):
     servers = Servers(*BITS, spread(ALL["gqa"], 3))

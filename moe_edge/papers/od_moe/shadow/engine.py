@@ -200,8 +200,8 @@ def _pack_all(flat: Flat, name: str):
     return {key: pack(to_float32(array), name) for key, array in flat.items()}
 
 
-# Keys and values of some positions, and states whole: an array of each shape that
-# caches have, also what a message carries.
+# Keys and values of some positions as they are stored, and states whole: an array of
+# each shape that caches have, also what a message carries.
 
 
 def _groups(caches) -> dict[tuple[bool, tuple[int, ...]], list[jax.Array]]:
@@ -250,7 +250,7 @@ def _write_kv(caches, kv, start_B):
     def put(name, array):
         whole = name in kv_cache.STATES
         given = next(new[whole, array.shape])
-        return given if whole else kv_cache.write(array, given, start_B)[0]
+        return given if whole else kv_cache.put(array, given, start_B)
 
     return [{name: put(name, cache[name]) for name in cache} for cache in caches]
 

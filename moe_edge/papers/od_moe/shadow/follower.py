@@ -81,7 +81,7 @@ class Follower:
         """Overwrites keys and values of the positions from start_B[b] on.
 
         Args:
-          kv: float32 of all layers, as `read_kv` gives it.
+          kv: of all layers, as `read_kv` gives it.
         """
         write, session = self.shadow.programs.write_kv, self.session
         session.caches = write(session.caches, kv, start_B)

@@ -38,17 +38,18 @@ class Posts:
     Attributes:
       predicted: count -> experts, as the main node knows them last.
       loads: (worker, count, layer, experts) in order; passed: (worker, count).
-      kv: (first position, positions) of each alignment.
+      kv: (first position, positions) of each alignment; kv_dtypes: of their arrays.
     """
 
     def __init__(self):
         self.shadow, self.predicted = None, {}
-        self.loads, self.passed, self.kv = [], [], []
+        self.loads, self.passed, self.kv, self.kv_dtypes = [], [], [], set()
 
     def post(self, peer, name, fields=None, arrays=None):
         if peer == SHADOW:
             if name == "rows":
                 self.kv.append((fields["start"], arrays["kv0"].shape[2]))
+                self.kv_dtypes |= {array.dtype for array in arrays.values()}
             self.shadow.control(MAIN, name, fields, arrays)
             self.shadow._attend()
         elif peer == MAIN:
@@ -142,6 +143,15 @@ def test_latent_caches_travel_as_well():
     posts, _, beside = run("int8", Shadow("int8", 1, 2), name="mla")
     for step, expected_LK in enumerate(beside, 1):
         np.testing.assert_array_equal(named(posts, step), expected_LK)
+
+
+def test_caches_in_fewer_bytes_travel_as_they_are_stored(monkeypatch):
+    name = "bfloat16 caches"
+    monkeypatch.setitem(ALL, name, CONFIG.with_cache("bfloat16"))
+    posts, _, beside = run("int8", Shadow("int8", 1, 2), name=name)
+    assert posts.kv_dtypes == {np.dtype(np.uint16)}
+    for step, expected_LK in enumerate(beside, 1):
+        np.testing.assert_array_equal(named(posts, step, name=name), expected_LK)
 
 
 def test_caches_of_layers_that_differ_travel_as_well():
