@@ -25,9 +25,9 @@ from moe_edge.cluster.node.membership import say_hello
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.spec import Spec, began_file, facts_of
-from moe_edge.cluster.transport.base import Address, Transport
+from moe_edge.cluster.transport.base import Address
 from moe_edge.cluster.transport.keys import read_secret
-from moe_edge.cluster.transport.messages.transport import MessagesTransport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import ConfigError, MoeEdgeError, RequestError
 from moe_edge.core.heap import keep_heap
 
@@ -73,11 +73,11 @@ class Lobby:
             after()
 
 
-def transport_of(spec: Spec, number: int, port: int = 0) -> MessagesTransport:
+def transport_of(spec: Spec, number: int, port: int = 0) -> Transport:
     """The transport of a process started here."""
     options, secret = spec.options, read_secret(spec.secret)
     where = spec.hosts[number], port
-    return MessagesTransport(number, secret, *where, hung_s=options.hung_s)
+    return Transport(number, secret, *where, hung_s=options.hung_s)
 
 
 def leave(peer: int, kind: str) -> None:

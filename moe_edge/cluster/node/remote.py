@@ -15,7 +15,8 @@ import numpy as np
 from moe_edge.cluster.node.answers import Answers, part_of
 from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.tables import HERE, Tables, View
-from moe_edge.cluster.transport.base import Call, PeerLost, Transport
+from moe_edge.cluster.transport.base import Call, PeerLost
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import MoeEdgeError
 
 

@@ -8,7 +8,7 @@ from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.node import Node, Order
 from moe_edge.cluster.node.requests import Requests, ServedRequest
 from moe_edge.cluster.node.warm_up import warm_up
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.engine.base import Engine
 
 

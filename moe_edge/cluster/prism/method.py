@@ -12,7 +12,7 @@ from moe_edge.cluster.prism.table_keeper import TableKeeper
 from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.serving import Holders, Serving, ServingResult
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.model.config import ModelConfig
 from moe_edge.place.migration_policy import MigrationPolicy

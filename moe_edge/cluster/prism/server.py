@@ -30,7 +30,8 @@ from moe_edge.cluster.prism.block_loader import BlockLoader
 from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.slots import slots_of
-from moe_edge.cluster.transport.base import Call, PeerLost, Refused, Transport
+from moe_edge.cluster.transport.base import Call, PeerLost, Refused
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.weights import Weights

@@ -21,7 +21,8 @@ from moe_edge.cluster.scheduler.accusations import Inquiries
 from moe_edge.cluster.scheduler.event import SAID, Event
 from moe_edge.cluster.scheduler.requests import NobodyLeft
 from moe_edge.cluster.scheduler.returning import Returning
-from moe_edge.cluster.transport.base import HUNG_S, PeerLost, Refused, Transport
+from moe_edge.cluster.transport.base import HUNG_S, PeerLost, Refused
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
 
 QUESTION_S = 20.0  # deadline of what a server is asked before a run

@@ -36,7 +36,7 @@ from moe_edge.cluster.transport.messages.peer_link import (
 )
 from moe_edge.cluster.transport.messages.sockets import ZAP_DOMAIN, Sockets
 from moe_edge.cluster.transport.wire import Kind
-from moe_edge.cluster.transport.wire_control import decode_control
+from moe_edge.cluster.transport.wire_control import decode_control, encode_control
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # ZeroMQ's name for it
 
@@ -121,16 +121,16 @@ class Watch(threading.Thread):
         """Sends a control message."""
         self.submit(lambda: self._send(link, frame))
 
-    def ask(
-        self, link: PeerLink, encode: Callable[[int], bytes], deadline_s: float
-    ) -> tuple[dict, dict]:
+    def ask(self, link: PeerLink, asked: tuple, deadline_s: float) -> tuple[dict, dict]:
         """Sends a control message and waits for its answer.
 
+        Args:
+          asked: its name, fields and arrays.
         Raises:
           PeerLost, Refused.
         """
         number = next(self._numbers)
-        frame = encode(number)
+        frame = encode_control(Kind.CONTROL, number, *asked)
         future: concurrent.futures.Future = concurrent.futures.Future()
 
         def ask():

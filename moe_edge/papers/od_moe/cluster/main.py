@@ -13,7 +13,7 @@ from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.serving_node import ServingNode
 from moe_edge.cluster.roles import FIRST_WORKER, SHADOW
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.engine.programs import count_compiled
 from moe_edge.engine.sizes import capacity_for
 from moe_edge.engine.weights import Weights

@@ -4,7 +4,7 @@ from moe_edge.cluster.node.engine import dense_weights
 from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.roles import MAIN, SHADOW
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.store import HostStore, device_dtype
 from moe_edge.papers.od_moe.cluster.groups import Groups
