@@ -110,7 +110,7 @@ class Remote:
       first_peer: the transport's number of server 0; the others follow.
       deadline_s: of a call's first attempt; table_s: of waiting for a table after one
         failed, besides the time in which the scheduler judges (`last_deadline_s`).
-      on_lost: is told (server, kind) when a call found its server lost.
+      on_lost: is told (peer, kind) when a call found its server lost.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Remote:
         if kind == "overdue" and attempt + 1 >= ATTEMPTS:
             kind = "unanswered"
         if self._on_lost is not None:
-            self._on_lost(error.peer - self._first_peer, kind)
+            self._on_lost(error.peer, kind)
 
     def _ask_again(self, part, call: Call, out_PD: np.ndarray, attempt=1) -> None:
         version = call.version

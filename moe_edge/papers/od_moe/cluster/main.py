@@ -85,11 +85,9 @@ class MainNode(ServingNode):
     def _said(self, fields, arrays) -> None:
         """The shadow has said all: this comes behind it."""
 
-    def _worker_lost(self, worker: int, kind: str) -> None:
+    def _worker_lost(self, peer: int, kind: str) -> None:
         """A call found a worker lost; others are asked from now on."""
-        if kind != "dead":
-            kind = "hung"
-        self.on_lost(FIRST_WORKER + worker, kind)
+        self.on_lost(peer, kind if kind == "dead" else "hung")
 
     def peer_suspected(self, peer: int) -> None:
         if peer == SHADOW:
