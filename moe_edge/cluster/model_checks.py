@@ -3,6 +3,7 @@
 from moe_edge.cluster.modes import mode_of
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.convert.open import open_checkpoint
+from moe_edge.core.tables import load
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.model.sub_experts import at_k
 
@@ -29,4 +30,5 @@ def check_model(options: ClusterOptions, reader) -> list[int] | None:
       CapacityError: too few slots.
     """
     refuse(Asked(model=reader.config, route=options.chosen_route))
-    return mode_of(options).check(options, reader.config)
+    check = mode_of(options).check
+    return None if check is None else load(check)(options, reader.config)

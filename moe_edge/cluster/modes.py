@@ -1,41 +1,35 @@
 """Ways to run a cluster: servers that ask each other, which is ours, or a paper's own.
 
-A paper's table (core/tables.py) names a `Mode` under kind `mode`. It loads without JAX;
-what its functions need is imported inside them.
+A paper's table (core/tables.py) names a `Mode` under kind `mode`. It loads without JAX.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.tables import load, plugins
-from moe_edge.model.config import ModelConfig
 
 SERVERS = "prism"
-OWN = {SERVERS: "moe_edge.cluster.prism.mode:MODE"}
-
-
-def _nothing(options: ClusterOptions, config: ModelConfig) -> None:
-    """Where the options say all that can be wrong."""
+OWN = {SERVERS: "moe_edge.cluster.prism_options:MODE"}
 
 
 class Mode(NamedTuple):
-    """What a way to run a cluster consists of.
+    """What a way to run a cluster consists of; `module:object` is imported when needed.
 
     Attributes:
       options: what a user says of it.
-      make_node: (number, options, transport, reader) -> a process but the scheduler.
-      programme: -> the class of what the scheduler does.
-      check: (options, config) -> the GPU of each process, where the options name it;
-        raises what options and model have against each other.
+      node: makes a process but the scheduler, of (number, options, transport, reader).
+      programme: the class of what the scheduler does.
+      check: gives of (options, config) the GPU of each process, where the options name
+        it; raises what options and model have against each other. None: options say it
+        all.
     """
 
     options: type[ClusterOptions]
-    make_node: Callable[..., Any]
-    programme: Callable[[], type]
-    check: Callable[[Any, ModelConfig], list[int] | None] = _nothing
+    node: str
+    programme: str
+    check: str | None = None
 
 
 def modes() -> dict[str, Mode]:

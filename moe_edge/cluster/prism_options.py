@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from moe_edge.cluster.modes import Mode
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import FIRST
 from moe_edge.core.checks import ConfigError, check_count, check_positive, chosen
@@ -128,3 +129,11 @@ class ServedOptions(PrismOptions):
 
     def _check_asked(self) -> None:
         """Nobody knows yet what will be asked."""
+
+
+MODE = Mode(
+    PrismOptions,
+    "moe_edge.cluster.prism.server:make_server",
+    "moe_edge.cluster.prism.programme:PrismProgramme",
+    "moe_edge.cluster.prism.model_checks:check",
+)

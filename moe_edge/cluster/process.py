@@ -25,11 +25,12 @@ from moe_edge.cluster.node.membership import say_hello
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.spec import Spec, began_file, facts_of
-from moe_edge.cluster.transport.base import Address, Transport
+from moe_edge.cluster.transport.base import Address
 from moe_edge.cluster.transport.keys import read_secret
-from moe_edge.cluster.transport.messages.transport import MessagesTransport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import ConfigError, MoeEdgeError, RequestError
 from moe_edge.core.heap import keep_heap
+from moe_edge.core.tables import load
 
 if TYPE_CHECKING:
     from moe_edge.cluster.node.node import Node
@@ -73,11 +74,11 @@ class Lobby:
             after()
 
 
-def transport_of(spec: Spec, number: int, port: int = 0) -> MessagesTransport:
+def transport_of(spec: Spec, number: int, port: int = 0) -> Transport:
     """The transport of a process started here."""
     options, secret = spec.options, read_secret(spec.secret)
     where = spec.hosts[number], port
-    return MessagesTransport(number, secret, *where, hung_s=options.hung_s)
+    return Transport(number, secret, *where, hung_s=options.hung_s)
 
 
 def leave(peer: int, kind: str) -> None:
@@ -112,14 +113,14 @@ def join(spec: Spec, number: int, lobby: Lobby) -> Transport:
 
 def node_of(spec: Spec, number: int, transport: Transport) -> "Node":
     """A process that is not the scheduler."""
-    reader = open_at_k(spec.options)
-    make_node = mode_of(spec.options).make_node
-    return make_node(number, spec.options, transport, reader)
+    options = spec.options
+    make_node = load(mode_of(options).node)
+    return make_node(number, options, transport, open_at_k(options))
 
 
 def programme_of(options: ClusterOptions) -> type:
     """What the scheduler does."""
-    return mode_of(options).programme()
+    return load(mode_of(options).programme)
 
 
 def run_node(spec: Spec, number: int, began: Path, make_node=node_of) -> None:

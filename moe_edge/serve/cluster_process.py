@@ -12,7 +12,7 @@ from moe_edge.cluster.prism.server import Server, make_server
 from moe_edge.cluster.process import end, main
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.spec import Spec
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.serve.cluster_programme import ServedProgramme
 from moe_edge.serve.cluster_run import Cluster
 from moe_edge.serve.cluster_server import Front, Holder

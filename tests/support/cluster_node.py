@@ -73,10 +73,10 @@ class Node:
 
 def main() -> None:
     """Serves until standard input ends."""
-    from moe_edge.cluster.transport.messages.transport import MessagesTransport
+    from moe_edge.cluster.transport.messages.transport import Transport
 
     peer, secret = sys.argv[1:]
-    with MessagesTransport(int(peer), secret.encode()) as transport:
+    with Transport(int(peer), secret.encode()) as transport:
         transport.serve(Handlers())
         loaded = {"jax_loaded": "jax" in sys.modules}
         print(json.dumps(vars(transport.address) | loaded), flush=True)

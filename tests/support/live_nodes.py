@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.roles import FIRST, SCHEDULER
 from moe_edge.cluster.scheduler.scheduler import Scheduler
-from moe_edge.cluster.transport.base import PeerLost, Transport
-from moe_edge.cluster.transport.messages.transport import MessagesTransport
+from moe_edge.cluster.transport.base import PeerLost
+from moe_edge.cluster.transport.messages.transport import Transport
 
 SECRET = b"a secret of the tests"
 
@@ -22,7 +22,7 @@ class Killed(Exception):
     """Ends the threads of a node that a test kills."""
 
 
-def lose_way(transport: MessagesTransport, peer: int) -> None:
+def lose_way(transport: Transport, peer: int) -> None:
     """A connection breaks: heartbeats are missing."""
     link = transport._links.get(peer)
     if link is not None:
@@ -41,7 +41,7 @@ class LiveNode:
 
     def __init__(self, number: int, make: Callable[[Transport], Node]):
         self.error, self.killed = None, False
-        self.transport = MessagesTransport(number, SECRET)
+        self.transport = Transport(number, SECRET)
         self.node = make(self.transport)
         self.transport.on_lost = self.node.on_lost
         self.transport.serve(self.node)
@@ -89,7 +89,7 @@ class LiveNodes:
     scheduler: Scheduler
 
     def __init__(self):
-        self.transport = MessagesTransport(SCHEDULER, SECRET)
+        self.transport = Transport(SCHEDULER, SECRET)
         self.live: list[LiveNode] = []
 
     def start(self, live: Iterable[LiveNode]) -> None:
@@ -121,7 +121,7 @@ class LiveNodes:
                 one.join()
         transports = [self.transport, *(one.transport for one in self.live)]
         with ThreadPoolExecutor(len(transports)) as pool:  # each waits for its threads
-            list(pool.map(MessagesTransport.close, transports))
+            list(pool.map(Transport.close, transports))
         if kind is None:
             self.check()
 

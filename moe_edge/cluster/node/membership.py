@@ -15,7 +15,8 @@ from typing import Any
 
 from moe_edge.cluster.content import check_same
 from moe_edge.cluster.roles import SCHEDULER
-from moe_edge.cluster.transport.base import Address, PeerLost, Refused, Transport
+from moe_edge.cluster.transport.base import Address, PeerLost, Refused
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import ConfigError
 
 RETRY_S = 0.2

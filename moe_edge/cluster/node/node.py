@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from moe_edge.cluster.drills import PAUSE, PAUSE_S, SIGNALS
 from moe_edge.cluster.roles import FIRST, SCHEDULER
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
 
 IDLE_S = 0.5  # how often a node without work looks around

@@ -15,7 +15,8 @@ import numpy as np
 from moe_edge.cluster.node.answers import Answers, part_of
 from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.tables import HERE, Tables, View
-from moe_edge.cluster.transport.base import Call, PeerLost, Transport
+from moe_edge.cluster.transport.base import Call, PeerLost
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import MoeEdgeError
 
 
@@ -109,7 +110,7 @@ class Remote:
       first_peer: the transport's number of server 0; the others follow.
       deadline_s: of a call's first attempt; table_s: of waiting for a table after one
         failed, besides the time in which the scheduler judges (`last_deadline_s`).
-      on_lost: is told (server, kind) when a call found its server lost.
+      on_lost: is told (peer, kind) when a call found its server lost.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class Remote:
         if kind == "overdue" and attempt + 1 >= ATTEMPTS:
             kind = "unanswered"
         if self._on_lost is not None:
-            self._on_lost(error.peer - self._first_peer, kind)
+            self._on_lost(error.peer, kind)
 
     def _ask_again(self, part, call: Call, out_PD: np.ndarray, attempt=1) -> None:
         version = call.version

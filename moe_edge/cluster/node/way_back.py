@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.roles import SCHEDULER
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 
 BACK_S = 60.0  # until the order to return, and from that until it is taken in
 AGAIN_S, REACH_S = 1.0, 2.0  # between two attempts; for one of them

@@ -8,14 +8,19 @@ from collections.abc import Callable
 import numpy as np
 
 from moe_edge.cluster.node.holdings import Holdings
+from moe_edge.cluster.roles import FIRST
+from moe_edge.cluster.transport.base import PeerLost, Refused
+from moe_edge.cluster.transport.messages.transport import Transport
+
+FETCH_S = 30.0  # for a block of another server
 
 
 class BlockLoader(threading.Thread):
     """Brings blocks, order after order, from the checkpoint or another server.
 
     Args:
-      fetch: copies (server, layer, block) into an array; False: it has not come, and is
-        read from the own checkpoint.
+      transport: to other servers; what one does not give is read from the own
+        checkpoint.
       done: is told (order, what it has read itself) after each.
       failed: is told what this thread dies of.
     """
@@ -23,12 +28,12 @@ class BlockLoader(threading.Thread):
     def __init__(
         self,
         holdings: Holdings,
-        fetch: Callable[[int, int, int, np.ndarray], bool],
+        transport: Transport,
         done: Callable[[int, list[tuple[int, int]]], None],
         failed: Callable[[BaseException], None],
     ):
         super().__init__(name="moe_edge-bring", daemon=True)
-        self._holdings, self._fetch = holdings, fetch
+        self._holdings, self._transport = holdings, transport
         self._done, self._failed = done, failed
         self._orders: queue.SimpleQueue = queue.SimpleQueue()
         self._brought: list[tuple] = []
@@ -76,7 +81,7 @@ class BlockLoader(threading.Thread):
         started_s, blocks = time.perf_counter(), self._holdings.blocks
         if source >= 0:
             record_R = np.empty(blocks.record_size, blocks.dtype)
-            if not self._fetch(source, layer, block, record_R):
+            if not self._has_come(source, layer, block, record_R):
                 source = -1
         if source < 0:
             record_R = blocks.read(layer, block)
@@ -87,3 +92,9 @@ class BlockLoader(threading.Thread):
         seconds = time.perf_counter() - started_s
         self._brought.append((started_s, seconds, layer, block, source))
         return source
+
+    def _has_come(self, source: int, layer: int, block: int, out_R) -> bool:
+        try:
+            return self._transport.fetch(FIRST + source, layer, block, out_R, FETCH_S)
+        except (PeerLost, Refused):
+            return False

@@ -1,7 +1,7 @@
 """One method's run: servers take a placement, requests are served, it may migrate."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from moe_edge.cluster.prism.table_keeper import TableKeeper
 from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.serving import Holders, Serving, ServingResult
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.model.config import ModelConfig
 from moe_edge.place.migration_policy import MigrationPolicy
@@ -41,7 +41,8 @@ class PrismScheduler(Scheduler):
       times_s: of `Scheduler`.
 
     Attributes:
-      moe_layers: of the model; tables and placements count these only.
+      shape_LE: layers of the model and blocks of each; moe_layers: those with experts,
+        which tables and placements count.
     """
 
     def __init__(
@@ -55,23 +56,7 @@ class PrismScheduler(Scheduler):
         super().__init__(transport, reception, len(slots_N), **times_s)
         self.slots_N = np.array(slots_N, np.int64)
         self.moe_layers = list(config.moe_layers)
-        self._shape = config.num_layers, config.moe.num_experts
-
-    @property
-    def bad_pairs(self) -> Collection[tuple[int, int]]:
-        """(by, who): living servers that do not reach each other."""
-        return self.accusations.bad
-
-    def prepare_return(self, server: int, fields: dict, arrays: dict) -> None:
-        """Has a lost server prepare for the run that is being served."""
-        self.returning.prepare(server, fields, arrays)
-
-    def full(self, array_NLE: np.ndarray, empty=0) -> np.ndarray:
-        """[..., L of MoE layers, E] -> [..., all layers, E]."""
-        shape = (*array_NLE.shape[:-2], *self._shape)
-        full = np.full(shape, empty, array_NLE.dtype)
-        full[..., self.moe_layers, :] = array_NLE
-        return full
+        self.shape_LE = config.num_layers, config.moe.num_experts
 
     def run_method(
         self,
@@ -105,7 +90,7 @@ class PrismScheduler(Scheduler):
         keeper, number = TableKeeper(self, held_NLE, judge), self.new_number()
         fields = {"version": 0, "number": number}
         for server, arrays in keeper.tables().items():
-            held_LE = self.full(keeper.held_NLE[server])
+            held_LE = keeper.full(keeper.held_NLE[server])
             self.tell(server, "prepare", fields, {"held_LE": held_LE} | arrays)
         self.wait_for_all("ready", ready_s, number=number)
         return keeper

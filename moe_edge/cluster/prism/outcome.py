@@ -94,7 +94,7 @@ def summary_row(run: MethodRun, d_model: int) -> dict[str, Any]:
         "interface_bytes": interface_bytes(facts),
         "call_overhead_s": call_overhead_s(run),
         "migrations": sum(decision["adopt"] for decision in run.decisions),
-        "moved_blocks": run.keeper.moved,
+        "moved_blocks": run.keeper.table.moved,
     }
 
 
@@ -225,7 +225,7 @@ def write_method(
     placement = Placement(np.where(run.keeper.start_NLE, 0, -1))
     placement.save(folder / method_file("placement", name), {"method": name})
     changes = folder / method_file("migrations", name)
-    write_migrations(changes, run.keeper.changes)
+    write_migrations(changes, run.keeper.table.changes)
     trace = trace_of(run, num_experts, top_k)
     if trace is not None:
         write_trace(folder / method_file("trace", name), trace)

@@ -1,9 +1,12 @@
-"""What the table of a run, its routes and its judge need of the scheduler."""
+"""What the table of a run and its judge need of the scheduler."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
+
+from moe_edge.cluster.scheduler.accusations import Accusations
+from moe_edge.cluster.scheduler.returning import Returning
 
 
 class Port(Protocol):
@@ -11,32 +14,26 @@ class Port(Protocol):
 
     Attributes:
       slots_N: blocks that each server may hold, its spare one among them.
-      moe_layers: of the model; tables count these only.
+      shape_LE: layers of the model and blocks of each; moe_layers: those with experts,
+        which tables count.
+      accusations: and pairs of living servers that do not reach each other.
+      returning: lost servers that come back.
+      alive_N: bool, who is on the list.
     """
 
     slots_N: np.ndarray
+    shape_LE: tuple[int, int]
     moe_layers: list[int]
-
-    @property
-    def alive_N(self) -> np.ndarray:
-        """bool: who is on the list."""
+    accusations: Accusations
+    returning: Returning
+    alive_N: np.ndarray
 
     @property
     def alive(self) -> list[int]:
         """Their numbers."""
-
-    @property
-    def bad_pairs(self) -> Collection[tuple[int, int]]:
-        """(by, who): living servers that do not reach each other."""
-
-    def full(self, array_NLE: np.ndarray, empty: int = 0) -> np.ndarray:
-        """[..., L of MoE layers, E] -> [..., all layers, E]."""
 
     def tell(self, server: int, name: str, fields: dict, arrays: Mapping) -> Any:
         """Gives a server an order; it takes them in turn."""
 
     def ask(self, server: int, name: str, within_s: float) -> tuple | None:
         """(fields, arrays) of its answer; None: there is none."""
-
-    def prepare_return(self, server: int, fields: dict, arrays: Mapping) -> None:
-        """Has a lost server prepare for the run."""

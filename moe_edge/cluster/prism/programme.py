@@ -25,7 +25,7 @@ from moe_edge.cluster.scheduler.programme import Programme
 from moe_edge.cluster.scheduler.serving import ServingResult
 from moe_edge.cluster.scheduler.wanted import Wanted, from_workload
 from moe_edge.cluster.slots import room_of, slots_of
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.session import PREFILL_CHUNK
 from moe_edge.engine.sizes import bucket

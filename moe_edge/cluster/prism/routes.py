@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moe_edge.cluster.prism.port import Port
 from moe_edge.cluster.scheduler.requests import NobodyLeft
 from moe_edge.place.call_targets import call_targets
-from moe_edge.place.rounds import Arrival, recover
+from moe_edge.place.rounds import Arrival
 
 
 class Routes(NamedTuple):
@@ -116,52 +115,3 @@ def copies_for(
             held_NLE[holder, layer, block] = True
             copies.append(Arrival(holder, layer, block, holder))
     return copies
-
-
-class Router:
-    """Routes among the servers, by what is known of them at the time."""
-
-    def __init__(self, port: Port):
-        self._port = port
-
-    @property
-    def _reach_NM(self) -> np.ndarray:
-        return reaches(len(self._port.alive_N), self._port.bad_pairs)
-
-    def routes(self, held_NLE: np.ndarray, more: int | None = None) -> Routes:
-        """Whom each server asks.
-
-        Args:
-          more: a server that is about to be on the list.
-        Raises:
-          NobodyLeft: one finds nobody for a block.
-        """
-        alive_N = self._port.alive_N.copy()
-        if more is not None:
-            alive_N[more] = True
-        return routes_of(held_NLE, alive_N, self._port.slots_N, self._reach_NM)
-
-    def table(self, routes: Routes, server: int) -> dict[str, np.ndarray]:
-        """The arrays of a server's table."""
-        full = self._port.full
-        return {
-            "target_LE": full(routes.target_NLE[server], server),
-            "read_LE": full(routes.read_NLE[server]),
-        }
-
-    def tables(self, held_NLE: np.ndarray) -> dict[int, dict[str, np.ndarray]]:
-        """Living server -> the arrays of its table."""
-        routes = self.routes(held_NLE)
-        return {n: self.table(routes, n) for n in self._port.alive}
-
-    def lacks(self, held_NLE: np.ndarray) -> bool:
-        """Whether a server reaches no holder of a block, or there is none."""
-        where = self._port.alive_N, self._reach_NM
-        nobody = not held_NLE.any(axis=0).all()
-        return nobody or bool(out_of_reach(held_NLE, *where).any())
-
-    def loads(self, held_NLE, room_N, calls_NLE) -> list[Arrival]:
-        """What brings such blocks to where there is room."""
-        where = self._port.alive_N, room_N, calls_NLE
-        found = recover(held_NLE, *where)
-        return found.loads + copies_for(found.loaded_NLE, *where, self._reach_NM)

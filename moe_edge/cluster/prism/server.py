@@ -30,11 +30,15 @@ from moe_edge.cluster.prism.block_loader import BlockLoader
 from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.slots import slots_of
-from moe_edge.cluster.transport.base import Call, PeerLost, Refused, Transport
+from moe_edge.cluster.transport.base import Call
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.weights import Weights
 from moe_edge.route.base import Route
+
+# By the ledger, in what a server notes.
+COUNTED = ("states", "rows", "pairs", "local_pairs", "remote_blocks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +50,6 @@ class ServerOptions:
       max_batch: requests that take turns.
       call_s: deadline of a call.
       table_s: of waiting for a table after one failed (`Remote`).
-      fetch_s: deadline of a block.
       device: network interface that is this server's alone, whose bytes are noted.
       route: what decode steps compute; None: the model's own choice.
     """
@@ -55,7 +58,6 @@ class ServerOptions:
     max_batch: int = 1
     call_s: float = 5.0
     table_s: float = 30.0
-    fetch_s: float = 30.0
     device: str | None = None
     route: Route | None = None
 
@@ -107,18 +109,15 @@ class Server(ServingNode):
             first_peer=FIRST,
             deadline_s=options.call_s,
             table_s=options.table_s,
-            on_lost=lambda server, kind: self.on_lost(FIRST + server, kind),
+            on_lost=self.on_lost,
         )
         where = weights, self.holdings, remote, self.ledger, programs
         self.engine = self.engine_kind(*where, options.route)
         self._answered: list[tuple] = []
         self._reader, self._weights = reader, weights
         self._alone: LayeredEngine | None = None  # instead, where it asks nobody
-        self._serves_alone = False
         self._way_back = WayBack(transport, self.fail)
-        self._loader = BlockLoader(
-            self.holdings, self._bring_from, self._arrived, self.fail
-        )
+        self._loader = BlockLoader(self.holdings, transport, self._arrived, self.fail)
 
     def make_orders(self) -> dict[str, Order]:
         return super().make_orders() | {
@@ -221,32 +220,22 @@ class Server(ServingNode):
             f"{peer}:{int(kind)}": [count.messages, count.bytes]
             for (peer, kind), count in self.transport.traffic.sent().items()
         }
-        facts = {
-            "states": self.ledger.states,
-            "rows": self.ledger.rows,
-            "pairs": self.ledger.pairs,
-            "local_pairs": self.ledger.local_pairs,
-            "remote_blocks": self.ledger.remote_blocks,
+        facts = {name: getattr(self.ledger, name) for name in COUNTED} | {
             "most_used": self.holdings.most_used,
             "sent": sent,
             "interface": self._interface.sent,
             "compiled": self.compiled,
-            "routed": (changed := self._changed())[0],
-            "substituted": changed[1],
         }
-        if self._serves_alone:
-            facts |= moved(self._alone)
+        engine = self._stepping or self.engine
+        changed = engine.moved()
+        facts |= {"routed": changed.routed, "substituted": changed.substituted}
+        if engine is self._alone:
+            facts |= moved(engine)
         arrays = {f"lookups_{k}": v for k, v in self.ledger.lookups().items()}
         arrays["calls"] = self.ledger.calls()
         arrays["answered"] = np.array(self._answered, np.float64).reshape(-1, 3)
         arrays["brought"] = self._loader.brought
         return facts, arrays
-
-    def _changed(self) -> tuple[int, int]:
-        """Of this run: choices that a route saw, and of them those that it changed."""
-        engine = self._alone if self._serves_alone else self.engine
-        found = engine.moved()
-        return found.routed, found.substituted
 
     # The main thread.
 
@@ -273,14 +262,12 @@ class Server(ServingNode):
 
     def _prepare_alone(self, fields, arrays) -> None:
         """A new run in which it asks nobody: it begins with empty slots."""
-        self._serves_alone = True
         self._alone.restart()
         self._interface.reset()
         self.begin_run(fields["number"], self._alone)
 
     def _prepare(self, fields, arrays) -> None:
         """A new run: its blocks are read."""
-        self._serves_alone = False
         self.holdings.fill(arrays["held_LE"].astype(bool))
         self.holdings.most_used = self.options.slots - self.holdings.free
         self.tables.begin(fields["version"], *_table(arrays))
@@ -288,16 +275,6 @@ class Server(ServingNode):
         self._loader.clear()
         self._interface.reset()
         self.begin_run(fields["number"])
-
-    # For the thread that brings blocks.
-
-    def _bring_from(self, source: int, layer: int, block: int, out_R) -> bool:
-        """A block of another server; whether it has come."""
-        where = FIRST + source, layer, block
-        try:
-            return self.transport.fetch(*where, out_R, self.options.fetch_s)
-        except (PeerLost, Refused):
-            return False
 
     def _arrived(self, order: int, own: list[tuple[int, int]]) -> None:
         self.tell("arrived", {"order": order, "own": own})

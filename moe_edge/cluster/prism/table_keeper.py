@@ -15,18 +15,24 @@ import numpy as np
 
 from moe_edge.cluster.prism.judge import Judge
 from moe_edge.cluster.prism.port import Port
-from moe_edge.cluster.prism.routes import Router
+from moe_edge.cluster.prism.routes import (
+    Routes,
+    copies_for,
+    out_of_reach,
+    reaches,
+    routes_of,
+)
 from moe_edge.cluster.prism.table_change import Cell, Phase, TableMachine
 from moe_edge.cluster.scheduler.requests import NobodyLeft
 from moe_edge.cluster.scheduler.serving import Holders
 from moe_edge.place.rounds import Arrival, next_round, recover
-from moe_edge.workload.cluster_run import TableChange
 
 
 class TableKeeper(Holders):
     """Versions of the table in one method's run.
 
     Attributes:
+      table: versions and what is on its way.
       start_NLE: bool, what servers hold at first (MoE layers only): what was asked for,
         and what of it servers that are lost already would have held, where there is
         room.
@@ -34,34 +40,18 @@ class TableKeeper(Holders):
 
     def __init__(self, port: Port, held_NLE: np.ndarray, judge: Judge):
         self._port, self._judge = port, judge
-        self._router = Router(port)
         self._goal_NLE: np.ndarray | None = None
         self._calls_NLE = np.zeros(held_NLE.shape)
         self._ended, self._begun_s = False, 0.0
         plan = recover(held_NLE, port.alive_N, self._room_N(), self._calls_NLE)
-        self._table = TableMachine(plan.loaded_NLE)
+        self.table = TableMachine(plan.loaded_NLE)
         self.start_NLE = self.held_NLE.copy()
         self.actions = {"arrived": self.arrived, "confirmed": self.confirmed}
 
     @property
     def held_NLE(self) -> np.ndarray:
         """bool, what servers hold by the newest table."""
-        return self._table.held_NLE
-
-    @property
-    def version(self) -> int:
-        """Of the table."""
-        return self._table.version
-
-    @property
-    def moved(self) -> int:
-        """Blocks that arrived."""
-        return self._table.moved
-
-    @property
-    def changes(self) -> list[TableChange]:
-        """All versions after the first, once they were in force."""
-        return self._table.changes
+        return self.table.held_NLE
 
     def begin(self, begun_s: float) -> None:
         self._begun_s = begun_s
@@ -75,21 +65,47 @@ class TableKeeper(Holders):
     @property
     def under_way(self) -> bool:
         """Whether blocks are coming, or a table is not in force everywhere."""
-        return self._table.is_coming or self._table.phase is Phase.OPEN
+        return self.table.is_coming or self.table.phase is Phase.OPEN
 
     @property
     def unconfirmed(self) -> list[int]:
         """Servers that are waited for."""
-        return self._table.unconfirmed
+        return self.table.unconfirmed
 
     def _room_N(self) -> np.ndarray:
         """Slots for what is held, on its way or about to leave; one more is free."""
         port = self._port
         return placeable(np.where(port.alive_N, port.slots_N, 0))
 
+    # Whom servers ask, by what is known of them now.
+
+    @property
+    def _reach_NM(self) -> np.ndarray:
+        port = self._port
+        return reaches(len(port.alive_N), port.accusations.bad)
+
+    def _routes(self, alive_N: np.ndarray) -> Routes:
+        """Raises NobodyLeft: a server finds nobody for a block."""
+        slots_N = self._port.slots_N
+        return routes_of(self.held_NLE, alive_N, slots_N, self._reach_NM)
+
+    def _arrays(self, routes: Routes, server: int) -> dict[str, np.ndarray]:
+        """A server's table."""
+        return {
+            "target_LE": self.full(routes.target_NLE[server], server),
+            "read_LE": self.full(routes.read_NLE[server]),
+        }
+
     def tables(self) -> dict[int, dict[str, np.ndarray]]:
         """Living server -> the arrays of its table."""
-        return self._router.tables(self.held_NLE)
+        routes = self._routes(self._port.alive_N)
+        return {server: self._arrays(routes, server) for server in self._port.alive}
+
+    def full(self, array_LE: np.ndarray, empty: int = 0) -> np.ndarray:
+        """[MoE layers, E] -> [all layers, E]."""
+        full = np.full(self._port.shape_LE, empty, array_LE.dtype)
+        full[self._port.moe_layers] = array_LE
+        return full
 
     # What begins a step.
 
@@ -99,7 +115,7 @@ class TableKeeper(Holders):
             return
         if self.under_way or self._goal_NLE is not None or self.degraded:
             return
-        if self._port.bad_pairs:
+        if self._port.accusations.bad:
             return  # the policy knows nothing of servers that do not reach each other
         room_N = placeable(self._room_N())  # a slot for what is on its way
         proposal = self._judge.propose(self.held_NLE, room_N)
@@ -112,7 +128,8 @@ class TableKeeper(Holders):
         """Begins what is to be done next; nothing is under way."""
         if self._ended:
             return
-        if self._router.lacks(self.held_NLE):
+        where = self._port.alive_N, self._reach_NM
+        if self.degraded or out_of_reach(self.held_NLE, *where).any():
             self._mend()
         elif self._goal_NLE is not None:
             self._next_round()
@@ -124,27 +141,29 @@ class TableKeeper(Holders):
             self._goal_NLE = None
             return
         self._bring(planned.arrivals, planned.drops)
-        if not self._table.is_coming:
-            self._publish(self._table.take_drops())
+        if not self.table.is_coming:
+            self._publish(self.table.take_drops())
 
     def _mend(self) -> None:
         """Blocks that nobody holds, or that someone cannot reach, get the slots that
         are left; what finds none is read for each call."""
-        where = self.held_NLE, self._room_N(), self._judge.calls_NLE
-        if loads := self._router.loads(*where):
+        where = self._port.alive_N, self._room_N(), self._judge.calls_NLE
+        found = recover(self.held_NLE, *where)
+        copies = copies_for(found.loaded_NLE, *where, self._reach_NM)
+        if loads := found.loads + copies:
             self._bring(loads)
 
     def _bring(self, arrivals: Iterable[Arrival], drops: Iterable[Cell] = ()) -> None:
         layers, at_s = self._port.moe_layers, time.perf_counter() - self._begun_s
-        for server, mine in self._table.bring(arrivals, drops, at_s).items():
+        for server, mine in self.table.bring(arrivals, drops, at_s).items():
             cells = [(layers[a.layer], a.block, _source(a)) for a in mine]
             arrays = {"cells": np.array(cells, np.int32)}
-            self._port.tell(server, "bring", {"order": self._table.order}, arrays)
+            self._port.tell(server, "bring", {"order": self.table.order}, arrays)
 
     def _publish(self, drops: Iterable[Cell] = ()) -> None:
-        self._table.publish(self._port.alive, drops)
+        self.table.publish(self._port.alive, drops)
         for server, arrays in self.tables().items():
-            self._port.tell(server, "table", {"version": self.version}, arrays)
+            self._port.tell(server, "table", {"version": self.table.version}, arrays)
 
     # What servers say.
 
@@ -152,14 +171,14 @@ class TableKeeper(Holders):
         """A server has what it was to bring."""
         number = {layer: place for place, layer in enumerate(self._port.moe_layers)}
         own = {(number[layer], block) for layer, block in fields["own"]}
-        if self._table.arrived(server, fields["order"], own):
-            self._publish(self._table.take_drops())
+        if self.table.arrived(server, fields["order"], own):
+            self._publish(self.table.take_drops())
 
     def confirmed(self, server: int, fields: dict, at_s: float) -> None:
         """A server goes by a version of the table."""
-        if self._table.confirmed(server, fields["version"]):
-            self._drop(self._table.in_force(at_s - self._begun_s))
-            if not self._table.is_coming:
+        if self.table.confirmed(server, fields["version"]):
+            self._drop(self.table.in_force(at_s - self._begun_s))
+            if not self.table.is_coming:
                 self._go_on()
 
     def _drop(self, leaving: Iterable[Cell]) -> None:
@@ -173,7 +192,7 @@ class TableKeeper(Holders):
             ]
             if cells:
                 arrays = {"cells": np.array(cells, np.int32)}
-                port.tell(server, "drop", {"version": self.version}, arrays)
+                port.tell(server, "drop", {"version": self.table.version}, arrays)
 
     # What happens to servers.
 
@@ -188,7 +207,7 @@ class TableKeeper(Holders):
           NobodyLeft: it reaches nobody that can compute a block.
         """
         self._goal_NLE = None
-        self._table.forget_drops()
+        self.table.forget_drops()
         self._publish()
 
     def lost(self, server: int) -> None:
@@ -199,7 +218,7 @@ class TableKeeper(Holders):
         """
         self._goal_NLE = None
         self._judge.forget(server)
-        self._table.lost(server)
+        self.table.lost(server)
         port = self._port
         if self.degraded and not port.slots_N[port.alive_N].any():
             raise NobodyLeft(
@@ -210,9 +229,11 @@ class TableKeeper(Holders):
 
     def back(self, server: int) -> bool:
         """A lost server may return with nothing: it learns the table."""
-        arrays = self._router.table(self._router.routes(self.held_NLE, server), server)
-        arrays["held_LE"] = self._port.full(self.held_NLE[server])
-        self._port.prepare_return(server, {"version": self.version}, arrays)
+        port, alive_N = self._port, self._port.alive_N.copy()
+        alive_N[server] = True
+        arrays = self._arrays(self._routes(alive_N), server)
+        arrays["held_LE"] = self.full(self.held_NLE[server])
+        port.returning.prepare(server, {"version": self.table.version}, arrays)
         return True
 
     def returned(self, server: int) -> None:

@@ -5,12 +5,22 @@ answers stays: then the fault is between two servers, and the accuser is told to
 again. A pair of servers whose connection cannot be made again, or breaks again and
 again, is bad: others are asked instead. Bad pairs are tried again from time to time.
 
-This file decides only. It has no connection, thread or clock of its own.
+`Accusations` decides, without a connection, a thread or a clock of its own; `Inquiries`
+does what it decides. The accused are asked in threads, so that nobody else waits for
+them.
 """
 
-import dataclasses
+import collections
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from moe_edge.cluster.scheduler.event import Event
+
+if TYPE_CHECKING:
+    from moe_edge.cluster.scheduler.scheduler import Scheduler
 
 AGAIN = 3  # accusations of a pair within WINDOW_S that make it bad, though it connects
 WINDOW_S = 600.0
@@ -18,8 +28,7 @@ SAME_S = 5.0  # a break is told by the connection and by each call; it counts on
 RETRY_S = 60.0  # between attempts to connect a bad pair again
 
 
-@dataclasses.dataclass(frozen=True)
-class Ask:
+class Ask(NamedTuple):
     """The scheduler is to ask a server itself.
 
     Attributes:
@@ -31,46 +40,29 @@ class Ask:
     calls: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Connect:
+class Connect(NamedTuple):
     """A server is to connect to another one again and to report whether it could."""
 
     by: int
     who: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Lost:
-    """A server does not answer the scheduler either; kind: dead or hung."""
+class Found(NamedTuple):
+    """What came out, for who serves a run.
+
+    Attributes:
+      name: gone (the server does not answer the scheduler either; fields: kind, dead or
+        hung), slow (it answers, but a call to it took longer than its deadline),
+        together (it has connected again to `who`; calls can be made again), apart (it
+        cannot reach `who`, though both answer the scheduler).
+    """
 
     server: int
-    kind: str
+    name: str
+    fields: dict
 
 
-@dataclasses.dataclass(frozen=True)
-class Slow:
-    """A server answers, but a call to it took longer than its deadline."""
-
-    server: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Together:
-    """A server has connected to another one again; its calls can be made again."""
-
-    by: int
-    who: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Apart:
-    """A server cannot reach another one, though both answer the scheduler."""
-
-    by: int
-    who: int
-
-
-Action = Ask | Connect | Lost | Slow | Together | Apart
+Action = Ask | Connect | Found
 
 
 class Accusations:
@@ -118,10 +110,10 @@ class Accusations:
         """
         accusers = self._asked.pop(question, [])
         if lost is not None:
-            return [Lost(question.server, lost)]
+            return [Found(question.server, "gone", {"kind": lost})]
         actions: list[Action] = []
         if any(kind == "overdue" for _, kind in accusers):
-            actions.append(Slow(question.server))
+            actions.append(Found(question.server, "slow", {}))
         for by in dict.fromkeys(by for by, kind in accusers if kind != "overdue"):
             pair, now_s = (by, question.server), self._now_s()
             times_s = self._recent(pair)
@@ -142,7 +134,7 @@ class Accusations:
         self._connecting.discard(pair)
         if reached and len(self._recent(pair)) < AGAIN:
             self.bad.discard(pair)
-            return [Together(by, who)]
+            return [Found(by, "together", {"who": who})]
         return [] if was_bad else self._set_bad(pair)
 
     def due(self) -> list[Action]:
@@ -179,7 +171,7 @@ class Accusations:
         if pair not in self.found_bad:
             self.found_bad.append(pair)
         self._tried_s[pair] = self._now_s()
-        return [Apart(*pair)]
+        return [Found(pair[0], "apart", {"who": pair[1]})]
 
     def _recent(self, pair: tuple[int, int]) -> list[float]:
         since_s = self._now_s() - WINDOW_S
@@ -188,3 +180,67 @@ class Accusations:
 
 def _without(server: int, pairs: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     return {pair for pair in pairs if server not in pair}
+
+
+class Inquiries:
+    """What is being looked into, and what was found and nobody has taken yet.
+
+    Args:
+      hung_s: how long an accused may be silent.
+      calls_s: in which one that is not stuck has ended the calls that it has.
+
+    Attributes:
+      accusations: and the pairs of servers that do not reach each other.
+    """
+
+    def __init__(self, scheduler: "Scheduler", hung_s: float, calls_s: float):
+        self._scheduler, self._hung_s, self._calls_s = scheduler, hung_s, calls_s
+        self.accusations = Accusations()
+        self._found: collections.deque[Event] = collections.deque()
+
+    def next_found(self) -> Event | None:
+        """The next thing that was found, for who serves; None: nothing."""
+        self._act(self.accusations.due())
+        return self._found.popleft() if self._found else None
+
+    def takes(self, event: Event) -> bool:
+        """Whether an event is a part of an inquiry, which then goes on."""
+        accusations, fields, by = self.accusations, event.fields, event.server
+        if event.name == "lost":
+            if self._scheduler.is_alive(fields["who"]):
+                self._act(accusations.accuse(by, fields["who"], fields["kind"]))
+        elif event.name == "asked":
+            self._act(accusations.answered(fields["question"], fields["lost"]))
+        elif event.name == "reached":
+            self._act(accusations.connected(by, fields["who"], fields["reached"]))
+        else:
+            return False
+        return True
+
+    def _act(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Ask():
+                    args = [action]
+                    threading.Thread(target=self._ask, args=args, daemon=True).start()
+                case Connect(by, who):
+                    fields = {"server": who, "within_s": self._hung_s}
+                    self._scheduler.tell(by, "reach", fields)
+                case Found(server, name, fields):
+                    self._found.append(Event(*action, time.perf_counter()))
+                    if name == "apart":
+                        print(
+                            f"warning: server {server} cannot reach server "
+                            f"{fields['who']}, though both answer the scheduler; "
+                            "others are asked instead",
+                            file=sys.stderr,
+                        )
+
+    def _ask(self, question: Ask) -> None:
+        """Asks an accused."""
+        scheduler, server, lost = self._scheduler, question.server, None
+        if not question.calls:
+            lost = scheduler.lost_as(server, self._hung_s)
+        elif scheduler.ask(server, "time", self._calls_s) is None:
+            lost = "hung"
+        scheduler.happened(server, "asked", question=question, lost=lost)

@@ -17,12 +17,12 @@ import numpy as np
 from moe_edge.cluster.drills import SIGNALS, Drill
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.roles import FIRST
-from moe_edge.cluster.scheduler.event import Event
-from moe_edge.cluster.scheduler.inquiries import Inquiries
+from moe_edge.cluster.scheduler.accusations import Inquiries
+from moe_edge.cluster.scheduler.event import SAID, Event
 from moe_edge.cluster.scheduler.requests import NobodyLeft
 from moe_edge.cluster.scheduler.returning import Returning
-from moe_edge.cluster.scheduler.said import SAID, is_well_formed
-from moe_edge.cluster.transport.base import HUNG_S, PeerLost, Refused, Transport
+from moe_edge.cluster.transport.base import HUNG_S, PeerLost, Refused
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import MoeEdgeError, RequestError
 
 QUESTION_S = 20.0  # deadline of what a server is asked before a run
@@ -152,7 +152,7 @@ class Scheduler:
                 is_server = 0 <= event.server < len(self.alive_N)
                 if is_server and (event := self.returning.hears(event)) is not None:
                     return event
-            elif event.name in SAID and not is_well_formed(event.name, event.fields):
+            elif not event.is_well_formed:
                 what = f"{event.name!r} {event.fields}"
                 print(f"server {event.server} says {what}; it is lost", file=sys.stderr)
                 self.tell(event.server, "stop")  # it must not come back
@@ -164,8 +164,8 @@ class Scheduler:
                 return event
 
     def _next(self, until_s: float) -> Event | None:
-        if (decided := self._inquiries.next_decided()) is not None:
-            return decided
+        if (found := self._inquiries.next_found()) is not None:
+            return found
         try:
             return self._events.get(timeout=max(until_s - time.monotonic(), 0.001))
         except queue.Empty:

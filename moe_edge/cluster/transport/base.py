@@ -1,15 +1,13 @@
-"""What carries calls, expert blocks and control between the cluster's processes.
+"""What the cluster's processes hand to a transport, and what they get from it.
 
-One interface, `Transport`; `messages/` implements it. A process has a
-number, its `peer` number. It answers others by `Handlers`, in threads of the transport,
+A process has a number, its `peer` number. It asks others by a `Transport`
+(`messages/transport.py`), and answers them by `Handlers`, in threads of the transport,
 in order; these never call others, so that no two processes can wait for each other.
 """
 
-import abc
 import dataclasses
 import socket
 import threading
-from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -178,118 +176,3 @@ class Traffic:
         """(peer, kind) -> messages and bytes that came in."""
         with self._lock:
             return dict(self._received)
-
-
-class Transport(abc.ABC):
-    """Calls, blocks and control from one process to its peers.
-
-    `start` and `finish` belong to one thread, the engine's. All else may be called by
-    any thread but those that answer (`Handlers`), which never wait for a peer.
-
-    Attributes:
-      peer: own number.
-      address: where it listens.
-      traffic: what it has carried.
-      on_lost: called once for a lost peer with its number and "dead" or "hung", by a
-        thread of the transport; must return soon.
-    """
-
-    peer: int
-    address: Address
-    traffic: Traffic
-    on_lost: Callable[[int, str], None] | None = None
-
-    @abc.abstractmethod
-    def serve(self, handlers: Handlers) -> None:
-        """Begins to answer; messages that came before have waited."""
-
-    @abc.abstractmethod
-    def connect(self, peer: int, address: Address) -> None:
-        """Makes a peer known, instead of an earlier one of that number."""
-
-    @abc.abstractmethod
-    def disconnect(self, peer: int) -> None:
-        """Forgets a peer; what waits for it gets `PeerLost`, nothing is reported."""
-
-    @abc.abstractmethod
-    def reach(self, peer: int, deadline_s: float) -> bool:
-        """Whether a peer is connected; a lost one is connected to again, if it can be.
-
-        If not, the peer is forgotten as by `disconnect`, but may be reached later.
-        """
-
-    def refuses(self, peer: int) -> bool:
-        """Whether nobody listens where a peer was (`Address.refuses`)."""
-        return False
-
-    @abc.abstractmethod
-    def start(self, peer: int, call: Call) -> int:
-        """Sends a call and returns at once.
-
-        Returns:
-          A ticket for `finish`.
-        Raises:
-          PeerLost: the peer is lost, or unknown.
-        """
-
-    @abc.abstractmethod
-    def finish(self, tickets: Sequence[int], deadline_s: float) -> list[Answered]:
-        """Waits for the answers of all tickets.
-
-        Meanwhile it takes in those of other tickets, too. Where one fails, it raises at
-        once; the other tickets, and a failed one's peers, stay good. A ticket that is
-        never collected is forgotten after some thousand calls.
-
-        Raises:
-          PeerLost: a peer is lost, or has not answered after `deadline_s`.
-          Refused: the peer's handler raised.
-        """
-
-    @abc.abstractmethod
-    def fetch(
-        self, peer: int, layer: int, block: int, out: np.ndarray, deadline_s: float
-    ) -> bool:
-        """Copies a peer's block into `out` (C-contiguous, the size of the record).
-
-        Returns:
-          Whether the peer holds it; if not, `out` may be written in part.
-        Raises:
-          PeerLost, Refused: as `finish`.
-        """
-
-    @abc.abstractmethod
-    def control(
-        self,
-        peer: int,
-        name: str,
-        fields: dict | None = None,
-        arrays: dict[str, np.ndarray] | None = None,
-        deadline_s: float = 5.0,
-    ) -> tuple[dict, dict[str, np.ndarray]]:
-        """Asks a peer; in order with the posts to it.
-
-        Returns:
-          Fields and arrays of its answer.
-        Raises:
-          PeerLost, Refused: as `finish`.
-        """
-
-    @abc.abstractmethod
-    def post(
-        self,
-        peer: int,
-        name: str,
-        fields: dict | None = None,
-        arrays: dict[str, np.ndarray] | None = None,
-    ) -> None:
-        """Tells a peer without an answer; to a lost or unknown peer: nothing."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Ends all threads and connections; may be called again."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()

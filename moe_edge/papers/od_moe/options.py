@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from moe_edge.cluster.modes import Mode
 from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.roles import FIRST_WORKER, MAIN
 from moe_edge.core.checks import (
@@ -91,3 +92,10 @@ class OdMoeOptions(ClusterOptions):
         if process >= FIRST_WORKER:
             return f"worker{process - FIRST_WORKER}"
         return "main" if process == MAIN else "shadow"
+
+
+MODE = Mode(
+    OdMoeOptions,
+    "moe_edge.papers.od_moe.cluster.nodes:make_node",
+    "moe_edge.papers.od_moe.cluster.programme:OdProgramme",
+)

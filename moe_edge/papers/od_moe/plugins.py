@@ -2,7 +2,7 @@
 
 PLUGINS = (
     ("predictor", "shadow", "shadow.predictor:Shadow"),
-    ("mode", "od_moe", "mode:MODE"),
+    ("mode", "od_moe", "options:MODE"),
     ("study", "od_moe_fig10", "studies.fig10:STUDY"),
     ("study", "od_moe_fig3", "studies.studies:STUDIES"),
     ("study", "od_moe_fig6", "studies.studies:STUDIES"),

@@ -15,7 +15,7 @@ from moe_edge.bench.rounds import interleave
 from moe_edge.bench.speed import MS, Models, Rows, make_row
 from moe_edge.cluster.network.namespaces import emulated_network
 from moe_edge.cluster.transport.base import Call
-from moe_edge.cluster.transport.messages.transport import MessagesTransport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.cluster.transport.wire import Kind
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.studies.speed.cluster import ClusterSettings
@@ -38,7 +38,7 @@ class CallRound(NamedTuple):
 class Caller:
     """Calls another process, and sends it as many bytes by bare TCP."""
 
-    def __init__(self, peer: Peer, transport: MessagesTransport, config):
+    def __init__(self, peer: Peer, transport: Transport, config):
         self._transport, moe = transport, config.moe
         rng, K = np.random.default_rng(0), moe.top_k
         self._call = Call(
@@ -95,7 +95,7 @@ def call_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows
     with contextlib.ExitStack() as stack:
         for name, folder in models:
             peer = stack.enter_context(Peer(PEER, folder, secret))
-            transport = stack.enter_context(MessagesTransport(ME, secret.encode()))
+            transport = stack.enter_context(Transport(ME, secret.encode()))
             config = open_checkpoint(folder).config
             callers[name] = Caller(peer, transport, config)
             stack.callback(callers[name].close)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from moe_edge.cluster.transport.base import Address
-from moe_edge.cluster.transport.messages.transport import MessagesTransport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.core.json_reader import parse_json
 
@@ -146,7 +146,7 @@ def main() -> None:
     server = socket.create_server((what["host"], 0))
     threading.Thread(target=echo, args=(server,), daemon=True).start()
     secret = what["secret"].encode()
-    with MessagesTransport(what["number"], secret, what["host"]) as transport:
+    with Transport(what["number"], secret, what["host"]) as transport:
         transport.serve(computing)
         told = {"address": vars(transport.address), "echo": server.getsockname()}
         print(json.dumps(told), flush=True)

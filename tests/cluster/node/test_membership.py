@@ -7,7 +7,7 @@ import pytest
 from moe_edge.cluster.node.membership import Reception, say_hello
 from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.transport.base import Address, PeerLost
-from moe_edge.cluster.transport.messages.transport import MessagesTransport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import ConfigError
 from tests.support.live_run import unused_ports
 
@@ -37,14 +37,14 @@ def reception():
 
 @pytest.fixture
 def where(reception):
-    with MessagesTransport(SCHEDULER, SECRET) as transport:
+    with Transport(SCHEDULER, SECRET) as transport:
         transport.serve(Answers(reception))
         yield Address("127.0.0.1", transport.address.calls, transport.address.calls)
 
 
 def hello(where, process: int, secret: bytes = SECRET, timeout_s=5.0, **changes):
     facts = FACTS | {"instance": f"i{process}", "address": []} | changes
-    with MessagesTransport(process, secret) as transport:
+    with Transport(process, secret) as transport:
         say_hello(transport, where, facts, timeout_s, lambda *_: None)
 
 

@@ -47,7 +47,7 @@ def moving():
         assert_tokens_of_one_machine(run.asked)
         run.sent, run.received = cluster.traffic(True), cluster.traffic(False)
         run.talk = list(cluster.scheduler.talk)
-    assert run.keeper.moved > 0
+    assert run.keeper.table.moved > 0
     return run
 
 
@@ -89,7 +89,7 @@ def test_holders_in_the_trace_held_their_blocks_at_that_version(moving):
     """The table of a version, from the placement and the changes before it."""
     trace, held_NLE = trace_of(moving, E, K), moving.keeper.start_NLE.copy()
     held = {0: held_NLE.copy()}
-    for change in moving.keeper.changes:
+    for change in moving.keeper.table.changes:
         for cells, there in ((change.moves, True), (change.drops, False)):
             for cell in cells:
                 held_NLE[tuple(cell)] = there
@@ -125,8 +125,8 @@ def test_versions_rise_and_are_read_again(moving, tmp_path):
         block_bytes=1,
     )
     changes = read_migrations(tmp_path / method_file("migrations", "x"), facts)
-    assert len(changes) == moving.keeper.version > 1
-    assert sum(len(change.moves) for change in changes) == moving.keeper.moved
+    assert len(changes) == moving.keeper.table.version > 1
+    assert sum(len(change.moves) for change in changes) == moving.keeper.table.moved
     assert any(source >= 0 for change in changes for source in change.sources)
     start = Placement.load(tmp_path / method_file("placement", "x"))
     np.testing.assert_array_equal(start.on_NLE, moving.keeper.start_NLE)
@@ -151,7 +151,7 @@ def test_events_are_calls_and_blocks_on_the_clock_of_the_run(moving):
     calls = [event for event in events if event.kind == "call"]
     assert all(-0.01 < event.t_s < end_s + 0.01 for event in calls)
     moved = [event for event in events if event.kind == "transfer"]
-    assert len(moved) == moving.keeper.moved
+    assert len(moved) == moving.keeper.table.moved
 
 
 def test_a_run_with_a_lost_server_and_a_lost_request_is_written(tmp_path):

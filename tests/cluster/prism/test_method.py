@@ -19,7 +19,7 @@ def test_any_placement_gives_the_tokens_of_one_machine(servers):
             asked = requests((9, 16, 40, 1), 8, servers)
             run = cluster.run(random_held(servers, seed, copies=0.2), asked)
             assert_tokens_of_one_machine(run.asked)
-            assert not run.failures and not run.keeper.changes
+            assert not run.failures and not run.keeper.table.changes
 
 
 def test_migration_in_the_midst_of_generation_changes_no_token():
@@ -28,4 +28,4 @@ def test_migration_in_the_midst_of_generation_changes_no_token():
         asked = requests((9, 16, 12), 48, 3)
         run = cluster.run(tables[0], asked, policy=Wandering(tables))
         assert_tokens_of_one_machine(run.asked)
-        assert run.keeper.moved > 0
+        assert run.keeper.table.moved > 0

@@ -11,7 +11,7 @@ import pytest
 from moe_edge.cluster.drills import Drill
 from moe_edge.cluster.node.node import SchedulerLost
 from moe_edge.cluster.transport.base import Call, PeerLost, Refused
-from moe_edge.cluster.transport.messages.transport import MessagesTransport
+from moe_edge.cluster.transport.messages.transport import Transport
 from tests.support.live_cluster import (
     SLOTS,
     LiveCluster,
@@ -34,7 +34,7 @@ def cluster():
 @pytest.fixture
 def stranger(cluster):
     """A process that knows the secret, but is no part of the cluster."""
-    with MessagesTransport(9, SECRET) as transport:
+    with Transport(9, SECRET) as transport:
         transport.connect(1, cluster.servers[0].transport.address)
         transport.connect(0, cluster.transport.address)
         yield transport

@@ -87,7 +87,7 @@ def _sources(arrays):
 class World:
     """A scheduler's list of servers, as far as the keeper needs it."""
 
-    moe_layers = LAYERS
+    moe_layers, shape_LE = list(LAYERS), (4, E)
 
     def __init__(self, slots: Sequence[int]):
         self.slots_N = np.array(slots)
@@ -98,15 +98,6 @@ class World:
     @property
     def alive(self):
         return np.flatnonzero(self.alive_N).tolist()
-
-    def full(self, array_LE, empty=0):
-        full = np.full((4, E), empty, array_LE.dtype)
-        full[list(LAYERS)] = array_LE
-        return full
-
-    @property
-    def bad_pairs(self):
-        return self.accusations.bad
 
     def tell(self, server, name, fields=None, arrays=None):
         assert self.alive_N[server]
@@ -181,7 +172,7 @@ def start(rng, slots, network=False):
     held_NLE = random_placement(rng, np.maximum(world.slots_N - 1, 0))
     keeper = TableKeeper(world, held_NLE, StubJudge(rng, slots, network))
     np.testing.assert_array_equal(keeper.start_NLE, held_NLE)
-    targets_NLE = keeper._router.routes(held_NLE).target_NLE
+    targets_NLE = keeper._routes(world.alive_N).target_NLE
     world.servers = [
         SimulatedServer(world, n, slots[n], held_NLE[n], targets_NLE[n])
         for n in range(len(slots))
@@ -213,7 +204,7 @@ def quiet(world) -> bool:
 def replay(keeper, slots, allow_lost) -> None:
     """The written changes say who held what: every block at every version."""
     held_NLE = keeper.start_NLE.copy()
-    for number, change in enumerate(keeper.changes):
+    for number, change in enumerate(keeper.table.changes):
         assert change.version == number + 1
         for cell in change.moves:
             held_NLE[tuple(cell)] = True
@@ -248,7 +239,7 @@ def test_migrations_keep_every_block_within_the_slots(slots, network):
             world.check(keeper, was_lost=False)
         finish(world, keeper, rng)
         replay(keeper, slots, allow_lost=False)
-        moved += keeper.moved
+        moved += keeper.table.moved
     assert moved >= 100
 
 
@@ -267,7 +258,7 @@ def finish(world, keeper, rng) -> None:
         for cell in world.servers[n].held:
             held_LE[cell] = True
         np.testing.assert_array_equal(held_LE, keeper.held_NLE[n])
-        assert world.servers[n].version == keeper.version
+        assert world.servers[n].version == keeper.table.version
 
 
 @pytest.mark.parametrize("network", [*slow(False), True])
@@ -391,7 +382,7 @@ def test_changes_are_written_as_their_reader_wants_them(tmp_path):
     lose(world, keeper, 1)
     mend(world, keeper, rng)
     path = tmp_path / "migrations_x.jsonl"
-    write_migrations(path, keeper.changes)
+    write_migrations(path, keeper.table.changes)
     facts = ClusterFacts(
         methods=["x"],
         slots=[5, 5, 5],
@@ -401,7 +392,7 @@ def test_changes_are_written_as_their_reader_wants_them(tmp_path):
         block_bytes=1,
     )
     read = read_migrations(path, facts)
-    assert [c.version for c in read] == list(range(1, keeper.version + 1))
+    assert [c.version for c in read] == list(range(1, keeper.table.version + 1))
     assert {c.begun_s is None for c in read if c.moves} == {False}
     assert all(0 <= c.begun_s <= c.t_s for c in read if c.moves)
     assert all(len(c.sources) == len(c.moves) for c in read)

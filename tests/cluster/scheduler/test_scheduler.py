@@ -5,8 +5,8 @@ import time
 import pytest
 
 from moe_edge.cluster.scheduler import serving
+from moe_edge.cluster.scheduler.event import SAID, Event
 from moe_edge.cluster.scheduler.requests import ClusterRequest, NobodyLeft
-from moe_edge.cluster.scheduler.said import SAID, is_well_formed
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.serving import Holders, Serving
 from moe_edge.cluster.transport.base import PeerLost
@@ -40,6 +40,10 @@ class Nobody:
 @pytest.fixture
 def scheduler():
     return Scheduler(Nobody(), None, 2)
+
+
+def is_well_formed(name, fields):
+    return Event(0, name, fields, 0.0).is_well_formed
 
 
 @pytest.mark.parametrize("name", SAID)

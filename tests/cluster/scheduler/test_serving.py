@@ -63,7 +63,7 @@ def test_a_server_that_dies_around_a_migration_changes_no_token(way, name, count
         (failure,) = run.failures
         assert (failure.server, failure.kind) == (1, "dead")
         assert failure.resumed_s > failure.detected_s
-        assert run.keeper.moved and not run.keeper.degraded
+        assert run.keeper.table.moved and not run.keeper.degraded
 
 
 def test_a_moved_request_brings_the_tokens_that_it_has():
@@ -96,7 +96,7 @@ def test_blocks_of_a_dead_server_get_free_slots():
     with LiveCluster([SLOTS] * 3) as cluster:
         run = cluster.run(held_NLE, asked_of(3), drill=Drill("kill", 0, 8))
         assert_tokens_of_one_machine(run.asked)
-        first, second = run.keeper.changes
+        first, second = run.keeper.table.changes
         assert sorted(first.drops) == [
             (0, *c) for c in np.argwhere(held_NLE[0]).tolist()
         ]
@@ -113,7 +113,7 @@ def test_without_room_lost_blocks_are_read_for_each_call():
     with LiveCluster([9, 9, 9]) as cluster:  # 8 blocks each, a spare slot
         run = cluster.run(owned_by_one(3), asked_of(3), drill=Drill("kill", 0, 8))
         assert_tokens_of_one_machine(run.asked)
-        assert len(run.keeper.degraded) == 8 and not run.keeper.moved
+        assert len(run.keeper.degraded) == 8 and not run.keeper.table.moved
         assert [run.notes[n][0]["most_used"] for n in (1, 2)] == [9, 9]
 
 
@@ -239,7 +239,7 @@ def test_a_call_longer_than_its_deadline_succeeds_and_kills_nobody(monkeypatch):
         server.call, caller.finish = call, noted
         run = cluster.run(owned_by_one(2), requests((5,), 2, 2))
         assert_tokens_of_one_machine(run.asked)
-        assert not run.failures and run.keeper.changes
+        assert not run.failures and run.keeper.table.changes
         assert deadlines_s[1] > deadlines_s[0] == 0.1
 
 
@@ -275,9 +275,9 @@ def test_blocks_that_do_not_come_are_read_from_the_own_checkpoint():
         policy = Wandering(tables, 0.02, source="network")
         run = cluster.run(tables[0], asked_of(2), policy=policy)
         assert_tokens_of_one_machine(run.asked)
-        assert run.keeper.moved
+        assert run.keeper.table.moved
         assert all((run.notes[n][1]["brought"][:, 4] == -1).all() for n in (0, 1))
-        for change in run.keeper.changes:
+        for change in run.keeper.table.changes:
             assert [m[0] for m in change.moves] == list(change.sources)
 
 
@@ -370,7 +370,7 @@ def test_a_server_that_was_lost_before_the_run_is_known_to_it():
         run = cluster.run(random_held(3, 1), asked_of(3))
         assert_tokens_of_one_machine(run.asked)
         assert not run.failures and not run.keeper.start_NLE[1].any()
-        assert run.keeper.start_NLE.any(axis=0).all() and not run.keeper.changes
+        assert run.keeper.start_NLE.any(axis=0).all() and not run.keeper.table.changes
 
 
 @pytest.mark.parametrize("heard", ["first", "last"])
@@ -427,7 +427,7 @@ def test_a_server_that_comes_back_takes_blocks_that_found_no_room():
         cluster.hold(asked[-1], {("from", "returned"): 1, ("from", "arrived"): 1})
         run = cluster.run(owned_by_one(3), asked)
         assert_tokens_of_one_machine(run.asked)
-        assert not run.keeper.degraded and run.keeper.moved == 8
+        assert not run.keeper.degraded and run.keeper.table.moved == 8
         np.testing.assert_array_equal(run.keeper.held_NLE, owned_by_one(3))
 
 
@@ -593,7 +593,7 @@ def test_a_server_that_cannot_reach_another_one_asks_other_holders(capfd):
     _, run = run_with_cut([SLOTS] * 3, held_NLE, [(0, 1)])
     calls = run.notes[0][1]["calls"]
     last_to = {n: calls[calls[:, 2] == n, 0].max(initial=0) for n in (1, 2)}
-    assert last_to[1] < last_to[2] and not run.keeper.moved
+    assert last_to[1] < last_to[2] and not run.keeper.table.moved
     assert "server 0 cannot reach server 1, though both" in capfd.readouterr().err
 
 
@@ -605,7 +605,7 @@ def test_blocks_out_of_reach_are_copied_to_where_there_is_room():
 
 def test_blocks_out_of_reach_are_read_for_each_call_without_room():
     _, run = run_with_cut([13, 13], owned_by_one(2), [(0, 1), (1, 0)])
-    assert not run.keeper.moved and not run.keeper.degraded
+    assert not run.keeper.table.moved and not run.keeper.degraded
     assert [run.notes[n][0]["most_used"] for n in (0, 1)] == [13, 13]
 
 
@@ -613,7 +613,7 @@ def test_blocks_out_of_reach_are_read_for_each_call_without_room():
 def test_a_server_without_slots_asks_one_that_it_reaches_to_read():
     held_NLE = np.concatenate([np.zeros((1, 2, 12), bool), owned_by_one(2)])
     _, run = run_with_cut([0, 13, 13], held_NLE, [(0, 1)])
-    assert not run.keeper.moved
+    assert not run.keeper.table.moved
     calls = run.notes[0][1]["calls"]
     assert set(calls[-20:, 2]) == {2}
 
@@ -633,7 +633,7 @@ def test_a_connection_that_breaks_once_is_made_again():
         cluster.scheduler.react = react
         run = cluster.run(owned_by_one(2), asked_of(2))
         assert_tokens_of_one_machine(run.asked)
-        assert not run.failures and not run.keeper.moved
+        assert not run.failures and not run.keeper.table.moved
         assert not cluster.scheduler.accusations.found_bad
         assert cluster.scheduler.talk.count(("from", 0, "together", {"who": 1})) == 1
         calls = run.notes[0][1]["calls"]

@@ -14,7 +14,7 @@ from moe_edge.cluster.transport.base import Address, PeerLost, SecretRefused
 from moe_edge.cluster.transport.certificate import tls_context
 from moe_edge.cluster.transport.messages import blocks
 from moe_edge.cluster.transport.messages.stream import hang_up, receive, send
-from moe_edge.cluster.transport.messages.transport import MessagesTransport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.cluster.transport.wire import BlockRequest, Kind
 from tests.support.cluster_node import Handlers, Node, record
 
@@ -25,14 +25,14 @@ SIZE = 200_001
 
 @pytest.fixture
 def callee():
-    with MessagesTransport(1, SECRET) as transport:
+    with Transport(1, SECRET) as transport:
         transport.serve(Handlers())
         yield transport
 
 
 @pytest.fixture
 def caller(callee):
-    with MessagesTransport(0, SECRET) as transport:
+    with Transport(0, SECRET) as transport:
         transport.lost = []
         transport.on_lost = lambda *what: transport.lost.append(what)
         transport.connect(1, callee.address)
@@ -168,7 +168,7 @@ def test_a_lost_peer_frees_who_shakes_hands_with_it(caller, callee):
 
 
 def test_who_answers_for_a_peer_with_another_secret_is_refused(caller, callee):
-    with MessagesTransport(1, b"a secret of somebody else") as other:
+    with Transport(1, b"a secret of somebody else") as other:
         other.serve(Handlers())
         ports = callee.address.calls, other.address.blocks
         caller.connect(1, Address("127.0.0.1", *ports))
@@ -249,7 +249,7 @@ def test_a_connection_that_cannot_be_accepted_is_not_the_last(monkeypatch):
         accept(server)
 
     monkeypatch.setattr(blocks.BlockServer, "_accept", fail_once)
-    with MessagesTransport(1, SECRET) as callee, MessagesTransport(0, SECRET) as caller:
+    with Transport(1, SECRET) as callee, Transport(0, SECRET) as caller:
         callee.serve(Handlers())
         caller.connect(1, callee.address)
         assert fetched(caller) and failed
@@ -263,7 +263,7 @@ def test_who_does_not_shake_hands_is_hung_up_on(callee, monkeypatch):
 
 
 def test_a_killed_peer_gives_no_more_blocks():
-    with MessagesTransport(0, SECRET) as caller, Node(1, SECRET) as node:
+    with Transport(0, SECRET) as caller, Node(1, SECRET) as node:
         caller.connect(1, node.address)
         assert fetched(caller)
         node.process.kill()
@@ -275,7 +275,7 @@ def test_a_killed_peer_gives_no_more_blocks():
 
 def test_close_ends_all_connections():
     before = threading.active_count()
-    with MessagesTransport(1, SECRET) as callee, MessagesTransport(0, SECRET) as caller:
+    with Transport(1, SECRET) as callee, Transport(0, SECRET) as caller:
         callee.serve(Handlers())
         caller.connect(1, callee.address)
         assert fetched(caller)

@@ -20,7 +20,7 @@ from moe_edge.cluster.transport.base import (
     SecretRefused,
 )
 from moe_edge.cluster.transport.keys import derive_keys, new_secret
-from moe_edge.cluster.transport.messages.transport import MessagesTransport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.cluster.transport.wire import Kind, WireError
 from moe_edge.core.checks import ConfigError
 from tests.support.cluster_node import Handlers, Node, record
@@ -67,14 +67,14 @@ def gate(handlers):
 
 @pytest.fixture
 def callee(handlers):
-    with MessagesTransport(1, SECRET) as transport:
+    with Transport(1, SECRET) as transport:
         transport.serve(handlers)
         yield transport
 
 
 @pytest.fixture
 def caller(callee):
-    with MessagesTransport(0, SECRET) as transport:
+    with Transport(0, SECRET) as transport:
         transport.lost = []
         transport.on_lost = lambda peer, kind: transport.lost.append((peer, kind))
         transport.connect(1, callee.address)
@@ -155,7 +155,7 @@ def test_failed_ticket_leaves_the_others(caller, handlers):
 
 def test_answers_are_stamped_when_they_come_whoever_is_waited_for(caller, gate):
     """The first one is slow; the second one's time must not hold the wait for it."""
-    with MessagesTransport(2, SECRET) as quick:
+    with Transport(2, SECRET) as quick:
         quick.serve(Handlers())
         caller.connect(2, quick.address)
         ask(caller, 2)
@@ -404,7 +404,7 @@ def test_reach_gives_up_in_time_and_may_succeed_later(caller, callee, handlers):
     assert time.monotonic() - started_s < WAIT_S / 2
     with pytest.raises(PeerLost, match="peer 1 is not connected"):
         ask(caller)
-    again = MessagesTransport(1, SECRET, "127.0.0.1", address.calls, address.blocks)
+    again = Transport(1, SECRET, "127.0.0.1", address.calls, address.blocks)
     with again:
         again.serve(handlers)
         assert caller.reach(1, WAIT_S)
@@ -496,7 +496,7 @@ def test_disconnect_frees_threads_that_wait(caller, gate):
 
 
 def test_wrong_secret_is_refused_at_once(callee):
-    with MessagesTransport(2, b"a secret of somebody else") as stranger:
+    with Transport(2, b"a secret of somebody else") as stranger:
         lost = []
         stranger.on_lost = lambda peer, kind: lost.append((peer, kind))
         stranger.connect(1, callee.address)
@@ -634,12 +634,12 @@ def test_settings_out_of_range_are_refused(text, kwargs):
 
 def refuse(text, **kwargs):
     with pytest.raises(ConfigError, match=re.escape(text)):
-        MessagesTransport(0, SECRET, **kwargs)
+        Transport(0, SECRET, **kwargs)
 
 
 def test_close_is_quick_and_may_be_repeated(callee, handlers, gate):
     before = threading.active_count()
-    caller = MessagesTransport(0, SECRET)
+    caller = Transport(0, SECRET)
     caller.connect(1, callee.address)
     caller.serve(handlers)
     ask(caller)
@@ -665,7 +665,7 @@ def test_close_does_not_wait_for_a_stuck_handler(caller, callee, gate):
 
 
 def test_last_posts_are_sent_before_the_end(callee, handlers):
-    caller = MessagesTransport(0, SECRET)
+    caller = Transport(0, SECRET)
     caller.connect(1, callee.address)
     caller.control(1, "x")
     for i in range(20):
@@ -683,7 +683,7 @@ def test_tickets_never_collected_are_forgotten(caller, monkeypatch):
 
 
 def test_killed_peer_is_dead_at_once():
-    with MessagesTransport(0, SECRET) as caller, Node(1, SECRET) as node:
+    with Transport(0, SECRET) as caller, Node(1, SECRET) as node:
         assert not node.jax_loaded
         lost = []
         caller.on_lost = lambda *what: lost.append(what)
@@ -720,7 +720,7 @@ def test_a_peer_is_not_dead_because_there_is_no_network(monkeypatch):
         raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
     monkeypatch.setattr(socket, "create_connection", no_network)
-    with MessagesTransport(0, SECRET) as caller, Node(1, SECRET) as node:
+    with Transport(0, SECRET) as caller, Node(1, SECRET) as node:
         lost = []
         caller.on_lost = lambda *what: lost.append(what)
         caller.connect(1, node.address)
@@ -731,7 +731,7 @@ def test_a_peer_is_not_dead_because_there_is_no_network(monkeypatch):
 
 def test_stopped_peer_hangs_but_a_busy_one_does_not():
     with (
-        MessagesTransport(0, SECRET, hung_s=2.0) as caller,
+        Transport(0, SECRET, hung_s=2.0) as caller,
         Node(1, SECRET) as stopped,
         Node(2, SECRET) as busy,
     ):
@@ -756,7 +756,7 @@ def test_stopped_peer_hangs_but_a_busy_one_does_not():
 
 def test_secret_of_a_run_serves_processes():
     secret = new_secret()
-    with MessagesTransport(0, secret) as caller, Node(3, secret) as node:
+    with Transport(0, secret) as caller, Node(3, secret) as node:
         caller.connect(3, node.address)
         fields, _ = caller.control(3, "hello")
         assert fields == {"peer": 0, "name": "hello"}

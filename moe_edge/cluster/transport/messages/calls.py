@@ -38,9 +38,7 @@ class Calls:
         lose: Callable[[PeerLink, Callable[[], PeerLost]], None],
         traffic: Traffic,
     ):
-        self._link = link
-        self._lose = lose
-        self._traffic = traffic
+        self._link, self._lose, self._traffic = link, lose, traffic
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # held by who uses the call sockets
         self._retired: list[zmq.Socket] = []  # for the lock's holder to close
@@ -48,7 +46,13 @@ class Calls:
         self._answers: dict[int, Answered | Refused] = {}
 
     def start(self, peer: int, call: Call) -> int:
-        """As `Transport.start`."""
+        """Sends a call and returns at once.
+
+        Returns:
+          A ticket for `finish`.
+        Raises:
+          PeerLost: the peer is lost, or unknown.
+        """
         number = next(self._numbers)
         frame = wire.encode_call(number, call)
         with self._lock:
@@ -63,7 +67,16 @@ class Calls:
         return number
 
     def finish(self, tickets: Sequence[int], deadline_s: float) -> list[Answered]:
-        """As `Transport.finish`."""
+        """Waits for the answers of all tickets.
+
+        Meanwhile it takes in those of other tickets, too. Where one fails, it raises at
+        once; the other tickets, and a failed one's peers, stay good. A ticket that is
+        never collected is forgotten after some thousand calls.
+
+        Raises:
+          PeerLost: a peer is lost, or has not answered after `deadline_s`.
+          Refused: the peer's handler raised.
+        """
         until_s = time.monotonic() + deadline_s
         with self._lock:
             self._bury()

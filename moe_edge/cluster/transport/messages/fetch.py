@@ -5,6 +5,7 @@ took a quarter of a block's time at 500 Mbit/s (docs/measurements.md).
 """
 
 import contextlib
+import itertools
 import socket
 import ssl
 import time
@@ -36,31 +37,32 @@ class Fetcher:
     Args:
       peer: own number.
       context: of TLS, as a client.
-      lose: gives a link up.
+      link, lose: as of `Calls`.
     """
 
     def __init__(
         self,
         peer: int,
         context: ssl.SSLContext,
+        link: Callable[[int], PeerLink],
         lose: Callable[[PeerLink, Callable[[], PeerLost]], None],
         traffic: Traffic,
     ):
-        self._peer = peer
-        self._context = context
-        self._lose = lose
-        self._traffic = traffic
+        self._peer, self._context = peer, context
+        self._link, self._lose, self._traffic = link, lose, traffic
+        self._numbers = itertools.count(1)
 
     def fetch(
-        self,
-        link: PeerLink,
-        number: int,
-        layer: int,
-        block: int,
-        out: np.ndarray,
-        deadline_s: float,
+        self, peer: int, layer: int, block: int, out: np.ndarray, deadline_s: float
     ) -> bool:
-        """As `Transport.fetch`; `number` is this fetch's own."""
+        """Copies a peer's block into `out` (C-contiguous, the size of the record).
+
+        Returns:
+          Whether the peer holds it; if not, `out` may be written in part.
+        Raises:
+          PeerLost, Refused: as `Calls.finish`.
+        """
+        number, link = next(self._numbers), self._link(peer)
         if not out.flags.c_contiguous:
             raise ConfigError(
                 f"out is {out.dtype}{list(out.shape)} with gaps, expected C-contiguous"

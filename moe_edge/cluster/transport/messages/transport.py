@@ -1,4 +1,4 @@
-"""The default transport: ZeroMQ over TCP, and TLS for blocks, keys from the secret.
+"""The transport: ZeroMQ over TCP, and TLS for blocks, keys from the secret.
 
 A process binds two ports, one for calls and control, one for blocks, so that calls
 never queue behind blocks. To each peer it has three connections: for the calls of
@@ -7,10 +7,9 @@ notices lost peers) and for fetching blocks (`fetch.py`). `answer.py` and `block
 answer. All are encrypted, and admit only who knows the secret.
 """
 
-import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import zmq
@@ -18,12 +17,9 @@ import zmq
 from moe_edge.cluster.transport.base import (
     HUNG_S,
     Address,
-    Answered,
-    Call,
     Handlers,
     PeerLost,
     Traffic,
-    Transport,
 )
 from moe_edge.cluster.transport.certificate import tls_context
 from moe_edge.cluster.transport.messages.answer import Answering, answer_calls
@@ -49,14 +45,24 @@ END_S = 1.0  # for a thread to end; one that is stuck in a handler is left behin
 _left_behind: list[zmq.Context] = []  # kept, as their end would wait for such threads
 
 
-class MessagesTransport(Transport):
-    """`Transport` by messages.
+class Transport:
+    """Calls, blocks and control from one process to its peers; a context manager.
+
+    `start` and `finish` (`Calls`) belong to one thread, the engine's. All else, such as
+    `fetch` (`Fetcher`), may be called by any thread but those that answer (`Handlers`),
+    which never wait for a peer.
 
     Args:
+      peer: own number.
       secret: shared by all (`keys.py`).
       host: the address to bind, and that peers are told.
       calls_port, blocks_port: 0 takes a free one.
       hung_s: silence after which a peer is lost.
+    Attributes:
+      address: where it listens.
+      traffic: what it has carried.
+      on_lost: called once for a lost peer with its number and "dead" or "hung", by a
+        thread of the transport; must return soon.
     Raises:
       ConfigError: a port in use, a host that is not of this machine, a bad value.
     """
@@ -71,20 +77,19 @@ class MessagesTransport(Transport):
         hung_s: float = HUNG_S,
     ):
         address = numeric_host(host)
-        self.peer = peer
-        self.traffic = Traffic()
+        self.peer, self.traffic, self._secret = peer, Traffic(), secret
+        self.on_lost: Callable[[int, str], None] | None = None
         self._links: dict[int, PeerLink] = {}
         self._addresses: dict[int, Address] = {}
-        self._numbers = itertools.count(1)
-        self._secret = secret
         self._answering: list[Answering | BlockServer] = []
         self._closing = threading.Lock()
         self._closed = False
         self._sockets = Sockets(peer, secret, hung_s)
         self._watch = Watch(self._sockets, self.traffic, self._report, self._retire)
-        lose = self._watch.lose
-        self._calls = Calls(self._link, lose, self.traffic)
-        self._fetcher = Fetcher(peer, tls_context(secret, False), lose, self.traffic)
+        given = self._link, self._watch.lose, self.traffic
+        self._calls = Calls(*given)
+        self.start, self.finish = self._calls.start, self._calls.finish
+        self.fetch = Fetcher(peer, tls_context(secret, False), *given).fetch
         try:
             self._router, calls_port = self._sockets.router(address, calls_port)
             self._listener = listen(address, blocks_port)
@@ -95,7 +100,14 @@ class MessagesTransport(Transport):
         self.address = Address(host, calls_port, self._listener.getsockname()[1])
         self._watch.start()
 
+    def __enter__(self) -> "Transport":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
     def serve(self, handlers: Handlers) -> None:
+        """Begins to answer; messages that came before have waited."""
         answer, after = answer_calls(handlers), getattr(handlers, "answered", None)
         calls = Answering(self._router, answer, self.traffic, after)
         context = tls_context(self._secret, True)
@@ -105,6 +117,7 @@ class MessagesTransport(Transport):
             thread.start()
 
     def connect(self, peer: int, address: Address) -> None:
+        """Makes a peer known, instead of an earlier one of that number."""
         self.disconnect(peer)
         calls = self._sockets.dealer(b"c")
         control = self._sockets.dealer(b"o", LINGER_MS)
@@ -115,11 +128,16 @@ class MessagesTransport(Transport):
         self._watch.add(link)
 
     def disconnect(self, peer: int) -> None:
+        """Forgets a peer; what waits for it gets `PeerLost`, nothing is reported."""
         link = self._links.pop(peer, None)
         if link is not None:
             self._watch.forget(link)
 
     def reach(self, peer: int, deadline_s: float) -> bool:
+        """Whether a peer is connected; a lost one is connected to again, if it can be.
+
+        If not, the peer is forgotten as by `disconnect`, but may be reached later.
+        """
         until_s = time.monotonic() + deadline_s
         with self._closing:  # two threads may miss the same connection
             link, address = self._links.get(peer), self._addresses.get(peer)
@@ -140,50 +158,42 @@ class MessagesTransport(Transport):
         return False
 
     def refuses(self, peer: int) -> bool:
+        """Whether nobody listens where a peer was (`Address.refuses`)."""
         address = self._addresses.get(peer)
         return address is not None and address.refuses(REFUSES_S)
-
-    def start(self, peer: int, call: Call) -> int:
-        return self._calls.start(peer, call)
-
-    def finish(self, tickets: Sequence[int], deadline_s: float) -> list[Answered]:
-        return self._calls.finish(tickets, deadline_s)
-
-    def fetch(
-        self, peer: int, layer: int, block: int, out: np.ndarray, deadline_s: float
-    ) -> bool:
-        number = next(self._numbers)
-        link = self._link(peer)
-        return self._fetcher.fetch(link, number, layer, block, out, deadline_s)
 
     def control(
         self,
         peer: int,
         name: str,
-        fields: dict | None = None,
-        arrays: dict[str, np.ndarray] | None = None,
+        fields: Mapping | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
         deadline_s: float = 5.0,
     ) -> tuple[dict, dict[str, np.ndarray]]:
-        def encode(number: int) -> bytes:
-            return encode_control(
-                Kind.CONTROL, number, name, fields or {}, arrays or {}
-            )
+        """Asks a peer; in order with the posts to it.
 
-        return self._watch.ask(self._link(peer), encode, deadline_s)
+        Returns:
+          Fields and arrays of its answer.
+        Raises:
+          PeerLost, Refused: as `Calls.finish`.
+        """
+        given = name, fields or {}, arrays or {}
+        return self._watch.ask(self._link(peer), given, deadline_s)
 
     def post(
         self,
         peer: int,
         name: str,
-        fields: dict | None = None,
-        arrays: dict[str, np.ndarray] | None = None,
+        fields: Mapping | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
     ) -> None:
+        """Tells a peer without an answer; to a lost or unknown peer: nothing."""
         frame = encode_control(Kind.POST, 0, name, fields or {}, arrays or {})
-        link = self._links.get(peer)
-        if link is not None:
+        if (link := self._links.get(peer)) is not None:
             self._watch.post(link, frame)
 
     def close(self) -> None:
+        """Ends all threads and connections; may be called again."""
         with self._closing:
             if not self._closed:
                 self._closed = True

@@ -36,12 +36,17 @@ from moe_edge.cluster.transport.messages.peer_link import (
 )
 from moe_edge.cluster.transport.messages.sockets import ZAP_DOMAIN, Sockets
 from moe_edge.cluster.transport.wire import Kind
-from moe_edge.cluster.transport.wire_control import decode_control
+from moe_edge.cluster.transport.wire_control import decode_control, encode_control
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # ZeroMQ's name for it
 
 # A peer that was killed in its handshake fails it, too, but not again and again.
 MAX_HANDSHAKES = 3
+HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+)
 END_S = 0.5  # for monitors to end
 BROKEN_S = 0.3  # for an attempt to connect again to tell dead from hung
 
@@ -73,7 +78,7 @@ class Watch(threading.Thread):
         self._waiting: dict[int, tuple[PeerLink, concurrent.futures.Future]] = {}
         self._numbers = itertools.count(1)
         self._broken: set[PeerLink] = set()
-        self._stopping = False
+        self._stopping = threading.Event()
         self.clean = False
         self._lock = threading.Lock()  # of `PeerLink.lost`
         self._wake, self._woken = socket.socketpair()
@@ -121,16 +126,16 @@ class Watch(threading.Thread):
         """Sends a control message."""
         self.submit(lambda: self._send(link, frame))
 
-    def ask(
-        self, link: PeerLink, encode: Callable[[int], bytes], deadline_s: float
-    ) -> tuple[dict, dict]:
+    def ask(self, link: PeerLink, asked: tuple, deadline_s: float) -> tuple[dict, dict]:
         """Sends a control message and waits for its answer.
 
+        Args:
+          asked: its name, fields and arrays.
         Raises:
           PeerLost, Refused.
         """
         number = next(self._numbers)
-        frame = encode(number)
+        frame = encode_control(Kind.CONTROL, number, *asked)
         future: concurrent.futures.Future = concurrent.futures.Future()
 
         def ask():
@@ -149,11 +154,7 @@ class Watch(threading.Thread):
 
     def stop(self) -> None:
         """Ends the thread, once call sockets are closed; given work is done first."""
-
-        def stop():
-            self._stopping = True
-
-        self.submit(stop)
+        self.submit(self._stopping.set)
 
     def abandon(self) -> None:
         """Closes what a watch holds that was never started."""
@@ -172,7 +173,7 @@ class Watch(threading.Thread):
             now_s = time.monotonic()
             for link in [k for k in self._broken if now_s - k.broken_s > BROKEN_S]:
                 self._lose_as(link, "hung")
-            if self._stopping:
+            if self._stopping.is_set():
                 until_s = until_s or now_s + END_S
                 # A monitor is read to its end: ZeroMQ's thread might wait for it.
                 self.clean = len(self._readers) == 2
@@ -263,24 +264,17 @@ class Watch(threading.Thread):
             return
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             link.state, link.handshakes = "ready", 0
-        elif event in (
-            zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-        ):
-            self._refused(link)
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            link.handshakes += 1
+        elif event in HANDSHAKE_FAILED:
+            is_vague = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            link.handshakes += 1 if is_vague else MAX_HANDSHAKES
             if link.handshakes >= MAX_HANDSHAKES:
-                self._refused(link)
+                self.lose(link, lambda: SecretRefused(link.peer, link.address))
         elif event == zmq.EVENT_DISCONNECTED and link.state == "ready":
             link.state, link.broken_s = "broken", time.monotonic()
             self._broken.add(link)
         elif link.state == "broken":
             dead = event == zmq.EVENT_CLOSED and link.address.refuses(BROKEN_S)
             self._lose_as(link, "dead" if dead else "hung")
-
-    def _refused(self, link: PeerLink) -> None:
-        self.lose(link, lambda: SecretRefused(link.peer, link.address))
 
     def _lose_as(self, link: PeerLink, kind: str) -> None:
         self._broken.discard(link)

@@ -13,7 +13,7 @@ from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.node.remote import Remote
 from moe_edge.cluster.node.serving_node import ServingNode
 from moe_edge.cluster.roles import FIRST_WORKER, SHADOW
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.engine.programs import count_compiled
 from moe_edge.engine.sizes import capacity_for
 from moe_edge.engine.weights import Weights
@@ -85,11 +85,9 @@ class MainNode(ServingNode):
     def _said(self, fields, arrays) -> None:
         """The shadow has said all: this comes behind it."""
 
-    def _worker_lost(self, worker: int, kind: str) -> None:
+    def _worker_lost(self, peer: int, kind: str) -> None:
         """A call found a worker lost; others are asked from now on."""
-        if kind != "dead":
-            kind = "hung"
-        self.on_lost(FIRST_WORKER + worker, kind)
+        self.on_lost(peer, kind if kind == "dead" else "hung")
 
     def peer_suspected(self, peer: int) -> None:
         if peer == SHADOW:

@@ -12,7 +12,7 @@ import numpy as np
 from moe_edge.cluster.node.engine import PlacedEngine
 from moe_edge.cluster.node.tables import HERE, View
 from moe_edge.cluster.roles import FIRST_WORKER, SHADOW
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.engine.programs import jit_step
 from moe_edge.engine.session import Session
 from moe_edge.papers.od_moe.cluster.groups import Groups

@@ -1,10 +1,12 @@
 """Makes the node of one of OD-MoE's processes: main, shadow or a worker."""
 
+from collections.abc import Callable
+
 from moe_edge.cluster.node.engine import dense_weights
 from moe_edge.cluster.node.node import Node
 from moe_edge.cluster.node.programs import PlacedPrograms
 from moe_edge.cluster.roles import MAIN, SHADOW
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.engine.weights import Weights
 from moe_edge.offload.store import HostStore, device_dtype
 from moe_edge.papers.od_moe.cluster.groups import Groups
@@ -34,9 +36,14 @@ class Parts:
 
 
 def make_node(
-    number: int, options: OdMoeOptions, transport: Transport, parts: Parts
+    number: int,
+    options: OdMoeOptions,
+    transport: Transport,
+    reader,
+    kind: Callable[..., Parts] = Parts,
 ) -> Node:
     """The node of process `number`."""
+    parts = kind(reader)
     config, K = parts.reader.config, parts.reader.config.moe.top_k
     groups = Groups(options.workers, options.groups, K)
     named = options.shadow in PRECISIONS

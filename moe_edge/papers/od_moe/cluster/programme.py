@@ -19,7 +19,7 @@ from moe_edge.cluster.scheduler.requests import Failure, NobodyLeft
 from moe_edge.cluster.scheduler.scheduler import NOTES_S, Scheduler
 from moe_edge.cluster.scheduler.serving import Serving
 from moe_edge.cluster.scheduler.written import served_rows
-from moe_edge.cluster.transport.base import Transport
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json
 from moe_edge.engine.session import plan_chunks

@@ -15,7 +15,8 @@ import numpy as np
 
 from moe_edge.cluster.node.node import Node, Order
 from moe_edge.cluster.roles import FIRST_WORKER, MAIN
-from moe_edge.cluster.transport.base import PeerLost, Refused, Transport
+from moe_edge.cluster.transport.base import PeerLost, Refused
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.engine.generate import shape_of
 from moe_edge.papers.od_moe.cluster.groups import Groups
 from moe_edge.papers.od_moe.shadow.engine import ShadowEngine, widen_kv

@@ -26,7 +26,7 @@ class Timing:
       shadow_s: t_shadow, a token of the shadow, which names layer by layer; None:
         nobody predicts, so a layer loads when it has chosen.
       groups: of workers.
-      departure: one of `mode.DEPARTURES`.
+      departure: one of `options.DEPARTURES`.
       token_period, kv_period: of alignment; 0 for never.
       missed_ratio: share of layers with a misprediction.
       reload_s: how long such a layer loads what is missing.

@@ -16,7 +16,8 @@ from moe_edge.cluster.node.answers import Answers, part_of
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
 from moe_edge.cluster.node.node import Node, Order
 from moe_edge.cluster.node.programs import PlacedPrograms
-from moe_edge.cluster.transport.base import Call, Transport
+from moe_edge.cluster.transport.base import Call
+from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.offload.store import HostStore
 from moe_edge.papers.od_moe.cluster.worker_slots import WorkerSlots
 

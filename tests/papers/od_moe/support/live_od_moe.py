@@ -67,8 +67,8 @@ class LiveOdMoe(LiveNodes):
         self.start(self.nodes.values())
 
     def _node(self, number: int) -> LiveNode:
-        parts = SharedParts(self.checkpoint)
-        return LiveNode(number, lambda to: make_node(number, self.options, to, parts))
+        of = self.checkpoint, SharedParts
+        return LiveNode(number, lambda to: make_node(number, self.options, to, *of))
 
     def run(self) -> dict:
         """The whole run: its row of `cluster.json`."""
