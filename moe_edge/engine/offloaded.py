@@ -25,16 +25,15 @@ from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
 from moe_edge.kernels.prefetch import open_calls
 from moe_edge.model.config import ModelConfig
+from moe_edge.offload.budget import parse_budget, slots_for
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec
 from moe_edge.offload.homes import Homes
 from moe_edge.offload.pinned import check_limit, pinned_gib
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
     least_slots,
-    parse_budget,
     plan_of,
     plan_slots,
-    slots_for,
     static_hit_curves,
 )
 from moe_edge.offload.store import HostStore, device_dtype, widened
