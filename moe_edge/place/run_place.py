@@ -25,13 +25,12 @@ from moe_edge.place.optimal import objective
 from moe_edge.place.placer import (
     Placer,
     PlacerOptions,
-    Problem,
-    Traffic,
     fit_placers,
     get_placer,
     listed_placers,
 )
 from moe_edge.place.plan import Placement
+from moe_edge.place.problem import Problem, Traffic
 from moe_edge.place.statistics import read_statistics
 from moe_edge.workload.routing_model import BIGBENCH, RoutingModel
 
