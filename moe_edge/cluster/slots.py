@@ -2,7 +2,7 @@
 
 from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.place.run_place import parse_slots
+from moe_edge.place.cases import parse_slots
 
 COPIES = 1.3  # of the model that all servers hold together, unless slots are given
 

@@ -18,7 +18,7 @@ from moe_edge.convert.family_lfm2_moe import LFM2_MOE
 from moe_edge.convert.family_llama4 import LLAMA4_TEXT
 from moe_edge.convert.family_mimo_v2_flash import MIMO_V2_FLASH
 from moe_edge.convert.family_minimax_m2 import MINIMAX_M2
-from moe_edge.convert.family_parts import end_positions, read_common
+from moe_edge.convert.family_parts import end_positions
 from moe_edge.convert.family_phimoe import PHIMOE
 from moe_edge.convert.family_qwen3_next import QWEN3_5_MOE_TEXT, QWEN3_NEXT
 from moe_edge.convert.hf_config import Fields
@@ -120,16 +120,21 @@ def config_from_hf(
         )
     check_known("model_type", model_type, (*FAMILIES, *WHOLE))
     family = FAMILIES[model_type]
-    fields = Fields(raw, model_type, family.experts)
+    fields = Fields(raw, model_type, family)
     fields.get("quantization_config")  # judged by quantize.py
-    common = read_common(fields, family.max_positions, family.norm_eps)
-    parts = common | family.read(fields, common)
+    parts = {
+        "num_layers": fields.layers,
+        "max_positions": fields.positions,
+        "norm_eps": fields.norm_eps,
+        "activation": fields.activation,
+    } | family.read(fields)
     for attention in (parts["attention"], *parts.get("other_attention", ())):
         rope = attention.rope
         if rope is not None and rope.kind == "longrope":
             why = "beyond, longrope rotates all positions by other frequencies"
             end = rope.original_positions
-            parts |= end_positions(parts, end, f"{why}, which is not implemented")
+            why = f"{why}, which is not implemented"
+            parts |= end_positions(parts["max_positions"], end, why)
     vocab = fields.int("vocab_size")
     special: dict[str, tuple[int, ...]] = {}
     for name, default in (("eos_token_id", family.eos), ("bos_token_id", family.bos)):

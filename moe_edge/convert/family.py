@@ -19,6 +19,10 @@ class ExpertNames(NamedTuple):
     shared: tuple[str, ...] = ()  # how many experts wide the shared one is
 
 
+# What DeepSeek calls them, and families that took its router.
+DEEPSEEK_EXPERTS = ExpertNames(
+    ("n_routed_experts", "num_local_experts"), shared=("n_shared_experts",)
+)
 _PROJ = {"gate": "gate_proj.weight", "up": "up_proj.weight", "down": "down_proj.weight"}
 NUMBERED = {"gate": "w1.weight", "up": "w3.weight", "down": "w2.weight"}
 
@@ -37,8 +41,8 @@ class Family:
     Names of tensors are those of published files, after `model.layers.N.`.
     """
 
-    # (fields, common fields) -> further arguments of `ModelConfig`.
-    read: Callable[[Any, dict], dict]
+    # Fields -> further arguments of `ModelConfig`.
+    read: Callable[[Any], dict]
     experts: ExpertNames
     # As transformers' config class has them.
     max_positions: Any

@@ -3,7 +3,7 @@
 Defaults and the meaning of every field are those of transformers 5.24.
 """
 
-from moe_edge.convert.family import ExpertNames, Family
+from moe_edge.convert.family import DEEPSEEK_EXPERTS, Family
 from moe_edge.convert.family_layers import (
     read_first_dense,
     read_layer_types,
@@ -13,42 +13,21 @@ from moe_edge.convert.family_parts import read_gqa, read_moe_v3
 from moe_edge.convert.hf_config import REQUIRED, Fields
 
 
-def dots1(fields: Fields, common: dict) -> dict:
-    layers = common["num_layers"]
+def dots1(fields: Fields) -> dict:
     window = fields.get("sliding_window", 4096)
     first = fields.int("max_window_layers", 62, low=0)
-    types = read_layer_types(fields, layers) or [
-        "sliding_attention" if window is not None and i >= first else "full_attention"
-        for i in range(layers)
-    ]
+    types = read_layer_types(fields, lambda i: window is not None and i >= first)
     # Published files call the rule of DeepSeek-V3 by the name of its bias.
     fields.only("scoring_func", ("sigmoid", "noaux_tc", None), "the family's only one")
     attention = read_gqa(
         fields,
-        common,
         kv_heads=32,
         bias=False,
         qk_norm="head",
         windows=read_windows(types, window),
     )
-    moe = read_moe_v3(
-        fields,
-        common,
-        top_k=REQUIRED,
-        width=1408,
-        shared=REQUIRED,
-        scaling=1.0,
-        groups=(1, 1),
-        norm=False,
-    )
-    return read_first_dense(fields, common, 0) | {"attention": attention, "moe": moe}
+    moe = read_moe_v3(fields, top_k=REQUIRED, width=1408, shared=REQUIRED, norm=False)
+    return read_first_dense(fields, 0) | {"attention": attention, "moe": moe}
 
 
-DOTS1 = Family(
-    read=dots1,
-    experts=ExpertNames(
-        ("n_routed_experts", "num_local_experts"), shared=("n_shared_experts",)
-    ),
-    max_positions=2048,
-    norm_eps=1e-6,
-)
+DOTS1 = Family(read=dots1, experts=DEEPSEEK_EXPERTS, max_positions=2048, norm_eps=1e-6)

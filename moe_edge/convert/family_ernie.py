@@ -10,9 +10,8 @@ from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import Fields
 
 
-def ernie4_5_moe(fields: Fields, common: dict) -> dict:
+def ernie4_5_moe(fields: Fields) -> dict:
     """Layer i is MoE if (i + 1) % interval == 0 and start <= i <= end."""
-    layers = common["num_layers"]
     fields.only("moe_norm_min", (1e-12, None), "the smallest sum of weights")
     fields.only("moe_gate", ("topk", None), "the best experts are chosen")
     fields.only("moe_gate_act", ("softmax", None), "the router's scores")
@@ -24,22 +23,16 @@ def ernie4_5_moe(fields: Fields, common: dict) -> dict:
     step = fields.int("moe_layer_interval", 1)
     first = fields.int("moe_layer_start_index", 1, low=0)
     last = fields.int("moe_layer_end_index", -1, low=-1, null=-1)
-    last = layers - 1 if last == -1 else last
+    last = fields.layers - 1 if last == -1 else last
     moe = read_moe(
-        fields,
-        common,
-        top_k=6,
-        width=1536,
-        shared=2,
-        norm_topk=True,
-        correction_bias=True,
+        fields, top_k=6, width=1536, shared=2, norm_topk=True, correction_bias=True
     )
     return {
         "dense_layers": tuple(
-            i for i in range(layers) if (i + 1) % step or not first <= i <= last
+            i for i in range(fields.layers) if (i + 1) % step or not first <= i <= last
         ),
         "dense_dim": fields.int("intermediate_size", 12_288),
-        "attention": read_gqa(fields, common, kv_heads=4, theta=5e5, interleaved=True),
+        "attention": read_gqa(fields, kv_heads=4, theta=5e5, interleaved=True),
         "moe": moe,
     }
 

@@ -9,6 +9,7 @@ import dataclasses
 
 from moe_edge.convert.family import ExpertNames, Family
 from moe_edge.convert.family_layers import (
+    SLIDING,
     layer_kinds,
     read_layer_types,
     read_windows,
@@ -17,43 +18,34 @@ from moe_edge.convert.family_layers import (
 from moe_edge.convert.family_parts import read_gqa, read_moe_v3, read_mtp
 from moe_edge.convert.hf_config import Fields
 
-_SLIDING = "sliding_attention"
 
-
-def exaone_moe(fields: Fields, common: dict) -> dict:
+def exaone_moe(fields: Fields) -> dict:
     read_mtp(fields)
-    layers = common["num_layers"]
-    types = _layer_types(fields, layers)
-    sliding = read_gqa(fields, common, kv_heads=32, qk_norm="head")
+    types = _layer_types(fields)
+    sliding = read_gqa(fields, kv_heads=32, qk_norm="head")
     full = dataclasses.replace(sliding, rope=None)
-    kinds = [sliding if each == _SLIDING else full for each in types]
+    kinds = [sliding if each == SLIDING else full for each in types]
     windows = read_windows(types, fields.int("sliding_window", 4096))
-    moe = read_moe_v3(
-        fields, common, top_k=8, width=1024, shared=1, scaling=2.5, groups=(1, 1)
-    )
+    moe = read_moe_v3(fields, top_k=8, width=1024, shared=1, scaling=2.5)
     return {
         **layer_kinds(kinds, windows),
         "moe": moe,
-        "dense_layers": _dense_layers(fields, layers),
+        "dense_layers": _dense_layers(fields),
         "dense_dim": fields.int("intermediate_size", 16_384),
     }
 
 
-def _layer_types(fields: Fields, layers: int) -> list[str]:
+def _layer_types(fields: Fields) -> list[str]:
     """Those of the file, else every `sliding_window_pattern`-th layer is full."""
-    types, pattern = read_layer_types(fields, layers), "sliding_window_pattern"
-    if types is not None:
-        fields.get(pattern)  # nothing reads it then
-        return types
-    step = fields.int(pattern, 4)
-    full = "full_attention"
-    return [_SLIDING if (i + 1) % step else full for i in range(layers)]
+    pattern = "sliding_window_pattern"
+    fields.get(pattern)  # nothing reads it where the file has types
+    return read_layer_types(fields, lambda i: (i + 1) % fields.int(pattern, 4))
 
 
-def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
+def _dense_layers(fields: Fields) -> tuple[int, ...]:
     first = fields.int("first_k_dense_replace", 1, low=0)
-    dense = typed_dense_layers(fields, layers, range(min(first, layers)))
-    stated = [i not in dense for i in range(layers)]
+    dense = typed_dense_layers(fields, range(first))
+    stated = [i not in dense for i in range(fields.layers)]
     fields.only("is_moe_layer", (stated, None), "as mlp_layer_types says")
     count = len(dense) if dense == tuple(range(len(dense))) else None
     fields.only("first_last_k_dense_replace", (count, None), "as mlp_layer_types says")

@@ -8,16 +8,10 @@ from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import Fields
 
 
-def flex_olmo(fields: Fields, common: dict) -> dict:
+def flex_olmo(fields: Fields) -> dict:
     return {
-        "attention": read_gqa(
-            fields,
-            common,
-            theta=500_000.0,
-            bias=False,
-            qk_norm="full",
-        ),
-        "moe": read_moe(fields, common, top_k=5, width=11_008, norm=False),
+        "attention": read_gqa(fields, theta=500_000.0, bias=False, qk_norm="full"),
+        "moe": read_moe(fields, top_k=5, width=11_008, norm=False),
         "norm_before": False,
         "norm_after": True,
     }

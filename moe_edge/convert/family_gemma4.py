@@ -9,30 +9,30 @@ older ones in `global_head_dim` and `num_global_key_value_heads`.
 from typing import Any
 
 from moe_edge.convert.family import ExpertNames, Family, mlp_names
-from moe_edge.convert.family_layers import layer_kinds, read_layer_types, read_windows
-from moe_edge.convert.family_parts import ACTIVATIONS, read_moe
-from moe_edge.convert.hf_config import Fields
-from moe_edge.convert.rope_config import (
-    proportional_rope,
-    rope_config,
-    rope_of_type,
+from moe_edge.convert.family_layers import (
+    FULL,
+    SLIDING,
+    layer_kinds,
+    read_layer_types,
+    read_windows,
 )
+from moe_edge.convert.family_parts import read_moe
+from moe_edge.convert.hf_config import ACTIVATIONS, Fields
+from moe_edge.convert.rope_config import proportional_rope, rope_config, rope_of_type
 from moe_edge.core.checks import ConfigError
 from moe_edge.model.attention_config import AttentionConfig
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROPES = {
-    _FULL: {
+    FULL: {
         "rope_type": "proportional",
         "partial_rotary_factor": 0.25,
         "rope_theta": 1e6,
     },
-    _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
 
 
-def gemma4_text(fields: Fields, common: dict) -> dict:
-    layers = common["num_layers"]
+def gemma4_text(fields: Fields) -> dict:
     if fields.int("hidden_size_per_layer_input", 256, low=0, null=0):
         raise ConfigError(
             "config.json of gemma4_text: hidden_size_per_layer_input is "
@@ -52,24 +52,20 @@ def gemma4_text(fields: Fields, common: dict) -> dict:
             "config.json of gemma4_text: enable_moe_block is false, expected true "
             "(models without experts do not run here)"
         )
-    types = read_layer_types(fields, layers) or [
-        _SLIDING if (i + 1) % 6 else _FULL for i in range(layers)
-    ]
-    types = [*types[:-1], _FULL]  # as transformers has the last one
+    types = read_layer_types(fields, lambda i: (i + 1) % 6)
+    types = [*types[:-1], FULL]  # as transformers has the last one
     sizes = _sizes(fields, types)
     activation = fields.choice("hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS)
-    common = common | {"activation": activation}
-    cap = fields.get("final_logit_softcapping")
     return layer_kinds(
         [
-            _attention(fields, common, kind, *own)
+            _attention(fields, kind, *own)
             for kind, own in zip(types, sizes, strict=True)
         ],
         read_windows(types, fields.get("sliding_window", 512)),
     ) | {
         "moe": read_moe(
             fields,
-            common,
+            activation=activation,
             norm_topk=True,
             own_norms=True,
             expert_scale=True,
@@ -79,21 +75,18 @@ def gemma4_text(fields: Fields, common: dict) -> dict:
         "norm_after": True,
         "embed_scale": fields.int("hidden_size") ** 0.5,
         "layer_scale": True,
-        "logit_cap": None
-        if cap is None
-        else fields.number("final_logit_softcapping", cap),
+        "logit_cap": fields.float_or_none("final_logit_softcapping"),
     }
 
 
 def _attention(
-    fields: Fields, common: dict, kind: str, head_dim: int, kv_heads: int
+    fields: Fields, kind: str, head_dim: int, kv_heads: int
 ) -> AttentionConfig:
     parameters = rope_of_type(fields, kind, _ROPES[kind])
     if parameters["rope_type"] == "proportional":
         rope = proportional_rope(fields, parameters, head_dim)
     else:
-        positions = common["max_positions"]
-        rope = rope_config(fields, parameters, head_dim, positions, False)
+        rope = rope_config(fields, parameters, head_dim, False)
     bias = fields.bool("attention_bias", False)
     return AttentionConfig(
         num_heads=fields.int("num_attention_heads"),
@@ -105,7 +98,7 @@ def _attention(
         out_bias=bias,
         qk_norm="head",
         v_norm=True,
-        k_is_v=fields.bool("attention_k_eq_v", False) and kind == _FULL,
+        k_is_v=fields.bool("attention_k_eq_v", False) and kind == FULL,
     )
 
 
@@ -119,7 +112,7 @@ def _sizes(fields: Fields, types: list[str]) -> list[tuple[int, int]]:
     kv_heads: Any = fields.get("num_global_key_value_heads")
     if kv_heads is not None and fields.bool("attention_k_eq_v", False):
         whole["num_key_value_heads"] = fields.int("num_global_key_value_heads")
-    changes = [whole if each == _FULL else {} for each in types]
+    changes = [whole if each == FULL else {} for each in types]
     stated = fields.get("per_layer_config")
     if stated is not None:
         changes = _stated_changes(fields, stated, len(types))

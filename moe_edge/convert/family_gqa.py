@@ -6,6 +6,8 @@ config classes of transformers 5.24, and so is the meaning of every field.
 
 from moe_edge.convert.family import NUMBERED, ExpertNames, Family, mlp_names
 from moe_edge.convert.family_layers import (
+    FULL,
+    SLIDING,
     read_dense_layers,
     read_layer_types,
     read_windows,
@@ -17,14 +19,9 @@ from moe_edge.core.checks import ConfigError
 _DENSE_WIDTH = ("intermediate_size",)
 
 
-def olmoe(fields: Fields, common: dict) -> dict:
-    clip = fields.get("clip_qkv")
+def olmoe(fields: Fields) -> dict:
     attention = read_gqa(
-        fields,
-        common,
-        bias=False,
-        qk_norm="full",
-        clip_qkv=None if clip is None else fields.number("clip_qkv", clip),
+        fields, bias=False, qk_norm="full", clip_qkv=fields.float_or_none("clip_qkv")
     )
     if attention.head_dim * attention.num_heads != fields.int("hidden_size"):
         raise ConfigError(
@@ -32,7 +29,7 @@ def olmoe(fields: Fields, common: dict) -> dict:
             f"{attention.num_heads} x {attention.head_dim} and "
             f"{fields.raw['hidden_size']}"
         )
-    moe = read_moe(fields, common, top_k=8, norm=False)
+    moe = read_moe(fields, top_k=8, norm=False)
     return {"attention": attention, "moe": moe}
 
 
@@ -45,12 +42,12 @@ OLMOE = Family(
 )
 
 
-def mixtral(fields: Fields, common: dict) -> dict:
+def mixtral(fields: Fields) -> dict:
     windows = ()
     if fields.get("sliding_window") is not None:
-        windows = (fields.int("sliding_window"),) * common["num_layers"]
-    attention = read_gqa(fields, common, kv_heads=8, theta=1e6, windows=windows)
-    moe = read_moe(fields, common, top_k=2, norm_topk=True)
+        windows = (fields.int("sliding_window"),) * fields.layers
+    attention = read_gqa(fields, kv_heads=8, theta=1e6, windows=windows)
+    moe = read_moe(fields, top_k=2, norm_topk=True)
     return {"attention": attention, "moe": moe}
 
 
@@ -71,35 +68,23 @@ MIXTRAL = Family(
 )
 
 
-def qwen2_moe(fields: Fields, common: dict) -> dict:
-    layers = common["num_layers"]
+def qwen2_moe(fields: Fields) -> dict:
     sliding = fields.bool("use_sliding_window", False)
     window = fields.get("sliding_window", 4096)
     first = fields.int("max_window_layers", 28, low=0)
-    types = read_layer_types(fields, layers) or [
-        # Without layer_types, every second of the first max_window_layers slides.
-        "sliding_attention"
-        if sliding and i % 2 == 0 and i < first
-        else "full_attention"
-        for i in range(layers)
-    ]
+    # Without layer_types, every second of the first max_window_layers slides.
+    types = read_layer_types(fields, lambda i: sliding and i % 2 == 0 and i < first)
     attention = read_gqa(
         fields,
-        common,
         kv_heads=16,
         qkv_bias=fields.bool("qkv_bias", True),
         windows=read_windows(types, window if sliding else None),
     )
     shared_dim = fields.int("shared_expert_intermediate_size", low=0)
     moe = read_moe(
-        fields,
-        common,
-        top_k=4,
-        norm=False,
-        shared_dim=shared_dim,
-        shared_gate=shared_dim > 0,
+        fields, top_k=4, norm=False, shared_dim=shared_dim, shared_gate=shared_dim > 0
     )
-    dense = read_dense_layers(fields, layers, 5632)
+    dense = read_dense_layers(fields, 5632)
     return dense | {"attention": attention, "moe": moe}
 
 
@@ -112,30 +97,28 @@ QWEN2_MOE = Family(
 )
 
 
-def qwen3_moe(fields: Fields, common: dict) -> dict:
-    layers = common["num_layers"]
+def qwen3_moe(fields: Fields) -> dict:
     # Every layer slides or none: transformers does not read layer_types here.
     sliding = fields.bool("use_sliding_window", False)
     window = fields.get("sliding_window", 4096)
     sliding = sliding and window is not None
     fields.get("max_window_layers")
-    types = read_layer_types(fields, layers)
-    uniform = ["sliding_attention" if sliding else "full_attention"] * layers
-    if types not in (None, uniform):
+    types = read_layer_types(fields, lambda _: sliding)
+    uniform = SLIDING if sliding else FULL
+    if set(types) != {uniform}:
         raise ConfigError(
-            f"layer_types of qwen3_moe is {types}, expected {uniform[0]!r} in every "
+            f"layer_types of qwen3_moe is {types}, expected {uniform!r} in every "
             f"layer (use_sliding_window is {sliding})"
         )
     attention = read_gqa(
         fields,
-        common,
         kv_heads=4,
         bias=False,
         qk_norm="head",
-        windows=read_windows(uniform, window),
+        windows=read_windows(types, window),
     )
-    moe = read_moe(fields, common, top_k=8, norm=False)
-    dense = read_dense_layers(fields, layers, 6144)
+    moe = read_moe(fields, top_k=8, norm=False)
+    dense = read_dense_layers(fields, 6144)
     return dense | {"attention": attention, "moe": moe}
 
 
@@ -147,14 +130,11 @@ QWEN3_MOE = Family(
 )
 
 
-def gpt_oss(fields: Fields, common: dict) -> dict:
-    layers = common["num_layers"]
+def gpt_oss(fields: Fields) -> dict:
     fields.only("hidden_act", ("silu",), "gpt-oss experts use clamped swiglu")
     fields.only("swiglu_alpha", (1.702, None), "fixed in this family")
     fields.get("initial_context_length")
-    types = read_layer_types(fields, layers) or [
-        "full_attention" if i % 2 else "sliding_attention" for i in range(layers)
-    ]
+    types = read_layer_types(fields, lambda i: i % 2 == 0)
     default_rope = {
         "rope_type": "yarn",
         "factor": 32.0,
@@ -165,7 +145,6 @@ def gpt_oss(fields: Fields, common: dict) -> dict:
     }
     attention = read_gqa(
         fields,
-        common,
         kv_heads=8,
         theta=150_000.0,
         default_rope=default_rope,
@@ -175,7 +154,6 @@ def gpt_oss(fields: Fields, common: dict) -> dict:
     )
     moe = read_moe(
         fields,
-        common,
         top_k=4,
         scoring="softmax_topk",
         router_bias=True,

@@ -11,26 +11,21 @@ from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import Fields
 
 
-def granitemoe(fields: Fields, common: dict, **parts) -> dict:
+def granitemoe(fields: Fields, **parts) -> dict:
     return {
         "attention": read_gqa(
-            fields,
-            common,
-            bias=False,
-            softmax_scale=fields.float("attention_multiplier", 1.0),
+            fields, bias=False, softmax_scale=fields.float("attention_multiplier", 1.0)
         ),
-        "moe": read_moe(
-            fields, common, top_k=2, width=11_008, scoring="softmax_topk", **parts
-        ),
+        "moe": read_moe(fields, top_k=2, width=11_008, scoring="softmax_topk", **parts),
         "embed_scale": fields.float("embedding_multiplier", 1.0),
         "residual_scale": fields.float("residual_multiplier", 1.0),
         "logit_divisor": fields.float("logits_scaling", 1.0),
     }
 
 
-def granitemoeshared(fields: Fields, common: dict) -> dict:
+def granitemoeshared(fields: Fields) -> dict:
     shared_dim = fields.int("shared_intermediate_size", 0, low=0)
-    return granitemoe(fields, common, shared_dim=shared_dim)
+    return granitemoe(fields, shared_dim=shared_dim)
 
 
 GRANITEMOE = Family(

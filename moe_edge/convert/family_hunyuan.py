@@ -38,7 +38,7 @@ _UNREAD = """
 _LISTS = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert")
 
 
-def hunyuan_v1_moe(fields: Fields, common: dict) -> dict:
+def hunyuan_v1_moe(fields: Fields) -> dict:
     """Routed experts and the shared one are all `intermediate_size` wide."""
     for name in _LISTS:
         fields.one_of_layers(name)
@@ -47,18 +47,11 @@ def hunyuan_v1_moe(fields: Fields, common: dict) -> dict:
     for name in _UNREAD:
         fields.get(name)
     attention = read_gqa(
-        fields,
-        common,
-        stretched=True,
-        bias=False,
-        qk_norm="head",
-        qk_norm_after_rope=True,
+        fields, stretched=True, bias=False, qk_norm="head", qk_norm_after_rope=True
     )
     fields.only("attention_head_dim", (attention.head_dim, None), "that is head_dim")
     width = fields.int("intermediate_size", 11_008)
-    moe = read_moe(
-        fields, common, top_k=1, width=11_008, norm_topk=True, shared_dim=width
-    )
+    moe = read_moe(fields, top_k=1, width=11_008, norm_topk=True, shared_dim=width)
     return {"attention": attention, "moe": moe}
 
 

@@ -1,7 +1,7 @@
 """Which layer of a model is dense, which attention it has, and which window."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Container
 from typing import Any
 
 from moe_edge.convert.hf_config import Fields
@@ -10,35 +10,38 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.model.attention_config import AttentionConfig
 from moe_edge.model.state_config import StateConfig
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 
-def read_first_dense(fields: Fields, common: dict, first: int) -> dict:
+
+def read_first_dense(fields: Fields, first: int) -> dict:
     """The first `first_k_dense_replace` layers have a plain MLP."""
     count = fields.int("first_k_dense_replace", first, low=0)
     return {
-        "dense_layers": tuple(range(min(count, common["num_layers"]))),
+        "dense_layers": tuple(range(min(count, fields.layers))),
         "dense_dim": fields.int("intermediate_size"),
     }
 
 
-def typed_dense_layers(
-    fields: Fields, layers: int, default: Iterable[int]
-) -> tuple[int, ...]:
+def typed_dense_layers(fields: Fields, default: Container[int]) -> tuple[int, ...]:
     """Layers that are dense by `mlp_layer_types`, else these."""
-    types = listed_layers(fields, "mlp_layer_types", layers, ("dense", "sparse"))
-    if types is None:
-        return tuple(default)
+    types = listed_layers(
+        fields,
+        "mlp_layer_types",
+        ("dense", "sparse"),
+        lambda layer: "dense" if layer in default else "sparse",
+    )
     return tuple(i for i, each in enumerate(types) if each == "dense")
 
 
-def read_dense_layers(fields: Fields, layers: int, default_dim: int) -> dict:
+def read_dense_layers(fields: Fields, default_dim: int) -> dict:
     """Layer i is MoE if not in `mlp_only_layers` and (i + 1) % step == 0."""
     only = fields.get("mlp_only_layers") or []
     if not isinstance(only, list) or any(type(i) is not int for i in only):
         raise ConfigError(f"mlp_only_layers is {only!r}, expected a list of layer ids")
     step = fields.int("decoder_sparse_step", 1)
-    dense = tuple(i for i in range(layers) if i in only or (i + 1) % step)
+    layers = range(fields.layers)
     return {
-        "dense_layers": dense,
+        "dense_layers": tuple(i for i in layers if i in only or (i + 1) % step),
         "dense_dim": fields.int("intermediate_size", default_dim),
     }
 
@@ -82,11 +85,17 @@ def state_kinds(
     }
 
 
-def listed_layers(fields: Fields, name: str, layers: int, known: tuple) -> list | None:
-    """A field that holds one of the known values for every layer; None if absent."""
-    value = fields.get(name)
+def listed_layers(
+    fields: Fields, name: str, known: tuple, default: Callable[[int], Any] | None = None
+) -> Any:
+    """A field that holds one of the known values for every layer.
+
+    Args:
+      default: layer -> its value where the file is silent; None: the result is None.
+    """
+    value, layers = fields.get(name), fields.layers
     if value is None:
-        return None
+        return default and [default(layer) for layer in range(layers)]
     is_list = isinstance(value, list) and len(value) == layers
     if not is_list or not all(any(same(each, k) for k in known) for each in value):
         raise ConfigError(
@@ -96,18 +105,26 @@ def listed_layers(fields: Fields, name: str, layers: int, known: tuple) -> list 
     return value
 
 
-def read_layer_types(fields: Fields, layers: int) -> list[str] | None:
-    known = ("full_attention", "sliding_attention")
-    return listed_layers(fields, "layer_types", layers, known)
+def read_layer_types(fields: Fields, slides: Callable[[int], Any]) -> list[str]:
+    """Which layers slide and which are full.
+
+    Args:
+      slides: whether a layer does, where the file is silent.
+    """
+
+    def default(layer: int) -> str:
+        return SLIDING if slides(layer) else FULL
+
+    return listed_layers(fields, "layer_types", (FULL, SLIDING), default)
 
 
 def read_windows(types: list[str], window: Any) -> tuple[int | None, ...]:
     """Per layer the sliding window, or () where no layer has one."""
-    if "sliding_attention" not in types:
+    if SLIDING not in types:
         return ()
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ConfigError(
             f"sliding_window is {window!r} but layer_types has sliding layers; "
             "expected an integer >= 1"
         )
-    return tuple(window if t == "sliding_attention" else None for t in types)
+    return tuple(window if t == SLIDING else None for t in types)

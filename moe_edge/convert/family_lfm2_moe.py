@@ -14,25 +14,23 @@ from moe_edge.model.state_config import ConvConfig
 _FULL, _CONV = "full_attention", "conv"
 
 
-def lfm2_moe(fields: Fields, common: dict) -> dict:
+def lfm2_moe(fields: Fields) -> dict:
     if "tie_embedding" in fields.raw:  # as published files call it
         tied = fields.bool("tie_embedding")
         fields.raw = fields.raw | {"tie_word_embeddings": tied}
-    layers = common["num_layers"]
     if fields.get("layer_types", REQUIRED) is None:
         raise ConfigError(
             "layer_types is null, expected a list of full_attention and conv; take "
             "them from the published config.json"
         )
-    types = listed_layers(fields, "layer_types", layers, (_FULL, _CONV))
+    types = listed_layers(fields, "layer_types", (_FULL, _CONV))
     fields.only("conv_bias", (False,), "biases of convolutions are not implemented")
-    attention = read_gqa(fields, common, kv_heads=8, theta=1e6, qk_norm="head")
+    attention = read_gqa(fields, kv_heads=8, theta=1e6, qk_norm="head")
     conv = ConvConfig(
         dim=fields.int("hidden_size"), kernel=fields.int("conv_L_cache", 3, low=2)
     )
     moe = read_moe(
         fields,
-        common,
         top_k=4,
         width=1792,
         norm=True,
@@ -41,7 +39,7 @@ def lfm2_moe(fields: Fields, common: dict) -> dict:
         correction_bias=fields.bool("use_expert_bias", True),
         routed_scaling=fields.float("routed_scaling_factor", 1.0),
     )
-    dense = min(fields.int("num_dense_layers", 2, low=0), layers)
+    dense = min(fields.int("num_dense_layers", 2, low=0), fields.layers)
     return state_kinds(fields, attention, conv, [each == _CONV for each in types]) | {
         "norm_eps": fields.float("norm_eps", 1e-5),
         "moe": moe,

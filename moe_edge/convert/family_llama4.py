@@ -16,16 +16,9 @@ from moe_edge.core.checks import ConfigError
 _TYPES = ("chunked_attention", "full_attention")
 
 
-def llama4_text(fields: Fields, common: dict) -> dict:
-    layers = common["num_layers"]
+def llama4_text(fields: Fields) -> dict:
     full = read_gqa(
-        fields,
-        common,
-        kv_heads=8,
-        head_dim=128,
-        theta=500_000.0,
-        interleaved=True,
-        bias=False,
+        fields, kv_heads=8, head_dim=128, theta=500_000.0, interleaved=True, bias=False
     )
     if fields.bool("use_qk_norm", True):
         full = dataclasses.replace(full, qk_norm="unit", qk_norm_after_rope=True)
@@ -35,12 +28,16 @@ def llama4_text(fields: Fields, common: dict) -> dict:
     rate, span = fields.float("attn_scale", 0.1), fields.int("floor_scale", 8192)
     if _tunes_temperature(fields):
         plain = dataclasses.replace(plain, temperature=rate, temperature_span=span)
-    has_rope = _layers_with_rope(fields, layers)
+    has_rope = _layers_with_rope(fields)
     chunk = fields.get("attention_chunk_size", 8192)
-    types = listed_layers(fields, "layer_types", layers, _TYPES) or [
-        _TYPES[0] if each and chunk is not None else _TYPES[1] for each in has_rope
-    ]
-    is_chunked = [each == _TYPES[0] for each in types]
+    chunked, full_type = _TYPES
+    types = listed_layers(
+        fields,
+        "layer_types",
+        _TYPES,
+        lambda i: chunked if has_rope[i] and chunk is not None else full_type,
+    )
+    is_chunked = [each == chunked for each in types]
     if any(is_chunked):
         chunk = fields.int("attention_chunk_size", 8192)
     attention_L = [
@@ -51,7 +48,6 @@ def llama4_text(fields: Fields, common: dict) -> dict:
     width = fields.int("intermediate_size", 8192)
     moe = read_moe(
         fields,
-        common,
         top_k=1,
         width=width,
         scoring="sigmoid",
@@ -62,7 +58,7 @@ def llama4_text(fields: Fields, common: dict) -> dict:
     return {
         **layer_kinds(attention_L, windows if any(is_chunked) else ()),
         "moe": moe,
-        "dense_layers": _dense_layers(fields, layers),
+        "dense_layers": _dense_layers(fields),
         "dense_dim": fields.int("intermediate_size_mlp", 16_384),
     }
 
@@ -78,16 +74,16 @@ def _tunes_temperature(fields: Fields) -> bool:
     return bool(value)
 
 
-def _layers_with_rope(fields: Fields, layers: int) -> list[int]:
+def _layers_with_rope(fields: Fields) -> list[int]:
     interval = fields.int("no_rope_layer_interval", 4)
-    if fields.get("no_rope_layers") == []:
-        stated = None
-    else:
-        stated = listed_layers(fields, "no_rope_layers", layers, (0, 1))
-    return stated or [int((i + 1) % interval != 0) for i in range(layers)]
+    name = "no_rope_layers"
+    if fields.get(name) == []:
+        fields.raw = fields.raw | {name: None}
+    return listed_layers(fields, name, (0, 1), lambda i: int((i + 1) % interval != 0))
 
 
-def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
+def _dense_layers(fields: Fields) -> tuple[int, ...]:
+    layers = fields.layers
     step = fields.int("interleave_moe_layer_step", 1)
     moe = fields.get("moe_layers")
     if moe is None:

@@ -10,23 +10,24 @@ import dataclasses
 
 from moe_edge.convert.family import ExpertNames, Family
 from moe_edge.convert.family_layers import (
+    FULL,
+    SLIDING,
     layer_kinds,
     listed_layers,
     read_layer_types,
     read_windows,
+    typed_dense_layers,
 )
 from moe_edge.convert.family_parts import read_moe_v3
 from moe_edge.convert.hf_config import Fields
 from moe_edge.convert.rope_config import rope_config, rope_of_type, rotated_width
 from moe_edge.model.attention_config import AttentionConfig, RopeConfig
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-_THETAS = {_FULL: 5_000_000.0, _SLIDING: 10_000.0}
+_THETAS = {FULL: 5_000_000.0, SLIDING: 10_000.0}
 
 
-def mimo_v2_flash(fields: Fields, common: dict) -> dict:
-    layers = common["num_layers"]
-    types = _layer_types(fields, layers)
+def mimo_v2_flash(fields: Fields) -> dict:
+    types = _layer_types(fields)
     window = fields.get("sliding_window", 129)
     if fields.get("sliding_window_size") is not None:
         window = fields.int("sliding_window_size") + 1  # a token's own, too
@@ -44,7 +45,7 @@ def mimo_v2_flash(fields: Fields, common: dict) -> dict:
         ("swa_v_head_dim", value_dim),
         ("add_swa_attention_sink_bias", True),
         ("add_full_attention_sink_bias", False),
-        ("layernorm_epsilon", common["norm_eps"]),
+        ("layernorm_epsilon", fields.norm_eps),
         ("hybrid_block_size", None),
     ):
         fields.only(name, (value, None), "so transformers computes this family")
@@ -54,58 +55,49 @@ def mimo_v2_flash(fields: Fields, common: dict) -> dict:
         head_dim=head_dim,
         v_head_dim=value_dim,
         value_scale=fields.float("attention_value_scale", 0.707, null=1.0),
-        rope=_rope(fields, common, _FULL, head_dim),
+        rope=_rope(fields, FULL, head_dim),
         qkv_bias=fields.bool("attention_bias", False),
     )
     sliding = dataclasses.replace(
         full,
         num_kv_heads=2 * kv_heads,
         sinks=True,
-        rope=_rope(fields, common, _SLIDING, head_dim),
+        rope=_rope(fields, SLIDING, head_dim),
     )
-    kinds = {_FULL: full, _SLIDING: sliding}
-    return _mlp_layers(fields, layers) | {
+    kinds = {FULL: full, SLIDING: sliding}
+    return _mlp_layers(fields) | {
         **layer_kinds([kinds[each] for each in types], windows),
-        "moe": read_moe_v3(
-            fields, common, top_k=8, width=2048, shared=None, scaling=1.0, groups=(1, 1)
-        ),
+        "moe": read_moe_v3(fields, top_k=8, width=2048, shared=None),
     }
 
 
-def _layer_types(fields: Fields, layers: int) -> list[str]:
+def _layer_types(fields: Fields) -> list[str]:
     """The first layer and every sixth see all positions, unless the file says which."""
-    types = read_layer_types(fields, layers)
-    pattern = listed_layers(fields, "hybrid_layer_pattern", layers, (0, 1))
+    types = read_layer_types(fields, lambda i: i and (i + 1) % 6)
+    pattern = listed_layers(fields, "hybrid_layer_pattern", (0, 1))
     if pattern is not None:
-        stated = [_SLIDING if each else _FULL for each in pattern]
-        fields.only("layer_types", (stated, None), "as hybrid_layer_pattern says")
-        types = stated
-    return types or [
-        _FULL if i == 0 or not (i + 1) % 6 else _SLIDING for i in range(layers)
-    ]
+        types = [SLIDING if each else FULL for each in pattern]
+        fields.only("layer_types", (types, None), "as hybrid_layer_pattern says")
+    return types
 
 
-def _rope(fields: Fields, common: dict, kind: str, head_dim: int) -> RopeConfig:
-    theta = fields.get("rope_theta" if kind == _FULL else "swa_rope_theta")
+def _rope(fields: Fields, kind: str, head_dim: int) -> RopeConfig:
+    theta = fields.get("rope_theta" if kind == FULL else "swa_rope_theta")
     default = {"rope_theta": _THETAS[kind] if theta is None else theta}
     parameters = rope_of_type(fields, kind, default)
     width = rotated_width(fields, parameters, head_dim, 0.334)
-    return rope_config(fields, parameters, width, common["max_positions"], False)
+    return rope_config(fields, parameters, width, False)
 
 
-def _mlp_layers(fields: Fields, layers: int) -> dict:
+def _mlp_layers(fields: Fields) -> dict:
     """The first layer is dense, unless the file says which are."""
-    types = listed_layers(fields, "mlp_layer_types", layers, ("dense", "sparse"))
-    is_moe = listed_layers(fields, "moe_layer_freq", layers, (0, 1))
+    dense = typed_dense_layers(fields, (0,))
+    is_moe = listed_layers(fields, "moe_layer_freq", (0, 1))
     if is_moe is not None:
-        stated = ["sparse" if each else "dense" for each in is_moe]
-        fields.only("mlp_layer_types", (stated, None), "as moe_layer_freq says")
-        types = stated
-    types = types or ["dense"] + ["sparse"] * (layers - 1)
-    return {
-        "dense_layers": tuple(i for i, each in enumerate(types) if each == "dense"),
-        "dense_dim": fields.int("intermediate_size", 16_384),
-    }
+        types = ["sparse" if each else "dense" for each in is_moe]
+        fields.only("mlp_layer_types", (types, None), "as moe_layer_freq says")
+        dense = tuple(i for i, each in enumerate(is_moe) if not each)
+    return {"dense_layers": dense, "dense_dim": fields.int("intermediate_size", 16_384)}
 
 
 MIMO_V2_FLASH = Family(

@@ -9,10 +9,10 @@ from moe_edge.convert.family_parts import read_gqa, read_moe
 from moe_edge.convert.hf_config import Fields
 
 
-def minimax_m2(fields: Fields, common: dict) -> dict:
+def minimax_m2(fields: Fields) -> dict:
     fields.only(
         "attn_type_list",
-        ([1] * common["num_layers"], None),
+        ([1] * fields.layers, None),
         "1 is full attention; linear attention is another family's",
     )
     fields.only("qk_norm_type", ("per_layer", None), "norms over all heads together")
@@ -25,17 +25,10 @@ def minimax_m2(fields: Fields, common: dict) -> dict:
     if fields.get("rotary_dim") is not None:
         rotated = fields.int("rotary_dim") / fields.int("head_dim", 128, null=128)
     attention = read_gqa(
-        fields,
-        common,
-        kv_heads=8,
-        head_dim=128,
-        theta=5e6,
-        rotated=rotated,
-        qk_norm="full",
+        fields, kv_heads=8, head_dim=128, theta=5e6, rotated=rotated, qk_norm="full"
     )
     moe = read_moe(
         fields,
-        common,
         top_k=8,
         width=1536,
         scoring="sigmoid",

@@ -14,35 +14,11 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.model.attention_config import AttentionConfig
 from moe_edge.model.config import MoeConfig
 
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
-_MAX_LAYERS = 4096
 _MAX_EXPERTS = 65_536
-
-
-def read_common(fields: Fields, max_positions: Any, norm_eps: float) -> dict:
-    """Fields that every family has."""
-    layers = fields.int("num_hidden_layers")
-    if layers > _MAX_LAYERS:
-        raise ConfigError(
-            f"num_hidden_layers is {layers}, expected at most {_MAX_LAYERS}"
-        )
-    return {
-        "num_layers": layers,
-        "max_positions": fields.int("max_position_embeddings", max_positions),
-        "norm_eps": fields.float("rms_norm_eps", norm_eps),
-        "activation": fields.choice("hidden_act", "silu", ACTIVATIONS),
-    }
 
 
 def read_moe(
     fields: Fields,
-    common: dict,
     *,
     top_k: Any = REQUIRED,
     width: Any = REQUIRED,
@@ -75,19 +51,18 @@ def read_moe(
         num_experts=experts,
         top_k=fields.int(names.top_k[0], top_k, aliases=names.top_k[1:]),
         expert_dim=expert_dim,
-        **{"activation": common["activation"]} | parts,
+        **{"activation": fields.activation} | parts,
     )
 
 
 def read_moe_v3(
     fields: Fields,
-    common: dict,
     *,
     top_k: Any,
     width: Any,
     shared: Any,
-    scaling: float,
-    groups: tuple[int, int],
+    scaling: float = 1.0,
+    groups: tuple[int, int] = (1, 1),
     norm: bool = True,
 ) -> MoeConfig:
     """Experts chosen as in DeepSeek-V3: sigmoid, a bias for the choice, groups.
@@ -101,7 +76,6 @@ def read_moe_v3(
     fields.only("topk_method", ("noaux_tc", None), "the only method of this family")
     moe = read_moe(
         fields,
-        common,
         top_k=top_k,
         width=width,
         shared=shared,
@@ -130,7 +104,6 @@ def read_mtp(fields: Fields) -> None:
 
 def read_gqa(
     fields: Fields,
-    common: dict,
     *,
     kv_heads: Any = None,
     head_dim: int | None = None,
@@ -166,31 +139,29 @@ def read_gqa(
         width = rotated_width(fields, parameters, head_dim, rotated)
     if bias is not None:
         parts["qkv_bias"] = parts["out_bias"] = fields.bool("attention_bias", bias)
-    positions = common["max_positions"]
     return AttentionConfig(
         num_heads=heads,
         num_kv_heads=fields.int("num_key_value_heads", kv_heads, null=heads),
         head_dim=head_dim,
-        rope=rope_config(fields, parameters, width, positions, interleaved),
+        rope=rope_config(fields, parameters, width, interleaved),
         **parts,
     )
 
 
-def end_positions(parts: dict, end: int, why: str) -> dict:
-    """Those of `parts` that end the context at a number of positions.
+def end_positions(positions: int, end: int, why: str) -> dict:
+    """Arguments of `ModelConfig` that end a longer context at a number of positions.
 
     Args:
-      parts: arguments of `ModelConfig`.
+      positions: of the context.
       why: what would come behind it.
     """
-    if parts["max_positions"] <= end:
+    if positions <= end:
         return {}
     return {"max_positions": end, "positions_end": why}
 
 
 def read_mla(
     fields: Fields,
-    common: dict,
     interleaved: bool,
     *,
     nope: int = 128,
@@ -219,9 +190,7 @@ def read_mla(
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=nope + rope_dim,
-        rope=rope_config(
-            fields, parameters, rope_dim, common["max_positions"], interleaved
-        ),
+        rope=rope_config(fields, parameters, rope_dim, interleaved),
         softmax_scale=mla_softmax_scale(fields, parameters, nope + rope_dim),
         kv_lora_rank=fields.int("kv_lora_rank", 512),
         q_lora_rank=None if rank is None else fields.int("q_lora_rank", q_rank),

@@ -32,26 +32,25 @@ def _take_magnitudes(fields: Fields) -> None:
         fields.raw = fields.raw | {name: kept | {"attention_factor": short}}
 
 
-def phimoe(fields: Fields, common: dict) -> dict:
+def phimoe(fields: Fields) -> dict:
     _take_magnitudes(fields)
     fields.get("input_jitter_noise")  # in training only
     fields.only("num_experts_per_tok", (2,), "SparseMixer chooses two experts")
     window = fields.get("sliding_window")
     if window is not None:
         window = fields.int("sliding_window")
-    slides = window is not None and window < common["max_positions"]
+    slides = window is not None and window < fields.positions
     noise = fields.float("router_jitter_noise", 0.01, positive=False)
     return {
         "attention": read_gqa(
             fields,
-            common,
             kv_heads=8,
             theta=1e6,
             bias=False,
-            windows=(window,) * common["num_layers"] if slides else (),
+            windows=(window,) * fields.layers if slides else (),
         ),
         "moe": read_moe(
-            fields, common, top_k=2, width=6400, scoring="sparsemixer", nearness=noise
+            fields, top_k=2, width=6400, scoring="sparsemixer", nearness=noise
         ),
         "norm": "layer",
         "head_bias": fields.bool("lm_head_bias", False),

@@ -18,12 +18,12 @@ _FULL, _LINEAR = "full_attention", "linear_attention"
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
-def qwen3_next(fields: Fields, common: dict) -> dict:
-    dense = read_dense_layers(fields, common["num_layers"], 5632)
-    return dense | _hybrid(fields, common, grouped=True, top_k=10)
+def qwen3_next(fields: Fields) -> dict:
+    dense = read_dense_layers(fields, 5632)
+    return dense | _hybrid(fields, grouped=True, top_k=10)
 
 
-def qwen3_5_moe(fields: Fields, common: dict) -> dict:
+def qwen3_5_moe(fields: Fields) -> dict:
     name = "rope_parameters"
     if isinstance(fields.raw.get(name), dict):
         rope = fields.raw[name].items()
@@ -32,24 +32,21 @@ def qwen3_5_moe(fields: Fields, common: dict) -> dict:
     fields.only("mamba_ssm_dtype", ("float32", None), "states are float32")
     fields.only("output_gate_type", ("swish", "silu", None), "the delta-net's norm")
     fields.get("intermediate_size")  # of dense layers, which there are none of
-    return _hybrid(fields, common, grouped=False, top_k=8)
+    return _hybrid(fields, grouped=False, top_k=8)
 
 
-def _hybrid(fields: Fields, common: dict, *, grouped: bool, top_k: int) -> dict:
+def _hybrid(fields: Fields, *, grouped: bool, top_k: int) -> dict:
     fields.only("attn_output_gate", (True, None), "attention is gated in this family")
     fields.only("attention_bias", (False,), "gated attention has no biases here")
-    layers = common["num_layers"]
-    types = listed_layers(fields, "layer_types", layers, (_FULL, _LINEAR))
     interval = fields.int("full_attention_interval", 4)
-    types = types or [_LINEAR if (i + 1) % interval else _FULL for i in range(layers)]
-    attention = read_gqa(
+    types = listed_layers(
         fields,
-        common,
-        kv_heads=2,
-        head_dim=256,
-        rotated=0.25,
-        qk_norm="head",
-        output_gate=True,
+        "layer_types",
+        (_FULL, _LINEAR),
+        lambda i: _LINEAR if (i + 1) % interval else _FULL,
+    )
+    attention = read_gqa(
+        fields, kv_heads=2, head_dim=256, rotated=0.25, qk_norm="head", output_gate=True
     )
     delta = DeltaConfig(
         key_heads=fields.int("linear_num_key_heads", 16),
@@ -61,7 +58,6 @@ def _hybrid(fields: Fields, common: dict, *, grouped: bool, top_k: int) -> dict:
     )
     moe = read_moe(
         fields,
-        common,
         top_k=top_k,
         width=512,
         norm=True,

@@ -40,23 +40,22 @@ def hf_config(file: GgufFile) -> tuple[dict[str, Any], set[str]]:
         raise CheckpointError(
             f"{file.path} lacks the matrix {TOP['embed']}; it holds no whole model"
         )
-    layers = meta.integer("block_count") - meta.integer("nextn_predict_layers", 0)
-    if layers > len(file.tensors):
+    if meta.layers > len(file.tensors):
         raise CheckpointError(
-            f"{file.path}: {arch}.block_count is {layers}, the file has "
+            f"{file.path}: {arch}.block_count is {meta.layers}, the file has "
             f"{len(file.tensors)} tensors; it holds no whole model"
         )
     config: dict[str, Any] = {
         "model_type": entry.model_type,
         "hidden_size": meta.need("embedding_length"),
-        "num_hidden_layers": layers,
-        "num_attention_heads": meta.integer("attention.head_count"),
+        "num_hidden_layers": meta.layers,
+        "num_attention_heads": meta.heads,
         "max_position_embeddings": meta.need("context_length"),
         "rms_norm_eps": meta.need("attention.layer_norm_rms_epsilon"),
         "vocab_size": embed.shape[0],
         "tie_word_embeddings": TOP["head"] not in file.tensors,
     }
-    config |= entry.fields(meta, config)
+    config |= entry.fields(meta)
     names = FAMILIES[config["model_type"]].experts
     config[names.experts[0]] = meta.need("expert_count")
     config[names.top_k[0]] = meta.need("expert_used_count")

@@ -22,69 +22,67 @@ class Architecture(NamedTuple):
 
     Attributes:
       model_type: as in config.json, unless `fields` says another one.
-      fields: (metadata, common fields) -> further fields of config.json.
+      fields: metadata -> fields of config.json besides those that all have.
       tensors: canonical name -> tensor of a layer, where it is not the common one.
       permuted: whether rows of q and k stand in the order of llama.cpp's own rope.
     """
 
     model_type: str
-    fields: Callable[[Metadata, dict], dict[str, Any]]
+    fields: Callable[[Metadata], dict[str, Any]]
     tensors: dict[str, str] = {}
     permuted: bool = False
 
 
-def _olmoe(meta: Metadata, common: dict) -> dict[str, Any]:
+def _olmoe(meta: Metadata) -> dict[str, Any]:
     parts.only_router(meta, parts.SOFTMAX)
     return parts.gqa(meta) | {
         "norm_topk_prob": meta.get("expert_weights_norm", False),
         "clip_qkv": meta.get("attention.clamp_kqv") or None,
-        "attention_bias": parts.has_bias(meta),
     }
 
 
-def _mixtral(meta: Metadata, common: dict) -> dict[str, Any]:
+def _mixtral(meta: Metadata) -> dict[str, Any]:
     parts.only_router(meta, parts.SOFTMAX, norm=True)
     window = meta.get("attention.sliding_window") or None
     return parts.gqa(meta) | {"sliding_window": window}
 
 
-def _qwen2_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+def _qwen2_moe(meta: Metadata) -> dict[str, Any]:
     parts.only_router(meta, parts.SOFTMAX)
     meta.get("expert_shared_count")
     return parts.gqa(meta) | {
         "norm_topk_prob": meta.get("expert_weights_norm", False),
+        "attention_bias": None,
         "qkv_bias": parts.has_bias(meta),
         "shared_expert_intermediate_size": meta.need(
             "expert_shared_feed_forward_length"
         ),
-        "mlp_only_layers": parts.dense_layers(meta, common["num_hidden_layers"]),
+        "mlp_only_layers": parts.dense_layers(meta),
     }
 
 
-def _qwen3_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+def _qwen3_moe(meta: Metadata) -> dict[str, Any]:
     parts.only_router(meta, parts.SOFTMAX)
     return parts.gqa(meta) | {
         "norm_topk_prob": meta.get("expert_weights_norm", True),  # llama.cpp's rule
-        "attention_bias": parts.has_bias(meta),
-        "mlp_only_layers": parts.dense_layers(meta, common["num_hidden_layers"]),
+        "mlp_only_layers": parts.dense_layers(meta),
     }
 
 
-def _gpt_oss(meta: Metadata, common: dict) -> dict[str, Any]:
+def _gpt_oss(meta: Metadata) -> dict[str, Any]:
     parts.only_router(meta, parts.SOFTMAX_CHOSEN, norm=True)
     return parts.gqa(meta, truncate=False) | {
         "sliding_window": meta.get("attention.sliding_window") or None,
-        "attention_bias": parts.has_bias(meta),
     }
 
 
-def _deepseek_v1(meta: Metadata, common: dict) -> dict[str, Any]:
+def _deepseek_v1(meta: Metadata) -> dict[str, Any]:
     parts.only_router(meta, parts.SOFTMAX, norm=False)
-    own = {"norm_topk_prob": False, "attention_bias": parts.has_bias(meta)}
+    own = {"norm_topk_prob": False}
     return parts.gqa(meta) | parts.shared_and_dense(meta) | own
 
 
-def _deepseek(meta: Metadata, common: dict) -> dict[str, Any]:
+def _deepseek(meta: Metadata) -> dict[str, Any]:
     """V3, Kimi-K2 and GLM-4.7-Flash route by sigmoid, V2 by softmax.
 
     Files from 2025 on describe attention as llama.cpp runs it (one head as wide as the
@@ -123,7 +121,7 @@ def _mla(meta: Metadata) -> dict[str, Any]:
     } | parts.shared_and_dense(meta)
 
 
-def _deepseek_v32(meta: Metadata, common: dict) -> dict[str, Any]:
+def _deepseek_v32(meta: Metadata) -> dict[str, Any]:
     """DeepSeek-V3's parts and an indexer."""
     own = {
         "index_n_heads": meta.need("attention.indexer.head_count"),
@@ -134,21 +132,20 @@ def _deepseek_v32(meta: Metadata, common: dict) -> dict[str, Any]:
     return _mla(meta) | parts.router_v3(meta) | own
 
 
-def _glm_moe_dsa(meta: Metadata, common: dict) -> dict[str, Any]:
+def _glm_moe_dsa(meta: Metadata) -> dict[str, Any]:
     """The same; tensors tell which layers have an indexer of their own."""
     meta.raw("attention.indexer.types")
     name = "blk.{}.indexer.attn_k.weight"
     types = [
         "full" if name.format(layer) in meta.tensors else "shared"
-        for layer in range(common["num_hidden_layers"])
+        for layer in range(meta.layers)
     ]
-    return _deepseek_v32(meta, common) | {"indexer_types": types}
+    return _deepseek_v32(meta) | {"indexer_types": types}
 
 
-def _glm4_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+def _glm4_moe(meta: Metadata) -> dict[str, Any]:
     """GLM-4.5 to 4.7, and Solar Open, which rotates whole heads."""
     own = {
-        "attention_bias": parts.has_bias(meta),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in meta.tensors,
         "num_nextn_predict_layers": 0,
     }
@@ -156,18 +153,18 @@ def _glm4_moe(meta: Metadata, common: dict) -> dict[str, Any]:
     return attention | parts.router_v3(meta) | parts.shared_and_dense(meta) | own
 
 
-def _dots1(meta: Metadata, common: dict) -> dict[str, Any]:
-    own = {"attention_bias": parts.has_bias(meta), "sliding_window": None}
+def _dots1(meta: Metadata) -> dict[str, Any]:
+    own = {"sliding_window": None}
     attention = parts.gqa(meta)
     return attention | parts.router_v3(meta) | parts.shared_and_dense(meta) | own
 
 
-def _minimax_m2(meta: Metadata, common: dict) -> dict[str, Any]:
+def _minimax_m2(meta: Metadata) -> dict[str, Any]:
     parts.only_router(meta, parts.SIGMOID, norm=True)
     return parts.gqa(meta, rotated="rotary_dim")
 
 
-def _ernie4_5_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+def _ernie4_5_moe(meta: Metadata) -> dict[str, Any]:
     parts.only_router(meta, parts.SOFTMAX, norm=True)
     return parts.gqa(meta) | {
         "moe_num_shared_experts": meta.get("expert_shared_count", 0),
@@ -177,23 +174,21 @@ def _ernie4_5_moe(meta: Metadata, common: dict) -> dict[str, Any]:
     }
 
 
-def _hunyuan_v1_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+def _hunyuan_v1_moe(meta: Metadata) -> dict[str, Any]:
     """The file's theta has the stretching of a dynamic rope in it."""
     parts.only_router(meta, parts.SOFTMAX, norm=True)
     meta.only("expert_shared_count", 1)
-    return parts.gqa(meta) | {"attention_bias": parts.has_bias(meta)}
+    return parts.gqa(meta)
 
 
-def _granitemoe(meta: Metadata, common: dict) -> dict[str, Any]:
+def _granitemoe(meta: Metadata) -> dict[str, Any]:
     """Multipliers; one key tells whether there is a shared expert."""
     parts.only_router(meta, parts.SOFTMAX, norm=True)
     attention = parts.gqa(meta)
-    heads = max(common["num_attention_heads"], 1)
-    head_dim = meta.integer("embedding_length") // heads
     shared = meta.get("expert_shared_feed_forward_length")
     own = {
-        "attention_bias": parts.has_bias(meta),
-        "attention_multiplier": meta.get("attention.scale") or max(head_dim, 1) ** -0.5,
+        "attention_multiplier": meta.get("attention.scale")
+        or max(meta.even_head, 1) ** -0.5,
         "embedding_multiplier": meta.get("embedding_scale") or 1.0,
         "residual_multiplier": meta.get("residual_scale") or 1.0,
         "logits_scaling": meta.need("logit_scale"),
@@ -203,11 +198,10 @@ def _granitemoe(meta: Metadata, common: dict) -> dict[str, Any]:
     return attention | own
 
 
-def _phimoe(meta: Metadata, common: dict) -> dict[str, Any]:
+def _phimoe(meta: Metadata) -> dict[str, Any]:
     """The noise of the choice is the published models', which a file cannot say."""
     parts.only_router(meta, parts.SOFTMAX)
     own = {
-        "attention_bias": parts.has_bias(meta),
         "lm_head_bias": "output.bias" in meta.tensors,
         "sliding_window": meta.get("attention.sliding_window") or None,
         "router_jitter_noise": 0.01,

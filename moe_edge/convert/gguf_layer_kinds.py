@@ -9,12 +9,11 @@ from moe_edge.convert import gguf_parts as parts
 from moe_edge.convert.gguf_metadata import Metadata
 
 
-def exaone_moe(meta: Metadata, common: dict) -> dict[str, Any]:
+def exaone_moe(meta: Metadata) -> dict[str, Any]:
     """Rotary in sliding layers only, which the family's model says itself."""
-    layers = common["num_hidden_layers"]
-    slides = meta.each_layer("attention.sliding_window_pattern", layers)
+    slides = meta.each_layer("attention.sliding_window_pattern")
     if slides is None:
-        slides = [(layer + 1) % 4 for layer in range(layers)]
+        slides = [(layer + 1) % 4 for layer in range(meta.layers)]
     return (
         parts.gqa(meta)
         | parts.router_v3(meta)
@@ -27,14 +26,13 @@ def exaone_moe(meta: Metadata, common: dict) -> dict[str, Any]:
     )
 
 
-def mimo_v2_flash(meta: Metadata, common: dict) -> dict[str, Any]:
+def mimo_v2_flash(meta: Metadata) -> dict[str, Any]:
     """Sliding layers have other key/value heads and theta.
 
     Files count the latest positions besides a token's own, as published configs do.
     """
-    layers = common["num_hidden_layers"]
-    slides = meta.need_each_layer("attention.sliding_window_pattern", layers)
-    kv_heads = meta.need_each_layer("attention.head_count_kv", layers)
+    slides = meta.need_each_layer("attention.sliding_window_pattern")
+    kv_heads = meta.need_each_layer("attention.head_count_kv")
     head_dim = meta.integer("attention.key_length")
     rotated = meta.integer("rope.dimension_count", head_dim)
     ropes = {
@@ -51,7 +49,7 @@ def mimo_v2_flash(meta: Metadata, common: dict) -> dict[str, Any]:
         "attention_value_scale": meta.get("attention.value_scale", 1.0),
         "attention_bias": parts.has_bias(meta),
         "rope_parameters": ropes,
-        "mlp_layer_types": parts.mlp_layer_types(meta, layers),
+        "mlp_layer_types": parts.mlp_layer_types(meta),
     }
     for name, kind in (("num_key_value_heads", 0), ("swa_num_key_value_heads", 1)):
         own = {n for n, each in zip(kv_heads, slides, strict=True) if each == kind}
@@ -62,17 +60,16 @@ def mimo_v2_flash(meta: Metadata, common: dict) -> dict[str, Any]:
     return found | parts.router_v3(meta) | norm
 
 
-def llama4(meta: Metadata, common: dict) -> dict[str, Any]:
+def llama4(meta: Metadata) -> dict[str, Any]:
     """What a file cannot say is as in the published models.
 
     A window of 0 means that all layers are alike: rotary, and no chunks.
     """
     parts.only_router(meta, parts.SIGMOID)
-    layers = common["num_hidden_layers"]
+    layers = meta.layers
     is_chunked = meta.get("attention.sliding_window") != 0
-    dense = parts.dense_layers(meta, layers)
+    dense = parts.dense_layers(meta)
     return parts.gqa(meta) | {
-        "attention_bias": parts.has_bias(meta),
         "use_qk_norm": meta.need("expert_count") != 128,
         "intermediate_size_mlp": meta.need("feed_forward_length"),
         "interleave_moe_layer_step": meta.need("interleave_moe_layer_step"),
@@ -87,18 +84,17 @@ def llama4(meta: Metadata, common: dict) -> dict[str, Any]:
     }
 
 
-def gemma4(meta: Metadata, common: dict) -> dict[str, Any]:
+def gemma4(meta: Metadata) -> dict[str, Any]:
     """Full layers have sizes of their own, and may have no v besides k."""
     parts.only_router(meta, parts.SOFTMAX, norm=True)
-    layers = common["num_hidden_layers"]
-    slides = meta.need_each_layer("attention.sliding_window_pattern", layers)
-    kv_heads = meta.need_each_layer("attention.head_count_kv", layers)
+    slides = meta.need_each_layer("attention.sliding_window_pattern")
+    kv_heads = meta.need_each_layer("attention.head_count_kv")
     width = meta.integer("attention.key_length")
     sliding_width = meta.integer("attention.key_length_swa")
     for ending, own in (("", width), ("_swa", sliding_width)):
         meta.only(f"attention.value_length{ending}", own)
         meta.only(f"rope.dimension_count{ending}", own)
-    whole = [layer for layer in range(layers) if not slides[layer]]
+    whole = [layer for layer in range(meta.layers) if not slides[layer]]
     ropes = {
         "full_attention": {
             **parts.rope(meta),

@@ -34,6 +34,20 @@ class Metadata:
         self._used = set(_HARMLESS)
         self.tensors, self.needed = file.tensors, set[str]()
 
+    @property
+    def layers(self) -> int:
+        """Without those behind the last, modules that predict later tokens."""
+        return self.integer("block_count") - self.integer("nextn_predict_layers", 0)
+
+    @property
+    def heads(self) -> int:
+        return self.integer("attention.head_count")
+
+    @property
+    def even_head(self) -> int:
+        """A head's width, where the model's is shared out evenly."""
+        return self.integer("embedding_length") // max(self.heads, 1)
+
     def weights(self, name: str) -> list[float] | None:
         """The numbers of a tensor, None if there is none."""
         if name not in self.tensors:
@@ -77,13 +91,13 @@ class Metadata:
             raise self.bad(key, value, "an integer of 0 or more")
         return value
 
-    def each_layer(self, key: str, layers: int) -> list[int] | None:
+    def each_layer(self, key: str) -> list[int] | None:
         """A whole number or truth value of every layer, as whole numbers.
 
         A single one stands for all layers; those of modules behind the last are cut
         off. None: the file is silent.
         """
-        value = self.raw(key)
+        value, layers = self.raw(key), self.layers
         if value is None:
             return None
         values = value if isinstance(value, list) else [value] * layers
@@ -91,8 +105,8 @@ class Metadata:
             raise self.bad(key, value, f"{layers} whole numbers")
         return [int(each) for each in values[:layers]]
 
-    def need_each_layer(self, key: str, layers: int) -> list[int]:
-        values = self.each_layer(key, layers)
+    def need_each_layer(self, key: str) -> list[int]:
+        values = self.each_layer(key)
         if values is None:
             raise self._lacks(key)
         return values

@@ -29,16 +29,17 @@ def gqa(meta: Metadata, *, rotated: str | None = None, **rope_options) -> dict:
         `partial_rotary_factor`; None: all of it, in every model of the family.
       **rope_options: of `rope`.
     """
-    heads = meta.integer("attention.head_count")
+    heads = meta.heads
     found: dict[str, Any] = {
         "num_key_value_heads": meta.get("attention.head_count_kv", heads),
+        "attention_bias": has_bias(meta),
         "rope_parameters": _with_factors(meta, rope(meta, **rope_options)),
     }
     key_length = meta.get("attention.key_length")
     if key_length is not None:
         found["head_dim"] = key_length
     else:
-        key_length = meta.integer("embedding_length") // max(heads, 1)
+        key_length = meta.even_head
     meta.only("attention.value_length", key_length)
     if rotated is None:
         meta.only("rope.dimension_count", key_length)
@@ -103,15 +104,15 @@ def shared_and_dense(meta: Metadata) -> dict:
     }
 
 
-def dense_layers(meta: Metadata, layers: int) -> list[int]:
+def dense_layers(meta: Metadata) -> list[int]:
     """Layers without a router: dense ones."""
-    return [i for i in range(layers) if _ROUTER.format(i) not in meta.tensors]
+    return [i for i in range(meta.layers) if _ROUTER.format(i) not in meta.tensors]
 
 
-def mlp_layer_types(meta: Metadata, layers: int) -> list[str]:
+def mlp_layer_types(meta: Metadata) -> list[str]:
     """The same, as a word for each layer."""
-    dense = dense_layers(meta, layers)
-    return ["dense" if i in dense else "sparse" for i in range(layers)]
+    dense = dense_layers(meta)
+    return ["dense" if i in dense else "sparse" for i in range(meta.layers)]
 
 
 def rope(

@@ -17,15 +17,14 @@ from moe_edge.model.quantised import BLOCK
 from moe_edge.model.state_config import DeltaConfig
 
 
-def lfm2moe(meta: Metadata, common: dict) -> dict[str, Any]:
+def lfm2moe(meta: Metadata) -> dict[str, Any]:
     """Layers without key/value heads have a convolution."""
     parts.only_router(meta, parts.SIGMOID, norm=True)
-    layers = common["num_hidden_layers"]
-    kv_heads = meta.need_each_layer("attention.head_count_kv", layers)
+    kv_heads = meta.need_each_layer("attention.head_count_kv")
     own = {heads for heads in kv_heads if heads}
     if len(own) != 1:
         raise meta.bad("attention.head_count_kv", kv_heads, "one number besides 0")
-    head_dim = meta.integer("embedding_length") // max(common["num_attention_heads"], 1)
+    head_dim = meta.even_head
     for key in ("attention.key_length", "attention.value_length"):
         meta.only(key, head_dim)
     meta.only("rope.dimension_count", head_dim)
@@ -47,12 +46,11 @@ LFM2MOE = {
 }
 
 
-def qwen3next(meta: Metadata, common: dict) -> dict[str, Any]:
-    layers = common["num_hidden_layers"]
-    return _hybrid(meta) | {"mlp_only_layers": parts.dense_layers(meta, layers)}
+def qwen3next(meta: Metadata) -> dict[str, Any]:
+    return _hybrid(meta) | {"mlp_only_layers": parts.dense_layers(meta)}
 
 
-def qwen35moe(meta: Metadata, common: dict) -> dict[str, Any]:
+def qwen35moe(meta: Metadata) -> dict[str, Any]:
     meta.raw("rope.dimension_sections")  # of images: alike for text
     return _hybrid(meta)
 

@@ -5,17 +5,27 @@ fields that never change the arithmetic of inference; anything else is refused b
 name, because a field we do not know may change what the model computes.
 """
 
+import functools
 import json
 import math
 from typing import Any
 
-from moe_edge.convert.family import ExpertNames
+from moe_edge.convert.family import Family
 from moe_edge.convert.neutral_fields import is_dropout, same
 from moe_edge.core.checks import ConfigError
 
 REQUIRED = object()
 # A config that claims more is damaged or hostile; published models stay far below.
 _MAX_INT = 1 << 31
+_MAX_LAYERS = 4096
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 # Fields that describe files, training, modules that predict later tokens or output
 # bookkeeping, never the forward pass.
@@ -58,13 +68,36 @@ class Fields:
       family: name for messages (`model_type`).
       raw: the parsed config.json.
       experts: what the family calls the sizes of its experts.
+      layers, positions, norm_eps, activation: what every family states alike.
     """
 
-    def __init__(self, raw: dict[str, Any], family: str, experts: ExpertNames):
+    def __init__(self, raw: dict[str, Any], name: str, family: Family):
         self.raw = raw
-        self.family = family
-        self.experts = experts
+        self.family = name
+        self.experts = family.experts
+        self._silent = family  # what stands where the file is silent
         self._used: set[str] = set()
+
+    @functools.cached_property
+    def layers(self) -> int:
+        layers = self.int("num_hidden_layers")
+        if layers > _MAX_LAYERS:
+            raise ConfigError(
+                f"num_hidden_layers is {layers}, expected at most {_MAX_LAYERS}"
+            )
+        return layers
+
+    @functools.cached_property
+    def positions(self) -> int:
+        return self.int("max_position_embeddings", self._silent.max_positions)
+
+    @functools.cached_property
+    def norm_eps(self) -> float:
+        return self.float("rms_norm_eps", self._silent.norm_eps)
+
+    @functools.cached_property
+    def activation(self) -> str:
+        return self.choice("hidden_act", "silu", ACTIVATIONS)
 
     def get(self, name: str, default: Any = None, aliases: tuple[str, ...] = ()) -> Any:
         """The raw value of `name` or of its alias; two that differ are refused."""
@@ -83,6 +116,11 @@ class Fields:
                     f"{self.raw[other]!r}; they mean the same, so make them equal"
                 )
         return self.raw[names[0]]
+
+    def float_or_none(self, name: str) -> float | None:
+        """A positive number; None where the file has none."""
+        value = self.get(name)
+        return None if value is None else self.number(name, value)
 
     def int(self, name, default=REQUIRED, *, low=1, null=None, aliases=()) -> int:
         """An integer >= `low`; a JSON null stands for `null` where that is given."""

@@ -21,7 +21,6 @@ from moe_edge.convert.quant_scaled import (
     TENSOR,
     Blocks,
     find_scaled,
-    why_unread,
 )
 from moe_edge.core.checks import CheckpointError
 
@@ -64,8 +63,6 @@ class _Group(NamedTuple):
 class CompressedTensors:
     """What the groups of a quantization_config say."""
 
-    method = "compressed-tensors"
-
     def __init__(self, fields: QuantFields):
         fields.ignore(
             *("ignore", "kv_cache_scheme", "quantization_status", "version"),
@@ -100,7 +97,8 @@ class CompressedTensors:
     def _blocks(self, weight: str) -> tuple[Blocks, ...]:
         return (self._of(weight.removesuffix(".weight"), packed=False).blocks,)
 
-    def _packed(self, module: str, parts: dict[str, Stored]) -> PackedTensor:
+    def _packed(self, weight: str, parts: dict[str, Stored]) -> PackedTensor:
+        module = weight.removesuffix(".weight")
         group = self._of(module, packed=True)
         if group.symmetric == ("zero" in parts):
             raise CheckpointError(
@@ -113,7 +111,7 @@ class CompressedTensors:
                 f"{module} has no weight_g_idx, but its group has actorder group; copy "
                 "the folder again"
             )
-        return PackQuantized(module + ".weight", parts, group.bits, group.blocks.cols)
+        return PackQuantized(weight, parts, group.bits, group.blocks.cols)
 
     def find(self, files: dict[str, Stored]) -> list[PackedTensor]:
         """See `quantize.Scheme`."""
@@ -121,10 +119,6 @@ class CompressedTensors:
         if not all(group.packed for group in self._groups):
             found += find_scaled(files, (*FP8_DTYPES, INT8), self._blocks)
         return found
-
-    def why_unread(self, name: str) -> str | None:
-        """See `quantize.Scheme`."""
-        return why_unread(name)
 
 
 def _read_group(outer: QuantFields, name: str, raw: Any) -> _Group:

@@ -247,7 +247,7 @@ def find_words(files: dict[str, Stored], roles: dict[str, str], make) -> list:
     Args:
       roles: role -> what follows the module's name; the first one finds them, those
         that end with "?" may be missing.
-      make: (module, role -> tensor) -> the weight.
+      make: (name, role -> tensor) -> the weight of that name.
     Raises:
       CheckpointError: one without a part that it needs, or next to an unpacked copy.
     """
@@ -272,5 +272,5 @@ def find_words(files: dict[str, Stored], roles: dict[str, str], make) -> list:
                 f"{name} and {module}.weight are one weight twice; remove the one that "
                 "is out of date"
             )
-        found.append(make(module, parts))
+        found.append(make(module + ".weight", parts))
     return found

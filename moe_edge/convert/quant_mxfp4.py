@@ -16,29 +16,21 @@ from moe_edge.model.quantised import FP4
 BLOCKS, SCALES = "_blocks", "_scales"
 
 
-class Mxfp4:
-    """What `quant_method: mxfp4` says."""
-
-    method = "mxfp4"
-
-    def find(self, files: dict[str, Stored]) -> list[PackedTensor]:
-        """The quantised weights among the tensors of a folder."""
-        found: list[PackedTensor] = []
-        for name in files:
-            if not name.endswith(BLOCKS):
-                continue
-            base = name.removesuffix(BLOCKS)
-            scale = base + SCALES
-            if scale not in files or base in files:
-                raise CheckpointError(
-                    f"{name} needs exactly {scale} next to it, and no {base}"
-                )
-            parts = {"blocks": files[name], "scales": files[scale]}
-            found.append(_Mxfp4Tensor(base, parts))
-        return found
-
-    def why_unread(self, name: str) -> str | None:
-        return None
+def find_mxfp4(files: dict[str, Stored]) -> list[PackedTensor]:
+    """The quantised weights among the tensors of a folder."""
+    found: list[PackedTensor] = []
+    for name in files:
+        if not name.endswith(BLOCKS):
+            continue
+        base = name.removesuffix(BLOCKS)
+        scale = base + SCALES
+        if scale not in files or base in files:
+            raise CheckpointError(
+                f"{name} needs exactly {scale} next to it, and no {base}"
+            )
+        parts = {"blocks": files[name], "scales": files[scale]}
+        found.append(_Mxfp4Tensor(base, parts))
+    return found
 
 
 class _Mxfp4Tensor(PackedTensor):

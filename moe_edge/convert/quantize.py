@@ -12,94 +12,56 @@ we cannot read, is refused by the field that says so.
 
 import functools
 import json
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from moe_edge.convert.hf_tensors import Stored
 from moe_edge.convert.packed_tensor import PackedTensor
 from moe_edge.convert.quant_compressed import CompressedTensors
 from moe_edge.convert.quant_fields import QuantFields
 from moe_edge.convert.quant_ints import BITS, Awq, Gptq, find_words
-from moe_edge.convert.quant_mxfp4 import Mxfp4
+from moe_edge.convert.quant_mxfp4 import find_mxfp4
 from moe_edge.convert.quant_scaled import (
     CHANNEL,
     FP8_DTYPES,
     TENSOR,
     Blocks,
     find_scaled,
-    why_unread,
 )
 from moe_edge.core.checks import ConfigError
 
+# Finds the quantised weights among tensors by their published names, and raises
+# CheckpointError for parts that are missing or do not belong together.
+Find = Callable[[dict[str, Stored]], list[PackedTensor]]
 
-class Scheme(Protocol):
-    """How a folder's weights are quantised.
 
-    Attributes:
-      method: as `quant_method` says it.
-    """
+class Scheme(NamedTuple):
+    """How a folder's weights are quantised; `method`: as `quant_method` says it."""
 
     method: str
-
-    def find(self, files: dict[str, Stored]) -> list[PackedTensor]:
-        """The quantised weights among tensors by their published names.
-
-        Raises:
-          CheckpointError: parts that are missing or do not belong together.
-        """
-
-    def why_unread(self, name: str) -> str | None:
-        """Why a tensor that belongs to the quantisation is left out, if it is."""
+    find: Find
 
 
-class _Fp8:
-    method = "fp8"
-
-    def __init__(self, blocks: tuple[Blocks, ...]):
-        self._blocks = blocks
-
-    def find(self, files):
-        return find_scaled(files, FP8_DTYPES, lambda _: self._blocks)
-
-    def why_unread(self, name):
-        return why_unread(name)
-
-
-class _Words:
-    """AWQ and GPTQ."""
-
-    def __init__(self, method: str, roles: dict[str, str], make):
-        self.method, self._roles, self._make = method, roles, make
-
-    def find(self, files):
-        def made(module: str, parts: dict[str, Stored]) -> PackedTensor:
-            return self._make(module + ".weight", parts)
-
-        return find_words(files, self._roles, made)
-
-    def why_unread(self, name):
-        return None
-
-
-def _fp8(fields: QuantFields) -> Scheme:
+def _fp8(fields: QuantFields) -> Find:
     fields.ignore(
         *("activation_scheme", "fmt", "scale_fmt", "modules_to_not_convert"),
         *("ignored_layers", "dequantize", "kv_cache_scheme"),
     )
-    block = fields.get("weight_block_size")
-    if block is None:
-        return _Fp8((TENSOR, CHANNEL))
-    return _Fp8((Blocks(*fields.pair("weight_block_size", block)),))
+    block, known = fields.get("weight_block_size"), (TENSOR, CHANNEL)
+    if block is not None:
+        known = (Blocks(*fields.pair("weight_block_size", block)),)
+    return functools.partial(find_scaled, dtypes=FP8_DTYPES, blocks_of=lambda _: known)
 
 
-def _mxfp4(fields: QuantFields) -> Scheme:
+def _mxfp4(fields: QuantFields) -> Find:
     fields.ignore("modules_to_not_convert", "dequantize")
-    return Mxfp4()
+    return find_mxfp4
 
 
 _WORDS = {"words": ".qweight", "zero": ".qzeros", "scale": ".scales"}
 
 
-def _awq(fields: QuantFields) -> Scheme:
+def _awq(fields: QuantFields) -> Find:
     fields.ignore(
         *("modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len"),
         *("modules_to_fuse", "exllama_config", "desc_act", "sym", "damp_percent"),
@@ -111,10 +73,10 @@ def _awq(fields: QuantFields) -> Scheme:
     for name in ("version", "format", "checkpoint_format"):
         fields.only(name, ("gemm", "GEMM"), default="gemm")
     make = functools.partial(Awq, bits=4, group=fields.group_size())
-    return _Words("awq", _WORDS, make)
+    return functools.partial(find_words, roles=_WORDS, make=make)
 
 
-def _gptq(fields: QuantFields) -> Scheme:
+def _gptq(fields: QuantFields) -> Find:
     fields.ignore(
         *("desc_act", "sym", "true_sequential", "damp_percent", "static_groups"),
         *("damp_auto_increment", "model_name_or_path", "model_file_base_name"),
@@ -139,12 +101,13 @@ def _gptq(fields: QuantFields) -> Scheme:
     make = functools.partial(
         Gptq, bits=bits, group=fields.group_size(), less_one="gptq_v2" not in formats
     )
-    return _Words("gptq", _WORDS | {"g_idx?": ".g_idx"}, make)
+    roles = _WORDS | {"g_idx?": ".g_idx"}
+    return functools.partial(find_words, roles=roles, make=make)
 
 
 _METHODS = {
     "fp8": _fp8,
-    "compressed-tensors": CompressedTensors,
+    "compressed-tensors": lambda fields: CompressedTensors(fields).find,
     "awq": _awq,
     "gptq": _gptq,
     "mxfp4": _mxfp4,
@@ -168,6 +131,6 @@ def quantization(raw: dict[str, Any]) -> Scheme | None:
             f"{', '.join(_METHODS)}. Convert from an unquantised copy of the model"
         )
     fields = QuantFields(section, method)
-    scheme = _METHODS[method](fields)
+    find = _METHODS[method](fields)
     fields.finish()
-    return scheme
+    return Scheme(method, find)

@@ -13,7 +13,8 @@ from moe_edge.checkpoint.reader import DenseReader
 from moe_edge.checkpoint.schema import Item, dense_items, item_shapes
 from moe_edge.core.checks import CheckpointError
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.quantised import BLOCK, EIGHT, IN_EIGHTS, Matrix, encode
+from moe_edge.model.quantised import BLOCK, EIGHT, IN_EIGHTS, Matrix
+from moe_edge.model.quantising import encode
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.shapes import may_be_blocks
 

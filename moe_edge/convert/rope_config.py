@@ -149,7 +149,7 @@ def proportional_rope(fields: Fields, parameters: dict, dim: int) -> RopeConfig:
 
 
 def rope_config(
-    fields: Fields, parameters: dict, dim: int, max_positions: int, interleaved: bool
+    fields: Fields, parameters: dict, dim: int, interleaved: bool
 ) -> RopeConfig:
     """Checks rope parameters and computes what the model needs of them.
 
@@ -189,7 +189,7 @@ def rope_config(
     common["kind"] = kind
     if kind == "linear":
         return RopeConfig(**common, factor=number("factor"))
-    original = number(_ORIGINAL, max_positions)
+    original = number(_ORIGINAL, fields.positions)
     if original < 1:
         raise ConfigError(f"rope {_ORIGINAL} is {original}, expected 1 or more")
     if common["theta"] <= 1:
@@ -209,7 +209,7 @@ def rope_config(
             low_freq_factor=low,
             high_freq_factor=high,
         )
-    factor = number("factor", max_positions / original)
+    factor = number("factor", fields.positions / original)
     if kind == "longrope":
         return RopeConfig(
             **common,

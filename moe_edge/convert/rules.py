@@ -13,7 +13,7 @@ Source: transformers 5.24, conversion_mapping.py and the families' modeling file
 """
 
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -246,36 +246,23 @@ def records_to_hf(
             for part, name in expert_names(config, layer, first + i).items():
                 yield Piece(name, 0, layout.part(record_R, part))
         return
-    names = list(fused_shapes(config, layer))
-    form = _fused_form(config)
-    if form == "turned":
-        for i, record_R in enumerate(records_NR, first):
-            gate, up, down = (layout.part(record_R, part) for part in layout.shapes)
-            turned = np.concatenate([gate, up]).T, down.T
-            for name, array in zip(names, turned, strict=True):
-                yield Piece(name, i * array.size, np.ascontiguousarray(array))
-        return
-    if form == "halves":
-        for i, record_R in enumerate(records_NR, first):
-            gate, up, down = (layout.part(record_R, part) for part in layout.shapes)
-            yield Piece(names[0], 2 * i * gate.size, gate)
-            yield Piece(names[0], (2 * i + 1) * gate.size, up)
-            yield Piece(names[1], i * down.size, down)
-        return
-    for i, record_R in enumerate(records_NR):
+    names, form = list(fused_shapes(config, layer)), _fused_form(config)
+    for i, record_R in enumerate(records_NR, first):
         part = {name: layout.part(record_R, name) for name in layout.shapes}
-        # Rows of gate and up, [F, D] each, alternate as columns of one [D, 2F].
-        gate_up = np.stack([part["gate"], part["up"]], axis=1)
-        bias = np.stack([part["gate_bias"], part["up_bias"]], axis=1)
-        arrays = (
-            gate_up.reshape(-1, config.d_model).T,
-            bias.reshape(-1),
-            part["down"].T,
-            part["down_bias"],
-        )
-        for name, array in zip(names, arrays, strict=True):
-            array = np.ascontiguousarray(array)
-            yield Piece(name, (first + i) * array.size, array)
+        for name, array in zip(names, _joined(form, part), strict=True):
+            yield Piece(name, i * array.size, np.ascontiguousarray(array))
+
+
+def _joined(form: str, part: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    """One expert's slices of the fused tensors, which `split_fused` takes apart."""
+    if form != "columns":
+        gate_up, down = np.concatenate([part["gate"], part["up"]]), part["down"]
+        return (gate_up, down) if form == "halves" else (gate_up.T, down.T)
+    # Rows of gate and up, [F, D] each, alternate as columns of one [D, 2F].
+    gate_up = np.stack([part["gate"], part["up"]], axis=1)
+    bias = np.stack([part["gate_bias"], part["up_bias"]], axis=1).reshape(-1)
+    gate_up = gate_up.reshape(bias.size, -1)
+    return gate_up.T, bias, part["down"].T, part["down_bias"]
 
 
 def split_fused(

@@ -31,7 +31,7 @@ def auto_memory(
     allow_pinned(reader, OffloadOptions(mode="fused"))
     import jax
 
-    from moe_edge.engine.offloaded import free_device_bytes
+    from moe_edge.engine.device_memory import free_device_bytes
     from moe_edge.offload.store import widened
 
     devices = homes or (None,)

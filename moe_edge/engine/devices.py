@@ -94,7 +94,7 @@ class DeviceOptions:
 
             check_split(reader.config, mesh.size, reader.dense_kinds)
         if self.devices_trace is not None:
-            from moe_edge.engine.offloaded import count_trace
+            from moe_edge.engine.run_context import count_trace
 
             count_trace(self.devices_trace, reader.config)
             check_replicas(reader, mesh, self.devices_replicas)
@@ -216,7 +216,7 @@ def check_replicas(reader, mesh: "DeviceMesh", replicas: int) -> None:
         )
     import jax
 
-    from moe_edge.engine.offloaded import free_device_bytes
+    from moe_edge.engine.device_memory import free_device_bytes
 
     needed, free = _needed_bytes(reader, share + replicas), free_device_bytes()
     if jax.default_backend() == "cpu":  # whose devices are one memory
@@ -242,7 +242,7 @@ def _needs_all(reader) -> bool:
     """Whether there are several devices and the first cannot hold all weights."""
     import jax
 
-    from moe_edge.engine.offloaded import free_device_bytes
+    from moe_edge.engine.device_memory import free_device_bytes
 
     # The devices of a CPU are one memory.
     if len(jax.local_devices()) == 1 or jax.default_backend() == "cpu":

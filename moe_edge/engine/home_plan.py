@@ -14,16 +14,10 @@ from moe_edge.core.context import Context
 from moe_edge.engine.device_needs import DeviceNeeds
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.config import ModelConfig
+from moe_edge.offload.budget import MIN_SLOTS, parse_budget, slots_for
 from moe_edge.offload.evict_base import CacheSpec
 from moe_edge.offload.homes import Homes, homes_by_counts, homes_in_turn
-from moe_edge.offload.slot_plan import (
-    MIN_SLOTS,
-    parse_budget,
-    plan_of,
-    plan_slots,
-    slots_for,
-    static_hit_curves,
-)
+from moe_edge.offload.slot_plan import plan_of, plan_slots, static_hit_curves
 
 
 def plan_homes(

@@ -17,6 +17,7 @@ from moe_edge.core.checks import (
 from moe_edge.core.plug_in import is_object
 from moe_edge.engine.refusals import Asked, layered_only, refuse
 from moe_edge.offload.assist_base import Assist, get_assist
+from moe_edge.offload.budget import parse_budget
 from moe_edge.offload.evict_base import (
     EVICTIONS,
     Eviction,
@@ -24,7 +25,7 @@ from moe_edge.offload.evict_base import (
     get_eviction,
 )
 from moe_edge.offload.link import EmulatedLink, TransferLink
-from moe_edge.offload.slot_plan import parse_budget, plan_of
+from moe_edge.offload.slot_plan import plan_of
 from moe_edge.predict.base import NEEDS as PREDICTOR_NEEDS
 from moe_edge.predict.base import PREDICTORS, Predictor, get_predictor
 from moe_edge.route.base import ROUTES, Route, get_route

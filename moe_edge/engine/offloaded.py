@@ -1,16 +1,14 @@
 """Builds an offloaded engine: slots from the budget, policies and link by name."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
-import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.context import Context
 from moe_edge.core.events import Recorder
 from moe_edge.engine.companion import Companion
+from moe_edge.engine.device_memory import device_memory_bytes
 from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.fused_zero_copy import check_zero_copy
@@ -20,63 +18,26 @@ from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.make_layered import make_layered
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.refusals import Asked, refuse
+from moe_edge.engine.run_context import context_of
 from moe_edge.engine.sizes import DEFAULT_CONTEXT
 from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
 from moe_edge.kernels.prefetch import open_calls
 from moe_edge.model.config import ModelConfig
+from moe_edge.offload.budget import parse_budget, slots_for
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec
 from moe_edge.offload.homes import Homes
 from moe_edge.offload.pinned import check_limit, pinned_gib
 from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.offload.slot_plan import (
     least_slots,
-    parse_budget,
     plan_of,
     plan_slots,
-    slots_for,
-    static_hit_curves,
 )
 from moe_edge.offload.store import HostStore, device_dtype, widened
 from moe_edge.predict.base import PREDICTORS, Predictor, check_look_ahead
 from moe_edge.route.base import get_route
-from moe_edge.workload.trace_reader import read_trace
-from moe_edge.workload.traces import DECODE, TraceRecorder, expert_counts
-
-
-def context_of(options: OffloadOptions, config: ModelConfig) -> Context:
-    """What this run can give to policies that ask, before weights are read.
-
-    Raises:
-      ConfigError: `profile_trace` is of another model.
-    """
-    context = Context(model=lambda: config, top_k=lambda: config.moe.top_k)
-    if options.profile_trace is None:
-        return context
-    counts_LE = count_trace(options.profile_trace, config)
-    moe_LE = counts_LE[list(config.moe_layers)]
-    return context.also(
-        profile=lambda: counts_LE, hit_curves=lambda: static_hit_curves(moe_LE)
-    )
-
-
-def count_trace(path: str, config: ModelConfig) -> np.ndarray:
-    """int64 [L, E]: how often a recorded model's decode steps chose each expert.
-
-    Raises:
-      ConfigError: a trace of another model; RequestError, OSError: no trace.
-    """
-    trace = read_trace(path)
-    L, E = config.num_layers, config.moe.num_experts
-    if trace.num_experts != E or trace.num_layers > L:
-        raise ConfigError(
-            f"trace {path} has {trace.num_layers} layers of {trace.num_experts} "
-            f"experts, the model {L} of {E}; record one of this model "
-            "(moe-edge generate --trace)"
-        )
-    counts_LE = np.zeros((L, E), np.int64)
-    counts_LE[: trace.num_layers] = expert_counts(trace, DECODE)
-    return counts_LE
+from moe_edge.workload.traces import TraceRecorder
 
 
 def plan_cache(
@@ -188,29 +149,6 @@ def check_offload(
     if options.prefetch_in_fused:
         open_calls()
     return context
-
-
-def device_memory_bytes(device: jax.Device | None = None) -> int | None:
-    """What a device (None: the first) has in all; None if it does not say."""
-    stats = (device or jax.local_devices()[0]).memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"]
-    if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None
-
-
-def free_device_bytes(device: jax.Device | None = None) -> int | None:
-    """What of a device (None: the first) nobody holds now; None if it does not say."""
-    stats = (device or jax.local_devices()[0]).memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    meminfo = Path("/proc/meminfo")
-    if jax.default_backend() == "cpu" and meminfo.is_file():
-        lines = meminfo.read_text(encoding="ascii").splitlines()
-        sizes = [line.split() for line in lines if line.startswith("MemAvailable:")]
-        return int(sizes[0][1]) * 1024 if sizes else None
-    return None
 
 
 def make_offloaded(

@@ -21,7 +21,7 @@ from moe_edge.engine.prompts import Prompt, check_text, encode_prompts, read_pro
 from moe_edge.engine.sizes import check_context, reserved_tokens
 from moe_edge.hosts.run import across_hosts
 from moe_edge.model.sampling import Sampling
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.offload.budget import parse_budget
 from moe_edge.workload.trace_writer import write_trace
 
 

@@ -19,7 +19,7 @@ from jax import lax
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.devices import DeviceOptions, check_replicas
 from moe_edge.engine.mesh import AXIS, PARTED, WHOLE, DeviceMesh
-from moe_edge.engine.offloaded import count_trace
+from moe_edge.engine.run_context import count_trace
 from moe_edge.engine.sharded import ShardedEngine, ShardedPrograms, load_sharded
 from moe_edge.engine.weights import Weights, bind_block
 from moe_edge.model import kv_cache, quantised

@@ -22,12 +22,12 @@ from moe_edge.model.quantised import (
     EIGHT,
     block_of,
     decode,
-    encode,
     interleave,
     row_bytes,
     scales,
     stored_shape,
 )
+from moe_edge.model.quantising import encode
 
 ALIGN_ELEMENTS = 32
 ALIGN_BYTES = 64

@@ -7,8 +7,9 @@ import numpy as np
 
 from moe_edge.core.plug_in import register
 from moe_edge.place.pack import share_out
-from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.placer import Placer
 from moe_edge.place.plan import ABSENT, Placement
+from moe_edge.place.problem import Problem
 
 
 def gpu_list(slots) -> tuple[np.ndarray, np.ndarray]:

@@ -8,8 +8,9 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import register
 from moe_edge.place.baselines import balance, gpu_list, layer_slots
-from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.placer import Placer
 from moe_edge.place.plan import ABSENT, Placement
+from moe_edge.place.problem import Problem
 
 
 def balanced_pack(weight_X: np.ndarray, bins: int) -> np.ndarray:

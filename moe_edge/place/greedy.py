@@ -6,7 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from moe_edge.core.plug_in import register
-from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.placer import Placer
+from moe_edge.place.problem import Problem
 
 
 @register

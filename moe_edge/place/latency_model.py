@@ -31,7 +31,7 @@ from moe_edge.core.checks import one_or_each
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.call_costs import Batch, CallCosts, views_of
 from moe_edge.place.latency_state import State, known_of, layer_seconds
-from moe_edge.place.placer import Problem
+from moe_edge.place.problem import Problem
 
 VARIATION = 1.5  # E[S^2] / E[S]^2 of a request's seconds: lengths differ
 FULL = 0.9  # utilisation above which waits are continued as a straight line

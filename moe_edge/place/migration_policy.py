@@ -27,8 +27,9 @@ from moe_edge.place.migrate import (
     remote_seconds,
     settle,
 )
-from moe_edge.place.placer import Placer, Traffic
+from moe_edge.place.placer import Placer
 from moe_edge.place.plan import Placement
+from moe_edge.place.problem import Traffic
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,8 @@ import numpy as np
 
 from moe_edge.core.plug_in import register
 from moe_edge.place.greedy import favourites
-from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.placer import Placer
+from moe_edge.place.problem import Problem
 
 SCALE = 2.0**50  # of the largest value; a path adds at most 2 N of them
 FAR = np.int64(2**61)

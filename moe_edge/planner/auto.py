@@ -11,7 +11,7 @@ from typing import Any
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.progress import say
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.offload.budget import parse_budget
 from moe_edge.planner.options import PlanOptions
 
 CALIBRATE_S, SEARCH_S = 30.0, 20.0

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moe_edge.core.progress import progress
+from moe_edge.engine.device_memory import free_device_bytes
 from moe_edge.engine.devices import SPARE_SHARE
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import free_device_bytes
 from moe_edge.model.sampling import Sampling
 from moe_edge.planner.costs import ModelCosts
 from moe_edge.planner.live import Live, Run, undisturbed

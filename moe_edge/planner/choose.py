@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.offload.budget import parse_budget
 from moe_edge.planner.candidates import Candidate
 from moe_edge.planner.estimate import Estimate
 from moe_edge.planner.options import PlanOptions

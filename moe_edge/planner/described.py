@@ -18,7 +18,7 @@ from moe_edge.core.files import check_there
 from moe_edge.core.json_reader import read_json
 from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import context_of
+from moe_edge.engine.run_context import context_of
 from moe_edge.engine.weights import weight_shapes
 from moe_edge.hardware.specs import Gpu
 from moe_edge.model.config import ModelConfig

@@ -11,16 +11,13 @@ import numpy as np
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.context import Context
 from moe_edge.core.heap import keep_heap
+from moe_edge.engine.device_memory import device_memory_bytes
 from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import (
-    assemble,
-    check_offload,
-    context_of,
-    device_memory_bytes,
-)
+from moe_edge.engine.offloaded import assemble, check_offload
+from moe_edge.engine.run_context import context_of
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.sampling import Sampling
 from moe_edge.model.sub_experts import at_k

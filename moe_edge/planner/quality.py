@@ -10,7 +10,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import check_there
 from moe_edge.core.json_reader import LARGE_FILE_BYTES, read_json
 from moe_edge.model.quantised import KINDS
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.offload.budget import parse_budget
 from moe_edge.route.base import ROUTES
 
 Range = tuple[float, float, float]

@@ -8,9 +8,10 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.assist_base import AssistCosts, get_assist
+from moe_edge.offload.budget import parse_budget, slots_for
 from moe_edge.offload.computed_visit import OnHost
 from moe_edge.offload.evict_base import EVICTIONS
-from moe_edge.offload.slot_plan import parse_budget, plan_of, plan_slots, slots_for
+from moe_edge.offload.slot_plan import plan_of, plan_slots
 from moe_edge.planner.costs import ModelCosts
 from moe_edge.route.base import get_route
 from moe_edge.simulate.replay.lookups import check_holds

@@ -21,8 +21,9 @@ from moe_edge.hardware import presets
 from moe_edge.hardware.models import ModelShape
 from moe_edge.hardware.specs import Cluster, Gpu, Server
 from moe_edge.model.quantised import KINDS
-from moe_edge.place.placer import Problem, Traffic, fit_placers
+from moe_edge.place.placer import fit_placers
 from moe_edge.place.plan import Placement
+from moe_edge.place.problem import Problem, Traffic
 from moe_edge.planner.asked import AUTO, given_trace
 from moe_edge.planner.candidates import Candidate, Placed
 from moe_edge.planner.choose import Judged, judge, ranked

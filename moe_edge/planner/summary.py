@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.offload.budget import parse_budget
 from moe_edge.planner.candidates import Placed, parts_of
 from moe_edge.planner.choose import Judged, loses_by
 from moe_edge.planner.options import PlanOptions

@@ -13,15 +13,10 @@ import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_count
 from moe_edge.core.progress import progress
+from moe_edge.offload.budget import parse_budget, share_of_blocks
 from moe_edge.offload.evict_base import Eviction
 from moe_edge.offload.link import EmulatedLink
-from moe_edge.offload.slot_plan import (
-    least_slots,
-    parse_budget,
-    plan_of,
-    plan_slots,
-    share_of_blocks,
-)
+from moe_edge.offload.slot_plan import least_slots, plan_of, plan_slots
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.base import Predictor, check_look_ahead
 from moe_edge.public.arguments import REPLAY_HINTS, refuse_unknown

@@ -18,7 +18,7 @@ from moe_edge.hardware.step_costs import StepCosts, read_step_costs
 from moe_edge.model.attention_config import CACHE_TYPES
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.config_checks import ROUNDINGS
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.offload.budget import parse_budget
 from moe_edge.schedule.loop import Limits, RequestLoop
 from moe_edge.schedule.policy import SCHEDULERS, Scheduler, get_scheduler
 

@@ -12,7 +12,7 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.files import check_there
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.offload.budget import parse_budget
 from moe_edge.serve.api_key import read_key
 from moe_edge.serve.guards import check_public
 from moe_edge.serve.tools.dialects import DIALECTS

@@ -15,7 +15,8 @@ from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.weights import num_bytes, weight_shapes
 from moe_edge.kernels import native
-from moe_edge.model.quantised import decode, encode
+from moe_edge.model.quantised import decode
+from moe_edge.model.quantising import encode
 from moe_edge.model.shapes import layer_shapes
 from moe_edge.model.state_config import ConvConfig, DeltaConfig
 from tests.support.conversion import convert, load_all

@@ -12,7 +12,8 @@ from moe_edge.checkpoint.manifest import with_kind
 from moe_edge.convert.convert import verify_checkpoint
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
-from moe_edge.model.quantised import BLOCK_BYTES, IN_EIGHTS, KINDS, decode, encode
+from moe_edge.model.quantised import BLOCK_BYTES, IN_EIGHTS, KINDS, decode
+from moe_edge.model.quantising import encode
 from tests.convert.test_quantize import mxfp4_folder
 from tests.support.block_formats import whole_blocks_folder
 from tests.support.conversion import convert, load_all

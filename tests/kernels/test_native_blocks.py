@@ -15,13 +15,8 @@ from moe_edge.model.experts import pair_rows, run_pairs, sum_pair_rows
 from moe_edge.model.layers import activate
 from moe_edge.model.matvec import linear, linear_each
 from moe_edge.model.packed import Blocks
-from moe_edge.model.quantised import (
-    IN_EIGHTS,
-    KINDS,
-    decode,
-    encode,
-    is_interleaved,
-)
+from moe_edge.model.quantised import IN_EIGHTS, KINDS, decode, is_interleaved
+from moe_edge.model.quantising import encode
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
 from tests.support.host_kernels import needs_kernels

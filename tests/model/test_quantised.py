@@ -14,12 +14,12 @@ from moe_edge.model.quantised import (
     Matrix,
     bytes_per_weight,
     decode,
-    encode,
     interleave,
     kind_of,
     row_bytes,
     scales,
 )
+from moe_edge.model.quantising import encode
 from moe_edge.model.record import RecordLayout
 from tests.support.block_formats import decode_slowly, encode_slowly, many_weights
 

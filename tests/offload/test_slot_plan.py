@@ -6,15 +6,9 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.offload.budget import Budget, parse_budget, slots_for
 from moe_edge.offload.evict_base import CacheSpec
-from moe_edge.offload.slot_plan import (
-    Budget,
-    least_slots,
-    parse_budget,
-    plan_slots,
-    slots_for,
-    static_hit_curves,
-)
+from moe_edge.offload.slot_plan import least_slots, plan_slots, static_hit_curves
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ if importlib.util.find_spec("gguf") is None:
 
 from gguf import GGMLQuantizationType, quants
 
-from moe_edge.model.quantised import KINDS, decode, encode
+from moe_edge.model.quantised import KINDS, decode
+from moe_edge.model.quantising import encode
 from tests.support.block_formats import many_weights
 
 pytestmark = pytest.mark.parity

@@ -5,7 +5,7 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.place.optimal import objective
-from moe_edge.place.placer import check_frequency
+from moe_edge.place.problem import check_frequency
 
 
 def test_objective_sums_what_is_remote():

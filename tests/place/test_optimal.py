@@ -6,7 +6,8 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.place.greedy import Greedy, cover_greedily, favourites
 from moe_edge.place.optimal import Optimal, best_cover, objective
-from moe_edge.place.placer import PLACERS, Problem, get_placer
+from moe_edge.place.placer import PLACERS, get_placer
+from moe_edge.place.problem import Problem
 from moe_edge.place.run_place import compare, place_all
 from tests.place.support import (
     all_choices,

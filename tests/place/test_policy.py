@@ -13,12 +13,12 @@ from moe_edge.place.placer import (
     ALONE,
     PLACERS,
     Placer,
-    Problem,
     fit_placers,
     get_placer,
     listed_placers,
 )
 from moe_edge.place.plan import Placement
+from moe_edge.place.problem import Problem
 from tests.place.support import cost_model, frequencies, unequal_slots
 from tests.support.slow_cases import slow
 

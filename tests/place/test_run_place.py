@@ -9,9 +9,10 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.place import run_place as module
 from moe_edge.place.baselines import Uniform
+from moe_edge.place.cases import parse_slots
 from moe_edge.place.placer import PLACERS
 from moe_edge.place.plan import Placement
-from moe_edge.place.run_place import parse_slots, run_place
+from moe_edge.place.run_place import run_place
 
 ROWS = [("a", [10, 6, 3, 1]), ("b", [1, 2, 7, 10])]
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from moe_edge.convert.gguf_blocks import KINDS, NAMES
 from moe_edge.convert.gguf_k_quants import LAYOUTS
-from moe_edge.model import quantised
+from moe_edge.model import quantising
 from tests.support.gguf_metadata import experts, metadata
 
 CODES = {name: code for code, name in NAMES.items()}
@@ -177,7 +177,7 @@ def encode(kind: str, array: np.ndarray) -> bytes:
         return array.astype(np.float16).tobytes()
     if kind == "BF16":
         return array.astype(ml_dtypes.bfloat16).tobytes()
-    return quantised.encode(kind.lower(), array.reshape(-1, 32)).tobytes()
+    return quantising.encode(kind.lower(), array.reshape(-1, 32)).tobytes()
 
 
 def random_blocks(kind: str, shape: tuple[int, ...], rng) -> bytes:

@@ -9,7 +9,8 @@ from moe_edge.checkpoint.schema import TOP_ITEMS, dense_items, item_shapes
 from moe_edge.convert.requantise import is_encoded
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.config import AttentionConfig, ModelConfig, MoeConfig, RopeConfig
-from moe_edge.model.quantised import EIGHT, Matrix, encode, format_of, is_interleaved
+from moe_edge.model.quantised import EIGHT, Matrix, format_of, is_interleaved
+from moe_edge.model.quantising import encode
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.shapes import layer_shapes
 from moe_edge.model.state_config import ConvConfig, DeltaConfig

@@ -14,8 +14,8 @@ from moe_edge.engine.resident import ResidentEngine
 from moe_edge.evaluate.fidelity import SwitchEngine, card, facts_of
 from moe_edge.evaluate.layerwise import Cached, LayerwiseRun, LayerwiseText
 from moe_edge.evaluate.stepwise import ForcedRun, score_batches
+from moe_edge.offload.budget import parse_budget
 from moe_edge.offload.evict_base import get_eviction
-from moe_edge.offload.slot_plan import parse_budget
 from moe_edge.route.base import Route
 
 # (route, rows together, what it is compared with) -> its run and its card.

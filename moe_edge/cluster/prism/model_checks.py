@@ -7,7 +7,7 @@ from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.cluster.slots import room_of, slots_of
 from moe_edge.core.checks import CapacityError, ConfigError, MoeEdgeError
 from moe_edge.model.config import ModelConfig
-from moe_edge.offload.slot_plan import MIN_SLOTS
+from moe_edge.offload.budget import MIN_SLOTS
 from moe_edge.place.placer import ALONE
 from moe_edge.place.plan import Placement
 

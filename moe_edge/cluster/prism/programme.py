@@ -35,8 +35,9 @@ from moe_edge.hardware.presets import lan
 from moe_edge.hardware.specs import Cluster, Device, Gpu, Link, Server
 from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.place.migration_policy import MigrationPolicy
-from moe_edge.place.placer import ALONE, Traffic, get_placer
+from moe_edge.place.placer import ALONE, get_placer
 from moe_edge.place.plan import Placement
+from moe_edge.place.problem import Traffic
 from moe_edge.workload.cluster_run import ClusterFacts, method_file
 
 LOOPBACK_MBPS = 8000.0  # of processes on one machine, for placers that ask

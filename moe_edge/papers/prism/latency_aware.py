@@ -18,8 +18,9 @@ from moe_edge.place.greedy import cover_greedily, favourites
 from moe_edge.place.latency_model import LatencyModel, costs_of
 from moe_edge.place.migrate import settle
 from moe_edge.place.optimal import best_cover, too_many
-from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.placer import Placer
 from moe_edge.place.plan import Placement
+from moe_edge.place.problem import Problem
 
 SMOOTH = 0.7  # blend of the model that is descended on first (`latency_model`)
 FEWEST_STEPS = 7  # however many servers

@@ -8,7 +8,8 @@ import numpy as np
 from moe_edge.core.plug_in import register
 from moe_edge.place.greedy import favourites
 from moe_edge.place.pack import share_out
-from moe_edge.place.placer import Placer, Problem
+from moe_edge.place.placer import Placer
+from moe_edge.place.problem import Problem
 
 
 @register

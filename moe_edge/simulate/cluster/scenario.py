@@ -11,7 +11,8 @@ from moe_edge.core.checks import check_known
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.models import ModelShape
 from moe_edge.place.migration_policy import MigrationPolicy
-from moe_edge.place.placer import ALONE, METHODS, Placer, Problem, Traffic, get_placer
+from moe_edge.place.placer import ALONE, METHODS, Placer, get_placer
+from moe_edge.place.problem import Problem, Traffic
 from moe_edge.schedule.to_idle import ToIdle
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.offload import OffloadPolicy

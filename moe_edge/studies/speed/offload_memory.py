@@ -9,7 +9,7 @@ from moe_edge.bench.speed import Rows, make_row
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.core.process import alone, peak_rss_bytes
 from moe_edge.engine.session import cache_bytes
-from moe_edge.offload.slot_plan import parse_budget
+from moe_edge.offload.budget import parse_budget
 from moe_edge.studies.speed.models import write_random
 from moe_edge.studies.speed.runs import (
     PROMPT_TOKENS,

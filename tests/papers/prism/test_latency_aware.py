@@ -9,7 +9,8 @@ from moe_edge.papers.prism.latency_aware import LatencyAware, block_values, prop
 from moe_edge.place.latency_model import LatencyModel
 from moe_edge.place.migrate import arrivals
 from moe_edge.place.optimal import objective
-from moe_edge.place.placer import Problem, Traffic, get_placer
+from moe_edge.place.placer import get_placer
+from moe_edge.place.problem import Problem, Traffic
 from tests.place.support import all_choices, cost_model, frequencies, unequal_slots
 
 SLOW = Link(bytes_per_s=1e5, latency_s=1e-3, source="test")

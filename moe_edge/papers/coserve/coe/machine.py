@@ -9,7 +9,7 @@ from moe_edge.core.checks import (
     check_count,
     check_known,
 )
-from moe_edge.offload.slot_plan import UNITS, parse_budget
+from moe_edge.offload.budget import UNITS, parse_budget
 from moe_edge.papers.coserve.coe.profile import (
     ArchitectureCosts,
     Devices,

@@ -20,10 +20,10 @@ from moe_edge.core.json_reader import as_read_back, read_json
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.core.typed import build_known
 from moe_edge.evaluate.texts import find_file, find_path
+from moe_edge.papers.moe_prism.refactor.finetune.settings import FineTuning
 from moe_edge.papers.moe_prism.refactor.partition.matrix import run_matrix
 from moe_edge.papers.moe_prism.refactor.settings import (
     FINE_TUNED,
-    FineTuning,
     PartitionOptions,
     Settings,
     parse_ks,

@@ -11,7 +11,7 @@ from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.core.tables import PACKAGE
 from moe_edge.evaluate.plain_text import read_plain_text
 from moe_edge.evaluate.texts import find_path, read_text, sha256_of
-from moe_edge.papers.moe_prism.refactor.settings import FineTuning
+from moe_edge.papers.moe_prism.refactor.finetune.settings import FineTuning
 
 PACKAGED = PACKAGE / "evaluate/held_out/books.txt"
 HELD_OUT = 0.05  # of the training text

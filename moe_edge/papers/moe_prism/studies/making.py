@@ -16,8 +16,9 @@ from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import as_read_back, read_json
 from moe_edge.core.typed import build_known
 from moe_edge.evaluate.texts import find_file, read_text
+from moe_edge.papers.moe_prism.refactor.finetune.settings import FineTuning
 from moe_edge.papers.moe_prism.refactor.run import run_refactor
-from moe_edge.papers.moe_prism.refactor.settings import FINE_TUNED, GATES, FineTuning
+from moe_edge.papers.moe_prism.refactor.settings import FINE_TUNED, GATES
 from moe_edge.papers.moe_prism.studies.models import (
     BY_FIELD,
     KINDS,

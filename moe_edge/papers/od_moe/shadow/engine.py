@@ -2,7 +2,7 @@
 
 OD-MoE (arXiv 2512.03927, section 3.2): it runs a token ahead of the model, and what its
 routers choose predicts what the model's will. Matrices have a format of
-`shadow/packed.py`; dense ones of an nf4 shadow int8. Routers, norms and biases are as
+`shadow/formats.py`; dense ones of an nf4 shadow int8. Routers, norms and biases are as
 stored, and in int8 and nf4 shadows also the embedding and the shared expert: 5 % of the
 bytes that caused 60 % of the mispredictions (default model, int8 0.9932 -> 0.9972).
 """
@@ -22,10 +22,10 @@ from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Flat, Weights, num_bytes
 from moe_edge.model import kv_cache
 from moe_edge.model.config import ModelConfig
-from moe_edge.model.packed import FORMATS, pack, round_to
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sampling import likeliest
 from moe_edge.model.transformer import Attended, Block
+from moe_edge.papers.od_moe.shadow.formats import FORMATS, pack, round_to
 from moe_edge.papers.od_moe.shadow.packed_experts import (
     pack_experts,
     run_packed_experts,

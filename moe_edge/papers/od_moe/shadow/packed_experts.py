@@ -15,8 +15,8 @@ from moe_edge.core.checks import check_shape
 from moe_edge.model.expert_blocks import ffn, load_expert, run_blocks
 from moe_edge.model.experts import add_pairs, choose_method
 from moe_edge.model.layers import activate
-from moe_edge.model.packed import Packed, pack, round_to
 from moe_edge.model.record import RecordLayout
+from moe_edge.papers.od_moe.shadow.formats import LowPrecision, pack, round_to
 
 
 @jax.tree_util.register_dataclass
@@ -24,8 +24,8 @@ from moe_edge.model.record import RecordLayout
 class PackedExperts:
     """A layer's experts, or one of them without the first axis."""
 
-    gate_up: Packed  # [E, 2 F, D]
-    down: Packed  # [E, D, F]
+    gate_up: LowPrecision  # [E, 2 F, D]
+    down: LowPrecision  # [E, D, F]
     biases: jax.Array | None  # float32 [E, 2 F + D]
 
     @property
@@ -60,7 +60,7 @@ class PackedExperts:
 def pack_experts(
     experts_ER: jax.Array, layout: RecordLayout, name: str
 ) -> PackedExperts:
-    """A layer's records in the format `name`, one of `packed.FORMATS`."""
+    """A layer's records in the format `name`, one of `formats.FORMATS`."""
 
     def pack_one(record_R):
         gate_up_GD, down_DF, biases = load_expert(record_R[None], 0, layout)

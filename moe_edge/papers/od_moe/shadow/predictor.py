@@ -14,7 +14,7 @@ from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.plug_in import register
 from moe_edge.predict.base import NOT_WANTED, Predictor, best_first, no_prediction
 
-# `full` is the model itself; of the others see `shadow/packed.py`.
+# `full` is the model itself; of the others see `shadow/formats.py`.
 PRECISIONS = ("full", "fp16", "bf16", "int8", "nf4")
 
 

@@ -20,7 +20,8 @@ from moe_edge.hardware.cost_model import CostModel
 from moe_edge.hardware.models import model_shape
 from moe_edge.papers.prism.studies.speed_simulate import SimulateSettings, simulate_rows
 from moe_edge.place.optimal import best_cover
-from moe_edge.place.placer import Problem, Traffic, get_placer, listed_placers
+from moe_edge.place.placer import get_placer, listed_placers
+from moe_edge.place.problem import Problem, Traffic
 from moe_edge.place.run_place import compare, place_all
 
 MODEL = "deepseek_v2_lite"

@@ -15,7 +15,7 @@ from moe_edge.convert.refactored_router import repeat_router
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.model.config import MoeConfig
 from moe_edge.model.record import RecordLayout
-from moe_edge.papers.moe_prism.refactor.settings import FineTuning
+from moe_edge.papers.moe_prism.refactor.finetune.settings import FineTuning
 from tests.support.tiny_models import GQA
 
 LAYOUT = RecordLayout(d_model=6, expert_dim=12, has_bias=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.papers.moe_prism.refactor.finetune import train
-from moe_edge.papers.moe_prism.refactor.settings import FineTuning
+from moe_edge.papers.moe_prism.refactor.finetune.settings import FineTuning
 from moe_edge.papers.moe_prism.refactor.texts import read_windows
 from tests.support.refactored import write_random
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint

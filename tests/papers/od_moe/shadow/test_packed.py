@@ -13,8 +13,8 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.float32 import to_float32
 from moe_edge.model.expert_blocks import load_expert
 from moe_edge.model.matvec import linear
-from moe_edge.model.packed import BLOCK, FORMATS, NF4, pack
 from moe_edge.model.record import RecordLayout
+from moe_edge.papers.od_moe.shadow.formats import BLOCK, FORMATS, NF4, pack
 from moe_edge.papers.od_moe.shadow.packed_experts import (
     pack_experts,
     run_packed_experts,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.model.packed import FORMATS
+from moe_edge.papers.od_moe.shadow.formats import FORMATS
 from moe_edge.papers.od_moe.shadow.predictor import PRECISIONS, Shadow, is_due
 from moe_edge.predict.base import NOT_WANTED, get_predictor, rank_scores
 from tests.predict.support import Shape, rows_of

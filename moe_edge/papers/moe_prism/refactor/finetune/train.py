@@ -32,7 +32,7 @@ from moe_edge.core.progress import say
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.sub_experts import at_k
 from moe_edge.papers.moe_prism.refactor.finetune import step as programs
-from moe_edge.papers.moe_prism.refactor.settings import FineTuning
+from moe_edge.papers.moe_prism.refactor.finetune.settings import FineTuning
 from moe_edge.papers.moe_prism.refactor.texts import Windows
 from moe_edge.training import checkpoints
 from moe_edge.training.control import Clock, StopOnSignal, append_record, short

@@ -5,7 +5,7 @@ import pytest
 
 from moe_edge.core.checks import RequestError
 from moe_edge.papers.moe_prism.refactor import texts
-from moe_edge.papers.moe_prism.refactor.settings import FineTuning
+from moe_edge.papers.moe_prism.refactor.finetune.settings import FineTuning
 from moe_edge.papers.moe_prism.refactor.texts import Windows, cut, read_windows
 from tests.support.table_engine import LetterTokenizer
 from tests.support.tiny_models import GQA

@@ -12,7 +12,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.perplexity import measure_perplexity
 from moe_edge.papers.moe_prism.refactor.finetune import train
-from moe_edge.papers.moe_prism.refactor.settings import FineTuning
+from moe_edge.papers.moe_prism.refactor.finetune.settings import FineTuning
 from tests.papers.moe_prism.support.tiny_finetuning import (
     OPTIONS,
     finetune_tiny,
