@@ -143,11 +143,13 @@ def time_cases(
     ready: Ready,
     settings: TimedSettings,
     num_compiled: Callable[[], int] | None = None,
+    judged: Callable[[Case], bool] = lambda case: not case.is_exact,
 ) -> Timing:
     """Measures cases that are ready, an engine a case.
 
     Args:
       num_compiled: programs of all engines, if not all are the bench's.
+      judged: whose fidelity is measured after the rounds.
     """
     num_compiled = num_compiled or bench.num_compiled
     run, calls = functools.partial(_run, settings.new_tokens), {}
@@ -166,7 +168,8 @@ def time_cases(
             for ours, one in zip(rounds.pop("tokens"), resident, strict=True)
         ]
         timed[case.key] = Timed(case, is_same=is_same, **rounds)
-    _judge(bench, zip(timed.values(), ready.engines, strict=True), settings)
+    engines = zip(timed.values(), ready.engines, strict=True)
+    _judge(bench, [pair for pair in engines if judged(pair[0].case)], settings)
     return Timing(timed, resident_s, ready, found.checks())
 
 
@@ -208,12 +211,13 @@ def _run(new_tokens: int, engine: Engine, batch: int, prompts) -> Steps:
     return Steps(tpot_s, run.tokens, hit_ratio, *used.tolist())
 
 
-def _judge(bench: Bench, pairs, settings: TimedSettings) -> None:
-    """Teacher-forced fidelity, on real text, of the cases that may give other tokens.
+def _judge(
+    bench: Bench, lossy: Sequence[tuple[Timed, Engine]], settings: TimedSettings
+) -> None:
+    """Teacher-forced fidelity, on real text, of cases that may give other tokens.
 
     Shapes are those of the timed runs, so that nothing is compiled for it.
     """
-    lossy = [(one, engine) for one, engine in pairs if not one.case.is_exact]
     if not lossy:
         return
     length = settings.prompt_tokens + settings.new_tokens

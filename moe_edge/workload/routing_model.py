@@ -40,7 +40,8 @@ SOURCES = ("olmoe", "mixtral")
 # of the most used quarter of OLMoE's experts between that of broad domains (mean .52)
 # and of single prompts (.85, public traces). Mixtral's broad domains are almost even,
 # so the same factor would leave its tasks even, against figure 2: 6 there.
-# TASK_SKEW is an assumption; the sensitivity of results to it is studied.
+# TASK_SKEW is an assumption, and without it (`narrow_tasks` False) a task calls experts
+# as often as was measured for the domain that it is built from.
 TASK_SKEW = {"olmoe": 2.0, "mixtral": 6.0}
 BROAD = ("c4", "wikipedia", "github", "book")
 TASKS = {"arithmetic": "github", "ascii": "wikipedia", "narrative": "book"}
@@ -94,6 +95,8 @@ class RoutingModel:
       layer_seed: of the permutation of experts in each layer: part of the model, not
         of a run.
       correlated: whether tokens and layers are correlated as measured.
+      narrow_tasks: whether BIG-bench's tasks lie further apart than the measured
+        domains that they are built from, by the assumed `TASK_SKEW`.
     """
 
     fit: SourceFit
@@ -104,6 +107,7 @@ class RoutingModel:
     skew: float = 1.0
     layer_seed: int = 0
     correlated: bool = False
+    narrow_tasks: bool = True
 
     def __post_init__(self):
         for name in ("num_layers", "num_experts", "top_k"):
@@ -188,6 +192,7 @@ class RoutingModel:
         """float64 [L, E]: shared and own logits, experts in the order of the fit."""
         fit, skew = self.fit, self.skew
         weights, factor = domain_rule(domain, self.source)
+        factor = factor if self.narrow_tasks else 1.0
         own_AE = sum(w * fit.deviation[name] for name, w in weights.items())
         depth_L = np.linspace(0, 1, self.num_layers) if self.num_layers > 1 else [0.0]
         near_L = np.abs(np.subtract.outer(depth_L, fit.depths)).argmin(axis=1)

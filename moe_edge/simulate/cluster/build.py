@@ -38,7 +38,7 @@ DEFAULT_INTERVAL_S = 10.0  # Prism, section IV-A
 POOL_TOKENS = 4096  # of each domain
 WORKLOADS = {"bigbench": BIGBENCH, "multidata": MULTIDATA}
 POISSON_ONLY = ("interval_s", "then_workload", "input_tokens", "output_tokens")
-GENERATED_ONLY = ("placed_for", "skew", "correlated")
+GENERATED_ONLY = ("placed_for", "skew", "correlated", "narrow_tasks")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,8 @@ class CaseOptions:
       most_tokens: cuts longer requests of a trace.
       skew: exponent on the generator's popularity of experts.
       correlated: whether a request's tokens resemble each other in routing.
+      narrow_tasks: whether BIG-bench's tasks lie further apart than the measured
+        domains that they are built from, by an assumed factor.
       routing_trace: route trace of the model that all requests follow, instead of the
         generator.
     Raises:
@@ -85,6 +87,7 @@ class CaseOptions:
     most_tokens: int | None = None
     skew: float = 1.0
     correlated: bool = True
+    narrow_tasks: bool = True
     routing_trace: str | None = None
 
     def __post_init__(self):
@@ -171,7 +174,9 @@ def build_scenario(
         pools = traced_pools(path, shape, used)
         told, frequency = domains, pools.frequency
     else:
-        routing = RoutingModel.like(shape, skew=given.skew, correlated=given.correlated)
+        names = ("skew", "correlated", "narrow_tasks")
+        chosen = {name: getattr(given, name) for name in names}
+        routing = RoutingModel.like(shape, **chosen)
         pools = RoutingPools.sampled(routing, used, seed, POOL_TOKENS)
         told = server_domains(given.placed_for or given.workload, N)
         frequency = routing.frequencies

@@ -11,6 +11,7 @@ import pytest
 from moe_edge.bench.cases import Case, Ready, count_history, on_link
 from moe_edge.bench.prompts import PromptPool
 from moe_edge.bench.rounds import ON_TIME
+from moe_edge.bench.started import started
 from moe_edge.bench.timed_cases import Timed, Timing
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import Agreement
@@ -246,16 +247,28 @@ def test_fig11_holds_smoe_against_the_best_of_each_workload():
                 found[case.key] = dataclasses.replace(one, fidelity=FIDELITY)
         timed[str(work)] = Timing(found, {1: [2e-3] * 2}, ready, {ON_TIME: True})
     rows = Rows(fig11.STUDY.frames)
-    rows.about["workload"] = {"a": 0.2}
+    link = {"expert_load_in_layers_of_compute": 30.0}
+    rows.about["workload"] = {"a": 0.2, "rounds": 2, "link": link, "workloads": [0, 1]}
     fig11.tell(rows, timed, groups)
     result = result_of(fig11.STUDY, rows)
     systems, lossless = result["numbers"]["changes"]
     assert systems["change"] == pytest.approx((2 / 8 + 3 / 6) / 2 - 1)
     assert lossless["change"] == pytest.approx((2 / 4 + 3 / 4) / 2 - 1)
     page, _ = page_of(fig11.STUDY, result)
-    assert "| other, 1, batch 1 | -0.625 | A, B |" in page
-    assert "| lossless, 1, batch 1 | -0.375 | ours, lossless |" in page
+    assert "paper's S3 -34%, -48%" in page and "over 2 workloads" in page
+    assert "| other, 1, batch 1 | -0.625 ± 0.12 | A, B |" in page
+    assert "| lossless, 1, batch 1 | -0.375 ± 0.12 | ours, lossless |" in page
     assert row_of(result, "systems", workload="1", system="B")["tpot_ms"] == 6
+
+
+def test_fig11_s_interval_is_over_workloads_where_a_round_is_alone():
+    one = fig11.change_of(np.array([[0.5], [0.7]]))
+    assert one.value == pytest.approx(-0.4) and one.spread == pytest.approx(0.1)
+    assert fig11.change_of(np.array([[0.5], [0.7]]) * 0 + 0.5).spread == 0
+    with started(1):  # where starts are what an interval is over
+        assert fig11.change_of(np.array([[0.5], [0.7]])).spread == 0
+    rounds = fig11.change_of(np.array([[0.5, 0.6], [0.7, 0.8]]))
+    assert rounds.value == pytest.approx(-0.35) and rounds.kind != one.kind
 
 
 def test_an_experts_time_on_an_emulated_host_follows_its_load():
