@@ -121,7 +121,7 @@ FRAMES = {
         in_time="1",
         mean_k="1",
     ),
-    "gains": frame("figure kind load system over", gain="1", low="1", high="1"),
+    "gains": frame("figure kind load system over", gain="1"),
     "differences": frame("figure system load", error="1", allowed="1"),
 }
 

@@ -196,7 +196,7 @@ FIG8 = _study(
             "model experts budget", tpot_ms="ms", hit_ratio="1", missed_mb="MB"
         ),
         "quality": frame("model experts", perplexity="1"),
-        "changes": frame("budget kind", change="1", low="1", high="1"),
+        "changes": frame("budget kind", change="1"),
     },
     inline=True,
 )

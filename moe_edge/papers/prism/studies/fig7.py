@@ -14,7 +14,7 @@ import numpy as np
 
 from moe_edge.bench.derived import spans
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Estimate, Rows, frame
+from moe_edge.metrics.frames import Estimate, Rows, counted, frame
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.fig6 import of_seeds, tell_curve
@@ -119,7 +119,7 @@ def tell_run(
         values |= {"worse": slower(over), "seeds": len(over)}
         for name, fact in (("migrations", "migrated"), ("moved", "moved_blocks")):
             count = float(np.median([result.facts[fact] for result in results]))
-            values[name] = Estimate(count, len(results), 0.0, "none")
+            values[name] = counted(count, len(results))
     rows("runs", *at, **values)
     for n in range(results[0].num_servers):
         seconds = of_seeds([result.latency_s_N[n] for result in results])

@@ -253,9 +253,9 @@ def against(
 
 
 def derive(tables: Tables) -> dict[str, Any]:
-    """Changes; those within the rounds' spread are no difference."""
+    """Changes; those that rounds do not agree on are no difference."""
     found, systems = tables["against"], tables["systems"]
-    found["none"] = found.change.abs() <= found.change_spread
+    found["none"] = (found.change_low <= 0) & (found.change_high >= 0)
     agreed = systems.agreement.dropna()
     return {"changes": found, "agreed": [agreed.min(), agreed.max()]}
 

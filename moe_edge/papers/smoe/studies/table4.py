@@ -30,7 +30,7 @@ from moe_edge.evaluate.multiple_choice import (
 )
 from moe_edge.evaluate.stepwise import score_batches, step_continuations
 from moe_edge.evaluate.texts import find_file, read_text, sha256_of
-from moe_edge.metrics.frames import SPREAD, N, Rows, frame, interval
+from moe_edge.metrics.frames import HIGH, LOW, N, Rows, frame, interval
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.smoe.substitute import Substitute
 
@@ -144,14 +144,11 @@ def tell_text(rows: Rows, a: float, run: Agreement, changed_ratio: float) -> Non
 def tell_answers(rows: Rows, a: float, lines: Lines) -> None:
     """Adds the accuracy of every set at an a."""
     for one in lines:
-        low, high = one["interval95"]
         rows(
             "answers",
             one["task"],
             a,
             accuracy=interval(one["accuracy"], one["interval95"], one["n"]),
-            low=low,
-            high=high,
             same_answer=interval(one["same_answer"], one["same_interval95"], one["n"]),
             chance=one["chance"],
         )
@@ -176,8 +173,9 @@ def by_task(tasks: dict[str, list[Question]], lines, reference) -> Lines:
 def verdict_of(rows: pd.DataFrame) -> str:
     """What a set's accuracies over a say; the first row is a = 0."""
     first = rows.iloc[0]
-    near = ", at chance" if first.low <= first.chance <= first.high else ""
-    apart = rows[(rows.low > first.high) | (rows.high < first.low)]
+    low, high = first.accuracy_low, first.accuracy_high
+    near = ", at chance" if low <= first.chance <= high else ""
+    apart = rows[(rows.accuracy_low > high) | (rows.accuracy_high < low)]
     if len(apart):
         return f"differs from a = 0 from a = {apart.a.iloc[0]:g} on{near}"
     return f"not informative{near}"
@@ -193,7 +191,7 @@ def derive(tables: Tables) -> dict[str, Any]:
     )
     single = verdicts[verdicts["set"] != ALL]
     together = answers[answers["set"] == ALL]
-    shown = ["a", *(f"same_answer{end}" for end in ("", N, SPREAD))]
+    shown = ["a", *(f"same_answer{end}" for end in ("", N, LOW, HIGH))]
     over_a = together[shown].merge(text)
     silent = single.verdict.str.startswith("not")
     return {
@@ -216,9 +214,7 @@ STUDY = Study(
     name="smoe_table4",
     settings=AccuracySettings,
     frames={
-        "answers": frame(
-            "set a", accuracy="1", low="1", high="1", same_answer="1", chance="1"
-        ),
+        "answers": frame("set a", accuracy="1", same_answer="1", chance="1"),
         "text": frame(
             "a",
             agreement="1",

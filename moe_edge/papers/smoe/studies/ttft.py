@@ -17,7 +17,7 @@ from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import Estimate, Rows, frame, median
+from moe_edge.metrics.frames import Rows, counted, frame, median
 from moe_edge.metrics.results import Tables
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.papers.smoe.studies import fig14
@@ -103,9 +103,7 @@ def tell(rows: Rows, length: int, found: Mapping[str, Sequence[tuple]]) -> None:
     first = [tokens for *_, tokens in found[RESIDENT]]
     for policy, rounds in found.items():
         ttft_s, moved_bytes, tokens = zip(*rounds, strict=True)
-        moved = Estimate(
-            1e-6 * statistics.median(moved_bytes), len(rounds), 0.0, "none"
-        )
+        moved = counted(1e-6 * statistics.median(moved_bytes), len(rounds))
         rows("waits", policy, length, ttft_s=median(ttft_s), moved_mb=moved)
         rows.checks[SAME] = rows.checks.get(SAME, True) and list(tokens) == first
 
