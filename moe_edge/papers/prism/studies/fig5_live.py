@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import check_known
 from moe_edge.metrics.frames import Estimate, Rows, frame, interval
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies import live_seeds
 from moe_edge.papers.prism.studies.live_entry import same_tokens, tell
-from moe_edge.papers.prism.studies.live_seeds import LiveMethods, each_seed
+from moe_edge.papers.prism.studies.live_seeds import LiveMethods, PlacerName, each_seed
 from moe_edge.papers.prism.studies.live_tokens import Tokens, read_tokens
 from moe_edge.papers.prism.studies.served import OPTIMUM
-from moe_edge.place.placer import PLACERS
 
 MS = 1e3
 FEWEST = 20  # tokens of a bin that is shown
@@ -37,12 +36,9 @@ class Figure5Live(LiveMethods):
       bins: of the share of remote pairs, of equal width.
     """
 
-    rules = LiveMethods.rules | {
-        "methods": lambda name, value: check_known("method", value, PLACERS)
-    }
-    methods: Sequence[str] = (OPTIMUM, "uniform")
+    methods: Sequence[PlacerName] = (OPTIMUM, "uniform")
     requests_per_server: int = 8
-    interval_s: float = 3.0
+    interval_s: Positive = 3.0
     bins: int = 10
 
 

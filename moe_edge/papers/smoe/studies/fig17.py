@@ -12,6 +12,7 @@ from moe_edge.bench.cases import Case, CaseSettings, prepare
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import check_inputs
+from moe_edge.bench.settings import Budget, Margin
 from moe_edge.bench.study import Study
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
@@ -42,9 +43,9 @@ class PredictorSettings(CaseSettings):
         `data_dir` there are none.
     """
 
-    device_memory: str = "25%"
+    device_memory: Budget = "25%"
     history: int = 16
-    a: float = 0.2
+    a: Margin = 0.2
     horizon: int = 3
     probe_texts: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
     probe_tokens: int = 131_072

@@ -9,6 +9,7 @@ from scipy.stats import spearmanr
 from moe_edge.bench.cases import workload_of
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
+from moe_edge.bench.settings import Margin, Steps
 from moe_edge.bench.study import Study
 from moe_edge.engine.generate import generate
 from moe_edge.metrics.frames import Rows, frame, ranging
@@ -31,8 +32,8 @@ class ReuseSettings(PromptSettings):
 
     rounds: int = 12
     prompt_tokens: int = 48
-    new_tokens: int = 64
-    a: float = 0.2
+    new_tokens: Steps = 64
+    a: Margin = 0.2
 
 
 def needed(

@@ -15,6 +15,7 @@ import pandas as pd
 from moe_edge.bench.engines import describe_model
 from moe_edge.bench.fidelity.rows import forced_rows
 from moe_edge.bench.fidelity.study import ForcedText
+from moe_edge.bench.settings import Budget, Margin
 from moe_edge.bench.study import Study
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
@@ -58,8 +59,8 @@ class AccuracySettings(ForcedText):
     sets: Sequence[str] = tuple(f"mcq/{name}.jsonl" for name in SETS)
     limit: int = 16
     max_tokens: int = 96
-    a_values: Sequence[float] = (0.0, 0.1, 0.2, 0.35, 0.4, 0.5, 0.6)
-    device_memory: str = "25%"
+    a_values: Sequence[Margin] = (0.0, 0.1, 0.2, 0.35, 0.4, 0.5, 0.6)
+    device_memory: Budget = "25%"
     batch_size: int = 3
 
     def options(self) -> OffloadOptions:

@@ -11,8 +11,15 @@ from moe_edge.bench.cases import describe_link, linked, workload_of
 from moe_edge.bench.derived import over
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
-from moe_edge.bench.prompts import LinkSettings, PromptPool, check_inputs, make_pool
+from moe_edge.bench.prompts import (
+    LinkSettings,
+    PromptPool,
+    PromptSettings,
+    check_inputs,
+    make_pool,
+)
 from moe_edge.bench.rounds import measure_rounds
+from moe_edge.bench.settings import Budget, Margin, Steps
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
@@ -28,8 +35,8 @@ SAME = "every engine gave the resident engine's first token in every round"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TtftSettings(LinkSettings):
-    """`LinkSettings` names the rest; `prompt_tokens` and `new_tokens` are of the runs
+class TtftSettings(LinkSettings, PromptSettings):
+    """Its parts name the rest; `prompt_tokens` and `new_tokens` are of the runs
     that a layer's compute is taken from.
 
     Attributes:
@@ -41,9 +48,9 @@ class TtftSettings(LinkSettings):
     sources: Sequence[str] = ("text/wikipedia_en.txt", "text/c4_web.txt")
     rounds: int = 5
     prompt_tokens: int = 48
-    new_tokens: int = 32
-    device_memory: str = "25%"
-    a: float = 0.2
+    new_tokens: Steps = 32
+    device_memory: Budget = "25%"
+    a: Margin = 0.2
     lengths: Sequence[int] = (32, 128, 512)
 
 
