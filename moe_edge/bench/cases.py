@@ -16,8 +16,8 @@ from moe_edge.offload.link import EmulatedLink
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CaseSettings(LinkSettings):
-    """A study of offloaded cases; `LinkSettings` names the rest.
+class CaseSettings(LinkSettings, PromptSettings):
+    """A study of offloaded cases; `LinkSettings` and `PromptSettings` name the rest.
 
     Attributes:
       batches: sequences that decode together.
@@ -75,7 +75,7 @@ class Ready:
     pool: PromptPool
     first_layer: int = 0
 
-    def workload(self, settings: LinkSettings) -> dict[str, Any]:
+    def workload(self, settings: CaseSettings) -> dict[str, Any]:
         """What was run, for the entry."""
         link = describe_link(self.link, self.layer_s, settings)
         return workload_of(settings, self.pool) | {"link": link}

@@ -122,14 +122,15 @@ class _Cells:
         rows = Rows(self._study.frames)
         cells: dict[tuple[str, int], dict[str, Any]] = {}
         for place, (name, number, measure) in enumerate(self._places):
-            within = self._first[name][number]["within"].get(measure, 0.0)
-            value, width = float(means[place]), within
-            if drawn is not None:
-                low, high = np.percentile(drawn[:, place], (2.5, 97.5))
-                width = max(width, float(high - low) / 2)
-            cell: Any = value
+            within = self._first[name][number]["within"].get(measure)
+            cell: Any = float(means[place])
             if drawn is not None or within:
-                cell = Estimate(value, len(self._starts), width, INTERVAL)
+                below, above = within or (0.0, 0.0)
+                bounds = [cell - below, cell + above]
+                if drawn is not None:
+                    bounds += np.percentile(drawn[:, place], (2.5, 97.5)).tolist()
+                ends = min(bounds), max(bounds)
+                cell = Estimate(cell, len(self._starts), *ends, INTERVAL)
             cells.setdefault((name, number), {})[measure] = cell
         for name, found in self._keys.items():
             for number, keys in enumerate(found):

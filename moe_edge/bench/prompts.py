@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moe_edge.bench.quickstart.texts import BOOKS
-from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.settings import FromZero, Positive, Steps, StudySettings
 from moe_edge.bench.started import start_number
 from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import RequestError
@@ -40,20 +40,20 @@ class PromptSettings(StudySettings):
     )
     rounds: int = 3
     prompt_tokens: int = 40
-    new_tokens: int = 24
+    new_tokens: Steps = 24
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinkSettings(PromptSettings):
-    """A study over an emulated link; `PromptSettings` names the rest.
+class LinkSettings(StudySettings):
+    """A study over an emulated link.
 
     Attributes:
       link_factor: time of an expert's bytes on the link, in layers of resident
         compute; `link_latency_s` comes on top.
     """
 
-    link_factor: float = 2.0
-    link_latency_s: float = 50e-6
+    link_factor: Positive = 2.0
+    link_latency_s: FromZero = 50e-6
 
 
 def check_inputs(settings: PromptSettings) -> None:

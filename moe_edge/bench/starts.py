@@ -86,7 +86,8 @@ def _kept_row(declared: Frame, row: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(given, Estimate):
             values[measure] = list(given.values) or [float(given.value)]
             if given.kind == INTERVAL:
-                within[measure] = float(given.spread)
+                beside = given.value - given.low, given.high - given.value
+                within[measure] = [float(width) for width in beside]
         elif given is not None:
             values[measure] = [float(given)]
     keys = [plain(row[key]) for key in declared.keys]

@@ -20,6 +20,7 @@ from moe_edge.core.out_folder import (
     taken_folder,
     write_folder,
 )
+from moe_edge.core.typed import bare
 
 CONFIG_NAME = "config.gin"
 Writer = Callable[[Path], None]
@@ -205,11 +206,11 @@ def unpacked(**kinds: type | OneOf) -> Callable[[Callable], Callable]:
         for name, kind in kinds.items()
     }
     fields = {
-        name: dict(
-            field
+        name: {
+            field: parameter.replace(annotation=bare(parameter.annotation))
             for each in reversed(tuple(kind.classes))
-            for field in inspect.signature(each).parameters.items()
-        )
+            for field, parameter in inspect.signature(each).parameters.items()
+        }
         for name, kind in several.items()
     }
 

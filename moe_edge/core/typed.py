@@ -7,13 +7,23 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known
 
 T = TypeVar("T")
+
+
+def bare(kind: Any) -> Any:
+    """An annotated type without what `Annotated` adds, at any depth."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return bare(args[0])
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(map(bare, args))]  # noqa: UP007
+    return origin[bare(args[0])] if origin is collections.abc.Sequence else kind
 
 
 def build_known(kind: str, classes, name: str, options):

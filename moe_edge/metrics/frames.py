@@ -3,7 +3,7 @@
 A frame is declared (`frame`), filled row by row while a study measures (`Rows`), stored
 in `result.json` and read as a pandas table (`tables`), of which all numbers, pictures
 and tables of a page are made. A measure is a number or an estimate, which comes with
-how many observations stand behind it and a spread.
+how many observations stand behind it and where they lie, from low to high.
 """
 
 import dataclasses
@@ -16,9 +16,10 @@ import pandas as pd
 
 from moe_edge.core.checks import ConfigError, check_known
 
-OF_ROUNDS, OF_SEEDS = "half range of rounds", "half range of seeds"
-INTERVAL = "half of the 95 % interval"
-N, SPREAD = "_n", "_spread"  # what estimates add to a measure's name in a table
+# What an estimate's bounds are.
+OF_ROUNDS, OF_SEEDS = "range of rounds", "range of seeds"
+INTERVAL, NO_BOUNDS = "95 % interval", "none"
+N, LOW, HIGH = "_n", "_low", "_high"  # what estimates add to a measure's name
 
 
 class Estimate(NamedTuple):
@@ -26,28 +27,42 @@ class Estimate(NamedTuple):
 
     Attributes:
       n: how many they are.
-      spread: half the width of what `kind` names.
+      low, high: bounds, of what `kind` names.
       values: the observations, where they are known.
     """
 
     value: float
     n: int
-    spread: float
+    low: float
+    high: float
     kind: str
     values: tuple[float, ...] = ()
 
 
-def median(values: Sequence[float], kind: str = OF_ROUNDS, scale: float = 1.0):
-    """The `Estimate` of what rounds or seeds gave, times `scale`."""
-    middle, width = float(np.median(values)), float(np.ptp(values)) / 2
-    all_values = tuple(scale * float(value) for value in values)
-    return Estimate(scale * middle, len(values), scale * width, kind, all_values)
+def ranging(
+    value: float, values: Sequence[float], kind: str = OF_ROUNDS, scale: float = 1.0
+) -> Estimate:
+    """The `Estimate` of a value by what rounds or seeds gave, all times `scale`."""
+    found = tuple(scale * float(one) for one in values)
+    bounds = min(found, default=scale * value), max(found, default=scale * value)
+    return Estimate(scale * float(value), len(found), *bounds, kind, found)
+
+
+def median(
+    values: Sequence[float], kind: str = OF_ROUNDS, scale: float = 1.0
+) -> Estimate:
+    """Likewise, of their median."""
+    return ranging(float(np.median(values)), values, kind, scale)
 
 
 def interval(value: float, bounds: Sequence[float], n: int) -> Estimate:
-    """The `Estimate` with a 95 % interval, of which half is kept."""
-    low, high = bounds
-    return Estimate(float(value), n, float(high - low) / 2, INTERVAL)
+    """The `Estimate` with a 95 % interval."""
+    return Estimate(float(value), n, *map(float, bounds), INTERVAL)
+
+
+def counted(value: float, n: int) -> Estimate:
+    """The `Estimate` of so many observations whose bounds are not known."""
+    return Estimate(value, n, value, value, NO_BOUNDS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +111,12 @@ class Rows:
             )
         for measure in (one for one in units if row.get(one) is not None):
             given = row[measure]
-            value = given.value if isinstance(given, Estimate) else given
-            if not math.isfinite(value):
-                raise ConfigError(f"{measure} of frame {name} is {value}, not finite")
+            estimated = isinstance(given, Estimate)
+            for value in (given.value, given.low, given.high) if estimated else [given]:
+                if not math.isfinite(value):
+                    raise ConfigError(
+                        f"{measure} of frame {name} is {value}, not finite"
+                    )
         self.rows[name].append(row)
 
     def stored(self) -> dict[str, Any]:
@@ -116,7 +134,7 @@ def _stored(declared: Frame, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any
         for measure, unit in declared.units.items()
         if any(row.get(measure) is not None for row in rows)
     }
-    spreads = {
+    bounds = {
         measure: row[measure].kind
         for row in rows
         for measure in units
@@ -128,7 +146,7 @@ def _stored(declared: Frame, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any
         for row in rows
     ]
     keys = list(declared.keys)
-    return {"keys": keys, "units": units, "spreads": spreads, "rows": lines}
+    return {"keys": keys, "units": units, "bounds": bounds, "rows": lines}
 
 
 def _plain(value: Any) -> Any:
@@ -138,22 +156,23 @@ def _plain(value: Any) -> Any:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, Estimate):
-        return [float(value.value), int(value.n), float(value.spread)]
+        return [float(value.value), int(value.n), float(value.low), float(value.high)]
     return None if value is None else float(value)
 
 
 def table(stored: Mapping[str, Any]) -> pd.DataFrame:
-    """A stored frame. A measure with estimates has columns NAME_n and NAME_spread."""
+    """A stored frame. A measure with estimates has columns NAME_n, NAME_low and
+    NAME_high, too; those of a plain number are 1 and itself."""
     columns: dict[str, list] = {}
     for place, key in enumerate(stored["keys"]):
         columns[key] = [row[place] for row in stored["rows"]]
     for place, measure in enumerate(stored["units"], len(stored["keys"])):
-        cells = [row[place] for row in stored["rows"]]
-        parts = [cell if isinstance(cell, list) else [cell, 1, 0.0] for cell in cells]
-        columns[measure] = [math.nan if c[0] is None else c[0] for c in parts]
-        if measure in stored["spreads"]:
-            columns[measure + N] = [cell[1] for cell in parts]
-            columns[measure + SPREAD] = [cell[2] for cell in parts]
+        cells = (row[place] for row in stored["rows"])
+        cells = [math.nan if cell is None else cell for cell in cells]
+        parts = [c if isinstance(c, list) else [c, 1, c, c] for c in cells]
+        ends = ("", N, LOW, HIGH) if measure in stored["bounds"] else ("",)
+        for end, values in zip(ends, zip(*parts, strict=True), strict=False):
+            columns[measure + end] = list(values)
     return pd.DataFrame(columns)
 
 

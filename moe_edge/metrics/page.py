@@ -16,7 +16,7 @@ import jinja2
 import numpy as np
 
 from moe_edge.core.tables import PACKAGE, plugins
-from moe_edge.metrics.frames import SPREAD, N, plain, tables
+from moe_edge.metrics.frames import HIGH, LOW, N, plain, tables
 from moe_edge.metrics.plots_panels import Panel, draw_panels
 from moe_edge.metrics.ranged import Ranged, Words, formatted, with_intervals
 from moe_edge.metrics.tables import text_of
@@ -55,23 +55,25 @@ def say(rows: Iterable[Line], form: str, between: str = ", ") -> str:
     return between.join(WORDS.vformat(form, (), row) for row in rows)
 
 
-def ranged(
-    rows: Iterable[Line], measure: str, low: str = "", high: str = "", of: str = ""
-) -> list[Line]:
+def ranged(rows: Iterable[Line], measure: str, of: str = "") -> list[Line]:
     """Rows whose measure has an interval, by which it is a difference or none.
 
     Args:
-      low, high: measures that are its bounds; else it has its spread to both sides.
-      of: the measure whose spread it has, where that differs by a constant.
+      of: the measure whose bounds it has, where that differs by a constant.
     """
     found = []
     for row in rows:
-        value, width = row[measure], row.get((of or measure) + SPREAD, 0.0)
+        value = row[measure]
         if not isinstance(value, Ranged):
-            bounds = (row[low], row[high]) if low else (value - width, value + width)
-            value = Ranged(value, *bounds)
+            beside = value - row[of] if of else 0.0
+            value = Ranged(value, *(b + beside for b in bounds_of(row, of or measure)))
         found.append({**row, measure: value})
     return found
+
+
+def bounds_of(row: Line, measure: str) -> tuple[float, float]:
+    """Low and high of a measure; a plain number's are itself."""
+    return tuple(row.get(measure + end, row[measure]) for end in (LOW, HIGH))
 
 
 def span(values: Iterable[float], form: str = ".3g", unit: str = "") -> str:
@@ -97,13 +99,14 @@ def words(keys: str | Sequence[str]) -> list[str]:
 
 
 def cell(row: Line, measure: str, digits: str = "", scale: float = 1) -> str:
-    """A measure with its spread; a text as it is."""
-    value, width = row.get(measure), scale * row.get(measure + SPREAD, 0)
+    """A measure with half of what lies between its bounds; a text as it is."""
+    value = row.get(measure)
     if value is None or isinstance(value, str):
         return value or ""
-    value = value if scale == 1 else scale * value
+    low, high = (scale * bound for bound in bounds_of(row, measure))
+    width, value = (high - low) / 2, value if scale == 1 else scale * value
     if digits[:1] in ("+", "x") and width and not isinstance(value, Ranged):
-        value = Ranged(value, value - width, value + width)
+        value = Ranged(value, low, high)
     text = formatted(value, digits) if digits else ""
     if not text or re.search(r"\de", text):  # 1e+03
         text = text_of(value)
@@ -232,12 +235,14 @@ def _panel(some, x, measure, series, group, y_label) -> dict[str, Any]:
     if not isinstance(xs[0], str):
         xs.sort()
     lines: dict[str, list] = {}
-    widths: dict[str, list] = {}
+    widths: dict[str, np.ndarray] = {}
     for row in some:
         name, place = label_of(row, words(series)) or y_label, xs.index(row[x])
         lines.setdefault(name, [np.nan] * len(xs))[place] = row[measure]
-        if measure + SPREAD in row:
-            widths.setdefault(name, [0.0] * len(xs))[place] = row[measure + SPREAD]
+        if measure + LOW in row:
+            low, high = bounds_of(row, measure)
+            beside = max(row[measure] - low, 0.0), max(high - row[measure], 0.0)
+            widths.setdefault(name, np.zeros((2, len(xs))))[:, place] = beside
     title = group or y_label
     return {"title": title, "y_label": y_label, "x": xs, "series": lines} | {
         "spreads": widths

@@ -22,7 +22,7 @@ class Panel:
       x: names of the groups (bars), or numbers (lines).
       series: values of every label, one for each x; nan where nothing was measured:
         no bar there, and a line joins the points on both sides, which are marked.
-      spreads: likewise, half-widths of error bars, or (below, above).
+      spreads: of error bars, `[2, x]`: below and above.
       x_label: of the x axis.
       level: a dashed line to compare with: (label, value).
       log, log_x: whether the y axis, the x axis is logarithmic.

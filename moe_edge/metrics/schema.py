@@ -9,7 +9,9 @@ from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.json_reader import read_json
 
 SCHEMA_VERSION = 2  # 1 had no `details`
-ROWS_VERSION = 3  # frames and numbers; what is said of them stands in a template
+# Frames and numbers; what is said of them stands in a template. 3 had half a width in
+# place of an estimate's low and high.
+ROWS_VERSION = 4
 ANSWER_WORDS = 40
 KINDS = ("measured", "emulated", "simulated")
 COST_MODELS = ("measured on this machine", "preset")

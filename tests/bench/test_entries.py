@@ -81,8 +81,6 @@ UNSEEN: dict[str, set[str]] = {
     "better_together": {
         "points.agreement",
         "points.moved",
-        "points.ratio_high",
-        "points.ratio_low",
         "points.slots",
     },
     "coserve_fig1": {
@@ -135,10 +133,6 @@ UNSEEN: dict[str, set[str]] = {
         "timing.moved_mb",
         "timing.perplexity_ratio",
         "timing.wait_ms",
-    },
-    "smoe_table4": {
-        "answers.high",
-        "answers.low",
     },
     "prism_fig5": {
         "layers.remote",

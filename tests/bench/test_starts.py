@@ -109,7 +109,9 @@ def test_starts_are_joined_and_a_change_inside_its_interval_is_no_difference(tin
     result = validate_entry(tiny)
     mean = row_of(result, "timing", policy="b")
     assert mean["ms"] == pytest.approx(np.mean(NOISE["b"])) and mean["ms_n"] == 5
-    assert 0 < mean["ms_spread"] < 0.5 and mean["same_spread"] == 0
+    low, high = mean["ms_low"], mean["ms_high"]
+    assert low < mean["ms"] < high < low + 1
+    assert mean["same_low"] == mean["same_high"] == mean["same"]
     low, high = result["starts"]["intervals"]["change"]
     assert low < 0 < high
     assert result["starts"]["intervals"]["slow"] == pytest.approx([1, 1])
@@ -173,21 +175,21 @@ def start_of(number, values, within=0.0, key="a"):
 def one_measure(found):
     study = dataclasses.replace(STUDY, derive=lambda tables: {})
     stored = join(study, found).rows.stored()["timing"]
-    assert stored["spreads"]["ms"] == "half of the 95 % interval"
+    assert stored["bounds"]["ms"] == "95 % interval"
     return stored["rows"][0][1]
 
 
 def test_observations_of_a_start_are_drawn_too():
     """Two starts of one mean: only what is inside of them spreads."""
     alike = one_measure([start_of(0, [2.0]), start_of(1, [2.0])])
-    spread = one_measure([start_of(0, [1.0, 3.0]), start_of(1, [1.0, 3.0])])
-    assert alike == [2.0, 2, 0.0]
-    assert spread[0] == 2.0 and 0.5 < spread[2] <= 1.0
+    apart = one_measure([start_of(0, [1.0, 3.0]), start_of(1, [1.0, 3.0])])
+    assert alike == [2.0, 2, 2.0, 2.0]
+    assert apart[0] == 2.0 and 1.0 <= apart[2] < 1.5 and 2.5 < apart[3] <= 3.0
 
 
 def test_an_interval_of_tokens_is_kept_where_starts_agree():
     found = [start_of(number, [], within=0.25) for number in (0, 1)]
-    assert one_measure(found) == [1.0, 2, 0.25]
+    assert one_measure(found) == [1.0, 2, 0.75, 1.25]
 
 
 def test_starts_of_other_rows_are_refused():

@@ -23,17 +23,15 @@ def test_rows_are_read_as_they_were_added():
     rows("timing", "lru", 1, tpot_ms=median([1.0, 2.0, 4.0], scale=10), ratio=0.5)
     rows("timing", policy="lfu", batch=3, ratio=interval(0.9, (0.8, 0.95), 72))
     stored = rows.stored()["timing"]
-    assert stored["spreads"] == {
-        "tpot_ms": OF_ROUNDS,
-        "ratio": "half of the 95 % interval",
-    }
+    assert stored["bounds"] == {"tpot_ms": OF_ROUNDS, "ratio": "95 % interval"}
     first, second = plain(table(stored))
     assert first == {
         **{"policy": "lru", "batch": 1, "tpot_ms": 20.0, "tpot_ms_n": 3},
-        **{"tpot_ms_spread": 15.0, "ratio": 0.5, "ratio_n": 1, "ratio_spread": 0.0},
+        **{"tpot_ms_low": 10.0, "tpot_ms_high": 40.0},
+        **{"ratio": 0.5, "ratio_n": 1, "ratio_low": 0.5, "ratio_high": 0.5},
     }
     assert "tpot_ms" not in second and second["ratio_n"] == 72
-    assert math.isclose(second["ratio_spread"], 0.075)
+    assert (second["ratio_low"], second["ratio_high"]) == (0.8, 0.95)
 
 
 @pytest.mark.parametrize(

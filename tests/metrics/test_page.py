@@ -28,22 +28,27 @@ def test_a_ratio_whose_interval_holds_1_is_no_difference(value, form, text):
     )
 
 
-def test_rows_take_an_interval_from_bounds_a_spread_or_that_of_another_measure():
-    rows = [{"gain": 0.1, "low": -0.1, "high": 0.2, "over": 1.1, "over_spread": 0.05}]
-    (by_bounds,) = ranged(rows, "gain", "low", "high")
-    assert f"{by_bounds['gain']:+.0%}" == NO_DIFFERENCE
+def test_rows_take_an_interval_from_their_bounds_or_those_of_another_measure():
+    row = {"change": 0.1, "change_low": -0.1, "change_high": 0.2, "gain": 0.1}
+    rows = [row | {"over": 1.1, "over_low": 1.05, "over_high": 1.3}]
+    (by_bounds,) = ranged(rows, "change")
+    assert f"{by_bounds['change']:+.0%}" == NO_DIFFERENCE
     (by_other,) = ranged(rows, "gain", of="over")
     assert f"{by_other['gain']:+.0%}" == "+10%"
     assert by_other["gain"].low == pytest.approx(0.05)
-    (by_spread,) = ranged(rows, "over")
-    assert say([by_spread], "{over:x.1f} {over.low:.2f}") == "1.1 1.05"
-    (kept,) = ranged([by_bounds], "gain", of="over")
-    assert kept["gain"] is by_bounds["gain"]
+    assert by_other["gain"].high == pytest.approx(0.3)
+    (own,) = ranged(rows, "over")
+    assert say([own], "{over:x.1f} {over.low:.2f} {over.high:.2f}") == "1.1 1.05 1.30"
+    (kept,) = ranged([by_other], "gain", of="over")
+    assert kept["gain"] is by_other["gain"]
+    (bare,) = ranged([{"over": 1.1}], "over")
+    assert bare["over"].low == bare["over"].high == 1.1
     assert rows[0]["gain"] == 0.1 and not isinstance(rows[0]["gain"], Ranged)
 
 
 def test_a_cell_of_a_ratio_inside_its_spread_shows_how_wide_that_is():
-    row = {"over": 1.04, "over_spread": 0.05, "over_n": 3}
+    row = {"over": 1.04, "over_low": 0.99, "over_high": 1.09, "over_n": 3}
     assert cell(row, "over", "x.2f") == "no difference ± 0.05"
     assert cell(row, "over", ".2f") == "1.04 ± 0.05"
-    assert cell(row | {"over": 1.2}, "over", "x.2f") == "1.20 ± 0.05"
+    apart = {"over": 1.2, "over_low": 1.1, "over_high": 1.2}
+    assert cell(row | apart, "over", "x.2f") == "1.20 ± 0.05"

@@ -3,15 +3,15 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.quickstart.texts import BOOKS
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import RULES, Rules, StudySettings
+from moe_edge.bench.settings import Budget, Margin, Seed, StudySettings, by, known
 from moe_edge.bench.study import Study
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import ConfigError, check_known
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.texts import find_file, read_text
@@ -42,7 +42,7 @@ class ForcedText(StudySettings):
     prompt_tokens: int = 64
     forced_tokens: int = 192
     data_dir: str | None = None
-    seed: int = 0
+    seed: Seed = 0
     offload: OffloadOptions | None = None
 
     @property
@@ -79,17 +79,11 @@ class FidelitySettings(ForcedText):
         too, and nothing is prefetched.
     """
 
-    rules: ClassVar[Rules] = RULES | {
-        "device_memory": lambda name, value: None,  # several: `offloads` checks each
-        "thresholds": lambda name, value: DropAbsent(value),
-        "bonuses": lambda name, value: Prefer(value),
-    }
-
     device_memory: str = "15%,25%,50%"
     batch_sizes: Sequence[int] = (1, 3)
-    a_values: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
-    thresholds: Sequence[float] = (0.05, 0.1, 0.15, 0.25)
-    bonuses: Sequence[float] = (0.2, 0.5, 0.8)
+    a_values: Sequence[Margin] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
+    thresholds: Sequence[Annotated[float, by(DropAbsent)]] = (0.05, 0.1, 0.15, 0.25)
+    bonuses: Sequence[Annotated[float, by(Prefer)]] = (0.2, 0.5, 0.8)
     reference: str | None = None
     activations: str = "float32"
     kv_cache: str = "float32"
@@ -145,12 +139,8 @@ class QuantisedSettings(ForcedText):
       batch_sizes: rows decoded together.
     """
 
-    rules: ClassVar[Rules] = RULES | {
-        "kinds": lambda name, value: check_known(name, value, KINDS)
-    }
-
-    kinds: Sequence[str] = ("q8_0", "q4_0")
-    device_memory: str = "25%"
+    kinds: Sequence[Annotated[str, known("kinds", KINDS)]] = ("q8_0", "q4_0")
+    device_memory: Budget = "25%"
     batch_sizes: Sequence[int] = (1, 3)
 
     def __post_init__(self):

@@ -3,7 +3,7 @@
 import dataclasses
 
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import StudySettings
+from moe_edge.bench.settings import Seed, StudySettings
 from moe_edge.bench.study import Study
 from moe_edge.engine.load import check_checkpoint
 
@@ -23,7 +23,7 @@ class QuickstartSettings(StudySettings):
     checkpoint: str = "default"
     max_new_tokens: int = 64
     characters: int = 6000
-    seed: int = 0
+    seed: Seed = 0
 
 
 STUDY = Study(

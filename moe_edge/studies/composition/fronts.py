@@ -21,8 +21,8 @@ GROUPS = tuple(
 FRAMES = {
     "points": frame(
         "method family format budget",
-        **{"slots": "1", "moved": "1", "moved_kb": "kB", "agreement": "1"},
-        **{"ratio": "1", "ratio_low": "1", "ratio_high": "1"},
+        **{"slots": "1", "moved": "1", "moved_kb": "kB"},
+        **{"agreement": "1", "ratio": "1"},
     ),
     "times": frame("method budget link", tpot_ms="ms"),
     "quality": frame("model", ratio="1", exact_match="1", questions="1"),

@@ -73,15 +73,12 @@ def _tell(
     times, budget = _times(shop, method, share, found["slots"], steps), f"{share:.0%}"
     for factor, tpot_s in times.tpot_s.items():
         rows("times", method.name, budget, factor, tpot_ms=1e3 * tpot_s)
-    low, high = found["interval"]
     rows(
         *("points", method.name, method.family, method.variant.format, budget),
         slots=found["slots"],
         moved=times.moved,
         moved_kb=1e-3 * times.moved_bytes,
-        ratio=interval(found["ratio"], (low, high), found["tokens"]),
-        ratio_low=low,
-        ratio_high=high,
+        ratio=interval(found["ratio"], found["interval"], found["tokens"]),
         agreement=found["agreement"],
     )
     each = ", ".join(f"{1e3 * tpot_s:.2f}" for tpot_s in times.tpot_s.values())

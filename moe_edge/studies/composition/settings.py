@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import RULES, Rules, StudySettings
+from moe_edge.bench.settings import FromZero, Positive, Seed, StudySettings
 from moe_edge.bench.study import Study
 from moe_edge.convert.open import check_floats, open_checkpoint
-from moe_edge.core.checks import ConfigError, check_positive
+from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file
 from moe_edge.studies.composition.fronts import FRAMES, derive
 
@@ -49,28 +49,22 @@ class ComposeSettings(StudySettings):
         again, so that a run that was killed goes on.
     """
 
-    rules: ClassVar[Rules] = RULES | {
-        "shares": _check_share,
-        "link_factors": check_positive,
-        "live_cases": _check_live,
-    }
-
     checkpoint: str = "default"
     text: str = "text/wikitext-2/test.txt"
     calibration: str = "text/wikitext-2/valid.txt"
     tokens: int = 8192
     length: int = 256
     calibration_tokens: int = 16_384
-    shares: Sequence[float] = (0.15, 0.25, 0.5)
-    link_factors: Sequence[float] = (0.5, 2.0, 8.0)
-    link_latency_s: float = 50e-6
+    shares: Sequence[Annotated[float, _check_share]] = (0.15, 0.25, 0.5)
+    link_factors: Sequence[Positive] = (0.5, 2.0, 8.0)
+    link_latency_s: FromZero = 50e-6
     timed_steps: int = 768
     questions: int = 60
-    live_cases: int = 5
+    live_cases: Annotated[int, _check_live] = 5
     processor_time: bool = False
     data_dir: str = "../shared/data"
     work_dir: str = "results/local/better_together"
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self):
         super().__post_init__()

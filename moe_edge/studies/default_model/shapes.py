@@ -3,12 +3,12 @@
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import RULES, StudySettings, check_margin
+from moe_edge.bench.settings import FromZero, Margin, Seed, StudySettings, by
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import ConfigError, check_from_zero, check_positive
+from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.frames import frame
 from moe_edge.metrics.results import Tables
 
@@ -58,20 +58,14 @@ class ShapeSettings(StudySettings):
       work_dir: where trials are kept; what is there is not trained again.
     """
 
-    rules = RULES | {
-        "shapes": lambda name, value: parse_shape(value),
-        "margins": check_margin,
-        "balance": check_from_zero,
-        "train_tokens": check_positive,
-    }
-    shapes: Sequence[str] = (
+    shapes: Sequence[Annotated[str, by(parse_shape)]] = (
         *("64/8/64", "64/8/64 raw", "32/4/128", "32/4/128 raw"),
         *("16/4/256", "16/4/256 raw"),
     )
     train_tokens: int = 2_000_000
     batch_tokens: int = 1024
-    balance: float = 0.01
-    margins: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    balance: FromZero = 0.01
+    margins: Sequence[Margin] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     rows: int = 16
     sub_experts: int = 4
     calibration: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
@@ -83,7 +77,7 @@ class ShapeSettings(StudySettings):
     trace_experts: int = 128
     data_dir: str = "../shared/data"
     work_dir: str = "results/local/default_shapes"
-    seed: int = 0
+    seed: Seed = 0
 
 
 def derive(tables: Tables) -> dict[str, Any]:

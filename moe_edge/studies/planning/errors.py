@@ -2,13 +2,19 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import RULES, Rules, StudySettings
+from moe_edge.bench.settings import (
+    Budget,
+    FromZero,
+    Positive,
+    Seed,
+    Steps,
+    StudySettings,
+)
 from moe_edge.bench.study import Study
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import check_count, check_from_zero, check_positive
 from moe_edge.metrics.frames import frame
 from moe_edge.metrics.results import Tables
 
@@ -35,24 +41,17 @@ class ErrorSettings(StudySettings):
         that a run that was killed goes on.
     """
 
-    rules: ClassVar[Rules] = RULES | {
-        "links": check_positive,
-        "temperature": check_from_zero,
-        "prompts_seed": check_from_zero,
-        "next_ones": check_count,
-    }
-
     checkpoint: str = "default"
-    links: Sequence[float] = (1200e6, 600e6)
-    link_latency_s: float = 50e-6
-    budgets: Sequence[str] = ("15%", "25%", "50%")
-    prompts_seed: int = 1000
+    links: Sequence[Positive] = (1200e6, 600e6)
+    link_latency_s: FromZero = 50e-6
+    budgets: Sequence[Budget] = ("15%", "25%", "50%")
+    prompts_seed: Seed = 1000
     prompt_tokens: int = 64
-    new_tokens: int = 24
-    temperature: float = 1.0
+    new_tokens: Steps = 24
+    temperature: FromZero = 1.0
     next_ones: int = 4
     work_dir: str = "results/local/planner_errors"
-    seed: int = 0
+    seed: Seed = 0
 
 
 def check(settings: ErrorSettings) -> None:

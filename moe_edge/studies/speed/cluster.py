@@ -7,13 +7,13 @@ are left out, with a line that says why, where it cannot be made.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import RULES
+from moe_edge.bench.settings import Steps, known
 from moe_edge.bench.speed import Models, Rows, SuiteSettings, speed_study
 from moe_edge.convert.open import DEFAULT_MODEL
-from moe_edge.core.checks import MoeEdgeError, check_known
+from moe_edge.core.checks import MoeEdgeError
 from moe_edge.studies.speed.models import olmoe_config, write_random
 
 # Part -> what measures it, later: it loads JAX or starts processes.
@@ -42,8 +42,7 @@ class ClusterSettings(SuiteSettings):
       period_s: between decisions on migration.
     """
 
-    rules = RULES | {"parts": lambda name, value: check_known("part", value, PARTS)}
-    parts: Sequence[str] = tuple(PARTS)
+    parts: Sequence[Annotated[str, known("part", PARTS)]] = tuple(PARTS)
     hf_config: Mapping[str, Any] = dataclasses.field(
         default_factory=lambda: olmoe_config(1, "float32", experts=16)
     )
@@ -52,7 +51,7 @@ class ClusterSettings(SuiteSettings):
     fetches: int = 20
     link_mbps: int = 500
     requests_per_server: int = 8
-    new_tokens: int = 48
+    new_tokens: Steps = 48
     period_s: float = 1.5
 
 

@@ -7,12 +7,12 @@ are shares of the model's own K, the same ones for both.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import RULES
+from moe_edge.bench.settings import Steps, known
 from moe_edge.bench.speed import Models, Rows, SuiteSettings, speed_study
 from moe_edge.convert.open import DEFAULT_MODEL
-from moe_edge.core.checks import check_known
 
 # Part -> what measures it; later, as it loads JAX.
 PARTS: Mapping[str, Callable[..., Rows]] = {
@@ -49,8 +49,7 @@ class ServingSettings(SuiteSettings):
       memory_requests: whose memory is watched, after a tenth of them.
     """
 
-    rules = RULES | {"parts": lambda name, value: check_known("part", value, PARTS)}
-    parts: Sequence[str] = tuple(PARTS)
+    parts: Sequence[Annotated[str, known("part", PARTS)]] = tuple(PARTS)
     repeats: int = 3
     checkpoint: str = "default"
     refactored: str | None = None
@@ -59,7 +58,7 @@ class ServingSettings(SuiteSettings):
     requests: int = 200
     loop_requests: int = 64
     prompt_tokens: int = 32
-    new_tokens: int = 64
+    new_tokens: Steps = 64
     prefix_tokens: int = 512
     goodput_requests: int = 2000
     memory_requests: int = 10_000

@@ -37,8 +37,6 @@ def case(rows, name, family, ratio, ms, moved=1.0, format="bfloat16"):
         *("points", name, family, format, "25%"),
         **{"slots": 16, "moved": moved, "moved_kb": moved, "agreement": 0.9},
         ratio=interval(ratio, (ratio - 0.001, ratio + 0.001), 100),
-        ratio_low=ratio - 0.001,
-        ratio_high=ratio + 0.001,
     )
 
 

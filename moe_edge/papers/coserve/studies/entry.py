@@ -2,10 +2,9 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from moe_edge.bench.settings import RULES, StudySettings
-from moe_edge.core.checks import check_known, check_positive
+from moe_edge.bench.settings import Positive, Seeds, known
 from moe_edge.metrics.frames import OF_SEEDS, Estimate, Rows, median
 from moe_edge.papers.coserve.coe.case import CoeWork
 from moe_edge.papers.coserve.coe.machine import Machine
@@ -17,33 +16,21 @@ from moe_edge.papers.coserve.workload.coe_tasks import DECAY, RECORD_BYTES, TASK
 SAMBA, PAPER, OURS = "samba", "coserve", "affinity"
 SYSTEMS = ("samba", "samba_fifo", "samba_parallel")  # the paper's baselines
 DISKS = {"one": "", "parallel": ", parallel loads"}  # how places are called
+Task = Annotated[str, known("task", TASKS)]
+Policy = Annotated[str, known("policy", RECIPES)]
+MachineName = Annotated[str, known("machine", PRESETS)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OnTasks(StudySettings):
-    """What all these studies can be told.
+class OnTasks(Seeds):
+    """What all these studies can be told; seeds are of boards and requests.
 
     Attributes:
-      seed, seeds: of boards and requests; rows are medians over them.
       tasks: of the paper; decay: of the frequencies of components, in types.
     """
 
-    rules = RULES | {
-        "machines": lambda name, value: check_known("machine", value, PRESETS),
-        "tasks": lambda name, value: check_known("task", value, TASKS),
-        "policies": lambda name, value: check_known("policy", value, RECIPES),
-        "disks": lambda name, value: check_known("disk", value, DISKS),
-        "decay": check_positive,
-        "decays": check_positive,
-    }
-    seed: int = 0
-    seeds: int = 5
-    tasks: Sequence[str] = tuple(TASKS)
-    decay: float = DECAY
-
-    @property
-    def all_seeds(self) -> list[int]:
-        return list(range(self.seed, self.seed + self.seeds))
+    tasks: Sequence[Task] = tuple(TASKS)
+    decay: Positive = DECAY
 
     def cases(
         self,
@@ -74,8 +61,8 @@ class OnMachines(OnTasks):
       disks: one, whose loads wait for each other; parallel: they do not.
     """
 
-    machines: Sequence[str] = ("numa", "uma")
-    disks: Sequence[str] = tuple(DISKS)
+    machines: Sequence[MachineName] = ("numa", "uma")
+    disks: Sequence[Annotated[str, known("disk", DISKS)]] = tuple(DISKS)
 
     def places(self) -> Mapping[str, tuple[str, Machine]]:
         """How a machine with a disk is called -> its preset, and it."""

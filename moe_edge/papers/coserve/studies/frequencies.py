@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.derived import over, spans
+from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import check_known, check_positive
+from moe_edge.core.checks import check_known
 from moe_edge.metrics.frames import Estimate, Rows, frame
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.coserve.coe.presets import get_preset
@@ -16,7 +17,10 @@ from moe_edge.papers.coserve.studies.entry import (
     OURS,
     PAPER,
     SAMBA,
+    MachineName,
     OnTasks,
+    Policy,
+    Task,
     of_seeds,
     tell,
 )
@@ -35,8 +39,8 @@ class Curves(OnTasks):
     """
 
     seeds: int = 1
-    tasks: Sequence[str] = ("a1",)
-    decays: Sequence[float] = (20.0, 26.0, 32.0, 40.0, 50.0)
+    tasks: Sequence[Task] = ("a1",)
+    decays: Sequence[Positive] = (20.0, 26.0, 32.0, 40.0, 50.0)
 
 
 def measure_curves(settings: Curves, rows: Rows) -> None:
@@ -72,12 +76,11 @@ class Sensitivity(OnTasks):
       decays: of the frequencies; waits_s: bounds of waiting under affinity.
     """
 
-    rules = OnTasks.rules | {"waits_s": check_positive}
-    machines: Sequence[str] = ("numa", "uma")
-    tasks: Sequence[str] = ("a1", "b2")
-    policies: Sequence[str] = (SAMBA, PAPER, OURS)
-    decays: Sequence[float] = (20.0, 26.0, 32.0, 40.0, 50.0)
-    waits_s: Sequence[float] = (2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
+    machines: Sequence[MachineName] = ("numa", "uma")
+    tasks: Sequence[Task] = ("a1", "b2")
+    policies: Sequence[Policy] = (SAMBA, PAPER, OURS)
+    decays: Sequence[Positive] = (20.0, 26.0, 32.0, 40.0, 50.0)
+    waits_s: Sequence[Positive] = (2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
 
 
 def measure_sensitivity(settings: Sensitivity, rows: Rows) -> None:

@@ -2,16 +2,18 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated
 
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.settings import Positive, Seed, StudySettings, by
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import check_known, check_positive
 from moe_edge.metrics.frames import Frame, frame
 from moe_edge.papers.coserve.coe.machine import parse_executors
-from moe_edge.papers.coserve.schedule.coe_recipes import RECIPES, chosen_recipes
-from moe_edge.papers.coserve.studies.entry import OURS, PAPER, SAMBA
+from moe_edge.papers.coserve.schedule.coe_recipes import chosen_recipes
+from moe_edge.papers.coserve.studies.entry import OURS, PAPER, SAMBA, Policy, Task
 from moe_edge.papers.coserve.workload.coe_tasks import DECAY, TASKS
+
+Once = Annotated[Sequence[str], by(lambda each: chosen_recipes(",".join(each)))] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,18 +31,12 @@ class LiveSettings(StudySettings):
       work_dir: where boards are written and kept, 130 MB; None: a temporary folder.
     """
 
-    rules = RULES | {
-        "tasks": lambda name, value: check_known("task", value, TASKS),
-        "policies": lambda name, value: check_known("policy", value, RECIPES),
-        "once": lambda name, value: chosen_recipes(",".join(value)),
-        "decay": check_positive,
-    }
-    tasks: Sequence[str] = tuple(TASKS)
-    policies: Sequence[str] = (SAMBA, PAPER, OURS)
-    once: Sequence[str] | None = ("samba_no_tier",)
+    tasks: Sequence[Task] = tuple(TASKS)
+    policies: Sequence[Policy] = (SAMBA, PAPER, OURS)
+    once: Once = ("samba_no_tier",)
     repeats: int = 3
-    seed: int = 0
-    decay: float = DECAY
+    seed: Seed = 0
+    decay: Positive = DECAY
     graph: str | None = None
     memory: str | None = None
     most_types: int = 1000
@@ -52,7 +48,7 @@ class LiveSettings(StudySettings):
 class AllPolicies(LiveSettings):
     """The size of figures 13 to 16."""
 
-    once: Sequence[str] | None = (
+    once: Once = (
         *("samba_no_tier", "samba_fifo", "samba_parallel"),
         *("none", "em", "em_ra"),
     )
@@ -66,13 +62,10 @@ class Executors(LiveSettings):
       executors: what is compared, such as gpu:3,cpu:1.
     """
 
-    rules = LiveSettings.rules | {
-        "executors": lambda name, value: parse_executors(value)
-    }
-    tasks: Sequence[str] = ("a1", "b1")
-    policies: Sequence[str] = (PAPER,)
-    once: Sequence[str] | None = None
-    executors: Sequence[str] = (
+    tasks: Sequence[Task] = ("a1", "b1")
+    policies: Sequence[Policy] = (PAPER,)
+    once: Once = None
+    executors: Sequence[Annotated[str, by(parse_executors)]] = (
         *("gpu:1", "gpu:2", "gpu:3", "gpu:4"),
         *("gpu:1,cpu:1", "gpu:2,cpu:1", "gpu:3,cpu:1", "gpu:4,cpu:1"),
     )
@@ -82,9 +75,9 @@ class Executors(LiveSettings):
 class Scheduling(LiveSettings):
     """The size of figure 19."""
 
-    tasks: Sequence[str] = ("a1", "b1")
-    policies: Sequence[str] = (PAPER, OURS)
-    once: Sequence[str] | None = None
+    tasks: Sequence[Task] = ("a1", "b1")
+    policies: Sequence[Policy] = (PAPER, OURS)
+    once: Once = None
     repeats: int = 5
 
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.settings import StudySettings, known
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import check_known
 from moe_edge.metrics.frames import Frame, frame
 
 # Network -> side of its images, dtype of its weights, whether it is one of the paper's.
@@ -30,10 +30,7 @@ class Measured(StudySettings):
       work_dir: where the files are written, up to 1 GB; None: a temporary folder.
     """
 
-    rules = RULES | {
-        "networks": lambda name, value: check_known("network", value, NETWORKS)
-    }
-    networks: Sequence[str] = tuple(NETWORKS)
+    networks: Sequence[Annotated[str, known("network", NETWORKS)]] = tuple(NETWORKS)
     files: int = 2
     small_batch: int = 32
     small_repeats: int = 25

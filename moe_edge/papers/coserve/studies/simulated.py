@@ -16,6 +16,7 @@ from moe_edge.papers.coserve.studies.entry import (
     PAPER,
     SYSTEMS,
     OnMachines,
+    Policy,
     of_seeds,
     tell,
 )
@@ -35,7 +36,7 @@ class Simulated(OnMachines):
       policies: what is compared, with the first one.
     """
 
-    policies: Sequence[str] = (
+    policies: Sequence[Policy] = (
         *("samba", "samba_no_tier", "samba_fifo", "samba_parallel"),
         *("coserve", "affinity"),
     )
@@ -45,7 +46,7 @@ class Simulated(OnMachines):
 class Ablation(Simulated):
     """As Simulated, of CoServe's parts."""
 
-    policies: Sequence[str] = (
+    policies: Sequence[Policy] = (
         *("none", "em", "em_ra", "coserve"),
         *("coserve_queued", "affinity"),
     )

@@ -44,9 +44,6 @@ class Memory(OnMachines):
       start: experts of the first window; margin: by which its line may be missed.
     """
 
-    rules = OnMachines.rules | {
-        "margin": lambda name, value: None
-    }  # the window checks it
     start: int = 15
     margin: float = 0.05
 

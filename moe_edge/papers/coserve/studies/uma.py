@@ -15,6 +15,7 @@ from moe_edge.papers.coserve.studies.entry import (
     PAPER,
     SAMBA,
     OnTasks,
+    Task,
     of_seeds,
     tell,
 )
@@ -38,7 +39,7 @@ UNITS = dict.fromkeys(
 class Variants(OnTasks):
     """The size of the study."""
 
-    tasks: Sequence[str] = ("a1", "b2")
+    tasks: Sequence[Task] = ("a1", "b2")
 
 
 def with_loads(machine: Machine, framework_s: float) -> Machine:

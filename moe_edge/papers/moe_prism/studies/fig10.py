@@ -13,7 +13,7 @@ import numpy as np
 from moe_edge.bench.prompts import make_pool
 from moe_edge.bench.rounds import measure_rounds
 from moe_edge.engine.generate import generate
-from moe_edge.metrics.frames import Estimate, Rows, median
+from moe_edge.metrics.frames import Rows, counted, ranging
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.moe_prism.studies import making, models, quality
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL
@@ -79,9 +79,9 @@ def tell(rows: Rows, times: StepTimes) -> None:
     """Adds steps, and two standard errors of a difference of times at each batch."""
     for (who, k, batch), rounds_s in times.step_s.items():
         # The number that picture, answer and operating points show: not the median.
-        value, n = times.seconds(who, k, batch), len(rounds_s)
-        step = median(rounds_s, scale=1e3)._replace(value=1e3 * value)
-        rate = Estimate(batch / value, n, 0.0, "none")
+        value = times.seconds(who, k, batch)
+        step = ranging(value, rounds_s, scale=1e3)
+        rate = counted(batch / value, len(rounds_s))
         rows("times", who, k, batch, tpot_ms=step, rate=rate)
     for (who, k), value in times.perplexity.items():
         rows("quality", who, k, perplexity=value)

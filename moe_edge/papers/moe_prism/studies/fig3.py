@@ -142,8 +142,8 @@ def tell(rows: Rows, profile: Profile, experts: Experts) -> None:
 
 def over_experts(values: Sequence[float]) -> Estimate:
     """Mean and standard deviation."""
-    mean, spread = float(np.mean(values)), float(np.std(values))
-    return Estimate(mean, len(values), spread, "std over experts")
+    mean, std = float(np.mean(values)), float(np.std(values))
+    return Estimate(mean, len(values), mean - std, mean + std, "std over experts")
 
 
 def derive(tables: Tables) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def derive(tables: Tables) -> dict[str, Any]:
         "one_ratio": magnitude[0.75] / magnitude[0.5],
         "noise_off": abs(noise.ratio / PAPER_RATIO - 1),
         "mean_ratio": whole.ratio,
-        "among": whole.ratio_spread,
+        "among": (whole.ratio_high - whole.ratio_low) / 2,
         "from_paper": abs(whole.ratio - PAPER_RATIO),
         "by_layer": shares.stack().rename("share").reset_index(),
         "checks": {SPARSER: bool((of_layers.own > noise.own).all())},

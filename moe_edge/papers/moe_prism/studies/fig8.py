@@ -25,7 +25,7 @@ from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
-from moe_edge.metrics.frames import Estimate, Rows, median
+from moe_edge.metrics.frames import Rows, counted, median
 from moe_edge.metrics.results import Tables
 from moe_edge.model.sub_experts import at_k
 from moe_edge.papers.moe_prism.studies import making, models
@@ -140,7 +140,7 @@ def tell(
         }
         rows("levels", who, level / sub_experts, budget, **given)
     for (who, level), point in perplexity.items():
-        value = Estimate(point.perplexity, point.tokens, 0.0, "none")
+        value = counted(point.perplexity, point.tokens)
         rows("quality", who, level / sub_experts, perplexity=value)
     (name,) = {who for who, *_ in steps} - {ORIGINAL}
     changes: dict[tuple[str, str], list[list[float]]] = {}
@@ -153,9 +153,7 @@ def tell(
         ]
         changes.setdefault((budget, f"{kind} whole experts"), []).append(change_R)
     for at, of_levels in changes.items():
-        values = np.mean(of_levels, axis=0).tolist()
-        ends = {"low": min(values), "high": max(values)}
-        rows("changes", *at, change=median(values), **ends)
+        rows("changes", *at, change=median(np.mean(of_levels, axis=0)))
 
 
 def derive(tables: Tables) -> dict[str, Any]:

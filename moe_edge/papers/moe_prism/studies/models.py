@@ -11,14 +11,10 @@ parent at k' computes as many neurons as the others at k' U.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from moe_edge.bench.settings import StudySettings
-from moe_edge.core.checks import (
-    ConfigError,
-    check_known,
-    check_positive,
-)
+from moe_edge.bench.settings import Positive, StudySettings, known
+from moe_edge.core.checks import ConfigError
 from moe_edge.core.json_reader import read_json
 from moe_edge.metrics.frames import Rows
 
@@ -55,6 +51,7 @@ KINDS = {  # in order of making
     CALIBRATED_KL: Kind("calibrated_kl", "calibrated_ft", follows=True),
 }
 BY_FIELD = {kind.field: kind for kind in KINDS.values()}
+Made = tuple[Annotated[str, known("gate", BY_FIELD)], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,21 +78,14 @@ class ModelSettings(StudySettings):
     calibrated: str | None = None
     lg_kl: str | None = None
     calibrated_kl: str | None = None
-    make: tuple[str, ...] = ()
+    make: Made = ()
     work_dir: str = "results/local/moe_prism"
     calibration: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
     calibration_tokens: int = 131_072
     fine_tuning: Mapping[str, Any] | None = None
-    rates: tuple[float, ...] = ()
+    rates: tuple[Positive, ...] = ()
     rate_tokens: int = 204_800
     data_dir: str | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        for gate in self.make:
-            check_known("gate", gate, BY_FIELD)
-        for rate in self.rates:
-            check_positive("rates", rate)
 
     def checkpoints(self) -> dict[str, str]:
         """Name -> path of the models that are compared, the parent first.

@@ -7,11 +7,11 @@ them; ours is one pool of slots over all layers, which leaves one.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.settings import Positive, StudySettings, by
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_count, check_from_zero, check_positive
 from moe_edge.hardware.models import ModelShape, model_shape
@@ -65,14 +65,11 @@ class Packing(StudySettings):
       steps: memories of the sweep, from room for a tenth of the experts to nine tenths.
     """
 
-    rules = RULES | {
-        "models": lambda name, value: model_shape(value),
-        "cards_gb": check_positive,
-        "reserved_gib": check_positive,
-    }
-    models: Sequence[str] = ("deepseek_v2_lite", "olmoe_1b_7b", "qwen3_30b_a3b")
-    cards_gb: Sequence[float] = (8.0, 12.0, 16.0, 24.0)
-    reserved_gib: float = 1.5
+    models: Sequence[Annotated[str, by(model_shape)]] = (
+        *("deepseek_v2_lite", "olmoe_1b_7b", "qwen3_30b_a3b"),
+    )
+    cards_gb: Sequence[Positive] = (8.0, 12.0, 16.0, 24.0)
+    reserved_gib: Positive = 1.5
     sub_experts: int = 4
     steps: int = 2000
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.metrics.frames import Rows, median
+from moe_edge.metrics.frames import Estimate, Rows, median
 from moe_edge.papers.moe_prism.studies.serving_studies import (
     AT_ONCE_LABEL,
     COMPUTED,
@@ -68,11 +68,10 @@ class Runs:
 
     def gain(
         self, kind: str, system: str, base: str, load: float, name: str
-    ) -> dict[str, float]:
+    ) -> Estimate:
         """The system's figure over the base's, less 1: the rounds' median and range."""
         mine, its = (self(kind, who, load, name) for who in (system, base))
-        gains = np.divide(mine, its) - 1
-        return {"gain": np.median(gains), "low": gains.min(), "high": gains.max()}
+        return median(np.divide(mine, its) - 1)
 
     def to_json(self) -> str:
         """All of them."""
@@ -101,7 +100,7 @@ def tell_runs(
 
     def add(kind: str, system: str, over: str, load: float, name: str) -> None:
         gain = runs.gain(kind, system, over, load, name)
-        rows("gains", name, kind, label_of(load), system, over, **gain)
+        rows("gains", name, kind, label_of(load), system, over, gain=gain)
 
     top = max(settings.loads)
     for system in settings.systems[1:]:

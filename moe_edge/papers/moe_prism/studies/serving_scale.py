@@ -8,15 +8,15 @@ import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from moe_edge.bench.derived import spans
-from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.settings import Positive, StudySettings, known
 from moe_edge.bench.shapes import shape_entry
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import CapacityError, check_known, check_positive
+from moe_edge.core.checks import CapacityError
 from moe_edge.engine.sizes import SlotSizes
 from moe_edge.hardware.models import MODELS, model_shape
 from moe_edge.hardware.presets import DEVICES, device
@@ -37,6 +37,7 @@ from moe_edge.papers.moe_prism.studies.serving_studies import (
     OURS,
     PRISM,
     SYSTEMS,
+    SystemName,
     check_systems,
 )
 from moe_edge.schedule.figures import summarise
@@ -66,17 +67,11 @@ class ScaleSettings(StudySettings):
       slo_ttft_ms, slo_tpot_ms: what in time means.
     """
 
-    rules = RULES | {
-        "models": lambda name, value: check_known("model preset", value, MODELS),
-        "gpu": lambda name, value: check_known(name, value, DEVICES),
-        "systems": lambda name, value: check_known("system", value, SYSTEMS),
-        "slo_ttft_ms": check_positive,
-        "slo_tpot_ms": check_positive,
-        "max_wait_s": check_positive,
-    }
-    models: Sequence[str] = ("olmoe_1b_7b", "deepseek_v2_lite")
-    gpu: str = "a100_40g"
-    systems: Sequence[str] = (FIFO, PRISM, LOOP, OURS, "elastic")
+    models: Sequence[Annotated[str, known("model preset", MODELS)]] = (
+        *("olmoe_1b_7b", "deepseek_v2_lite"),
+    )
+    gpu: Annotated[str, known("gpu", DEVICES)] = "a100_40g"
+    systems: Sequence[SystemName] = (FIFO, PRISM, LOOP, OURS, "elastic")
     sub_experts: int = 4
     max_batches: Sequence[int] = (8, 32, 128)
     requests: int = 400
@@ -84,9 +79,9 @@ class ScaleSettings(StudySettings):
     prompt_tokens: int = 256
     output_tokens: int = 128
     max_context: int = 2048
-    max_wait_s: float = 1.0
-    slo_ttft_ms: float = 500.0
-    slo_tpot_ms: float = 20.0
+    max_wait_s: Positive = 1.0
+    slo_ttft_ms: Positive = 500.0
+    slo_tpot_ms: Positive = 20.0
 
     def __post_init__(self):
         super().__post_init__()

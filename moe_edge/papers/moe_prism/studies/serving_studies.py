@@ -2,16 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import RULES
+from moe_edge.bench.settings import Positive, known
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import ConfigError, check_known, check_positive
+from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.frames import frame
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.moe_prism.studies import making
-from moe_edge.papers.moe_prism.studies.models import LG, ORIGINAL, ModelSettings
+from moe_edge.papers.moe_prism.studies.models import LG, ORIGINAL, Made, ModelSettings
 
 MEASURED, SAME, COMPUTED = "measured", "same requests, computed", "computed"
 AT_ONCE_LABEL = "all at once"
@@ -40,6 +40,7 @@ SYSTEMS: Mapping[str, System] = {
     OURS: System(LG, "continuous"),
     "elastic": System(LG, "elastic"),
 }
+SystemName = Annotated[str, known("system", SYSTEMS)]
 # What one part brings: a system and the one that lacks only that part.
 PARTS: Sequence[tuple[str, str, str]] = (
     ("our loop", OURS_ORIGINAL, FIFO),
@@ -80,21 +81,15 @@ class ServingStudySettings(ModelSettings):
       slo_ttft_ms, slo_tpot_ms: what in time means.
     """
 
-    rules = RULES | {
-        "systems": lambda name, value: check_known("system", value, SYSTEMS),
-        "loads": check_positive,
-        "duration_s": check_positive,
-        "computed_s": check_positive,
-    }
-    make: tuple[str, ...] = ("lg",)
-    systems: Sequence[str] = (
+    make: Made = ("lg",)
+    systems: Sequence[SystemName] = (
         *(FIFO, "FullBatch", PRISM),
         *("one K, original", "one K", OURS_ORIGINAL, OURS, "elastic"),
     )
     floors: Sequence[int] = tuple(range(4, 33))
-    loads: Sequence[float] = (0.4, 0.7, 1.0)
-    duration_s: float = 60.0
-    computed_s: float = 300.0
+    loads: Sequence[Positive] = (0.4, 0.7, 1.0)
+    duration_s: Positive = 60.0
+    computed_s: Positive = 300.0
     rounds: int = 3
     prompt_tokens: int = 32
     output_tokens: int = 48
@@ -121,7 +116,7 @@ FRAMES = {
         in_time="1",
         mean_k="1",
     ),
-    "gains": frame("figure kind load system over", gain="1", low="1", high="1"),
+    "gains": frame("figure kind load system over", gain="1"),
     "differences": frame("figure system load", error="1", allowed="1"),
 }
 
@@ -170,11 +165,11 @@ FIG7 = Study(
 class Fig12Settings(ServingStudySettings):
     """As figure 7, with the parts of MoE-Prism one by one, and of ours."""
 
-    systems: Sequence[str] = (
+    systems: Sequence[SystemName] = (
         *(FIFO, MODEL_ONLY, SCHEDULER_ONLY, PRISM),
         *(OURS_ORIGINAL, OURS),
     )
-    loads: Sequence[float] = (1.0,)
+    loads: Sequence[Positive] = (1.0,)
 
 
 FIG12 = Study(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from moe_edge.metrics.frames import SPREAD, Estimate, Rows, interval
+from moe_edge.metrics.frames import Rows, counted, interval
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.moe_prism.studies import making, models, quality
 from moe_edge.papers.moe_prism.studies.models import LG, ORIGINAL
@@ -38,7 +38,7 @@ def tell(rows: Rows, name: str, points: Mapping[tuple[str, int], Point]) -> None
     """Adds points by model and K, with their ratio to the original at the same K and
     its 95 % interval: a paired bootstrap over the tokens."""
     for (model, k), point in points.items():
-        more = {"perplexity": Estimate(point.perplexity, point.tokens, 0.0, "none")}
+        more = {"perplexity": counted(point.perplexity, point.tokens)}
         if model != ORIGINAL and (ORIGINAL, k) in points:
             base = points[ORIGINAL, k]
             ratio, bounds = point.perplexity / base.perplexity, point.interval(base)
@@ -55,7 +55,7 @@ def ratios(points: pd.DataFrame) -> pd.DataFrame:
     found = points[points.ratio.notna()].copy()
     at_level = found.neurons.map(lambda n: log_interpolate(n, known) or float("nan"))
     found["level"] = found.perplexity / at_level
-    margin = found["ratio" + SPREAD].clip(lower=WORSE)
+    margin = ((found.ratio_high - found.ratio_low) / 2).clip(lower=WORSE)
     found["value"] = found.level.fillna(found.ratio)
     found["worse"] = found.value > 1 + margin
     return found
@@ -76,7 +76,7 @@ def derive(tables: Tables) -> dict[str, Any]:
         "last": original.index.max(),
         "whole": original.iloc[-1] / original[first],
         "shown": shown,
-        "relative": relative[["model", "k", "ratio", "ratio_spread"]],
+        "relative": relative.filter(regex="^(model|k|ratio.*)$"),
         "levels": [found[["model", "k", "level"]], of_curve[["model", "k", "level"]]],
         "worse": found[found.worse],
         "worse_short": of_curve[of_curve.worse],

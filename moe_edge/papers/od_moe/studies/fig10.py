@@ -7,13 +7,12 @@ our live runs.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from moe_edge.bench.prompts import check_inputs
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import Rules
+from moe_edge.bench.settings import FromZero, Positive, known
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import check_from_zero, check_known, check_positive
 from moe_edge.hardware.presets import DEVICES
 from moe_edge.metrics.frames import Estimate, Rows, frame
 from moe_edge.metrics.results import Tables
@@ -37,16 +36,11 @@ from moe_edge.papers.od_moe.studies.paper_scale import (
     parts_of,
     scaled_recall,
 )
-from moe_edge.papers.od_moe.studies.studies import SHADOW_RULES, RecallSettings
+from moe_edge.papers.od_moe.studies.studies import Precision, RecallSettings
 
 PAPER_KV = {"rtx_3090": 1, "rtx_3080": 4}  # best periods
 PAPER_SPEED = 3.65  # tokens/s with T1_KV1, table 2, 16 tokens in, 256 out
 LATE, EARLY = "late", "speculative"
-
-
-def check_gpu(name: str, value: str) -> None:
-    """Raises ConfigError for a device that has no preset."""
-    check_known(name, value, DEVICES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,18 +59,12 @@ class Fig10Settings(RecallSettings):
       live_workers, live_groups: of them.
     """
 
-    rules: ClassVar[Rules] = {
-        **SHADOW_RULES,
-        "gpus": check_gpu,
-        "align_costs_s": check_from_zero,
-        "shadow_share": check_positive,
-    }
     rounds: int = 12
-    precision: str = "int8"
+    precision: Precision = "int8"
     kv_periods: Sequence[int] = (1, 2, 4, 8, 16, 32)
-    gpus: Sequence[str] = ("rtx_3090", "rtx_3080")
-    align_costs_s: Sequence[float] = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05)
-    shadow_share: float = 0.5
+    gpus: Sequence[Annotated[str, known("gpus", DEVICES)]] = ("rtx_3090", "rtx_3080")
+    align_costs_s: Sequence[FromZero] = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05)
+    shadow_share: Positive = 0.5
     steps: int = 256
     live: str = "results/od_moe_fig8"
     live_workers: int = 4

@@ -12,12 +12,12 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
-from moe_edge.bench.settings import RULES, Rules
+from moe_edge.bench.settings import Steps, known
 from moe_edge.bench.study import Study, weights_of
-from moe_edge.core.checks import check_from_zero, check_known
+from moe_edge.core.checks import check_from_zero
 from moe_edge.metrics.frames import Rows, frame, median
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.od_moe.options import DEPARTURES
@@ -32,9 +32,7 @@ CASES = {  # of section 4.2: shadow, token period, KV period
 }
 
 
-def check_departure(name: str, value: str) -> None:
-    """Raises ConfigError for an unknown departure of the shadow."""
-    check_known(name, value, DEPARTURES)
+Departure = Annotated[str, known("departures", DEPARTURES)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,15 +45,14 @@ class LiveSettings(PromptSettings):
       departures: of the shadow, each with all cases.
     """
 
-    rules: ClassVar[Rules] = {**RULES, "departures": check_departure}
     sources: Sequence[str] = ("prompts/alpaca.jsonl", "prompts/gsm8k.jsonl")
     rounds: int = 3
     prompt_tokens: int = 16
-    new_tokens: int = 96
+    new_tokens: Steps = 96
     prompts: int = 2
     workers: int = 4
     groups: int = 2
-    departures: Sequence[str] = ("late", "speculative")
+    departures: Sequence[Departure] = ("late", "speculative")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,10 +63,9 @@ class PeriodSettings(LiveSettings):
       periods: of tokens and of keys and values, in all pairs.
     """
 
-    rules: ClassVar[Rules] = {**LiveSettings.rules, "periods": check_from_zero}
     rounds: int = 1
-    departures: Sequence[str] = ("late",)
-    periods: Sequence[int] = (1, 4, 16)
+    departures: Sequence[Departure] = ("late",)
+    periods: Sequence[Annotated[int, check_from_zero]] = (1, 4, 16)
 
 
 class LiveRuns:

@@ -2,11 +2,10 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.settings import Positive, StudySettings, known
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import check_known, check_positive
 from moe_edge.hardware.cost_model import BlockShape
 from moe_edge.hardware.presets import DEVICES, gpu, lan
 from moe_edge.metrics.frames import Rows, frame
@@ -31,15 +30,11 @@ class PrefillSettings(StudySettings):
       mbps: rates of the main node's line; the paper's is 1000.
     """
 
-    rules = RULES | {
-        "gpu": lambda name, value: check_known(name, value, DEVICES),
-        "mbps": check_positive,
-    }
     tokens: Sequence[int] = (16, 128, 512)
     mini_batches: Sequence[int] = (1, 2, 4, 8, 16)
     workers: int = 8
-    gpu: str = "rtx_3090"
-    mbps: Sequence[float] = (1000.0, 10_000.0)
+    gpu: Annotated[str, known("gpu", DEVICES)] = "rtx_3090"
+    mbps: Sequence[Positive] = (1000.0, 10_000.0)
 
 
 def parts_of(settings: PrefillSettings, tokens: int, mbps: float) -> dict[str, Any]:

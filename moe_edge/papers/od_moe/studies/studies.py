@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Annotated
 
 from moe_edge.bench.prompts import LinkSettings, PromptSettings, check_inputs
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import RULES, Rules
+from moe_edge.bench.settings import Budget, Positive, Steps, known
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import ConfigError, check_known, check_positive
+from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.frames import Frame, frame
 from moe_edge.papers.od_moe.shadow.predictor import PRECISIONS
 
@@ -16,12 +16,7 @@ BARS = {"fp16": 0.999, "int8": 0.995, "nf4": 0.98}  # of ours, aligned at every 
 PAPER = {"fp16": 0.9994, "int8": 0.9734, "nf4": 0.9567}  # section 3.2, likewise
 
 
-def check_precision(name: str, value: str) -> None:
-    """Raises ConfigError for a shadow precision that does not exist."""
-    check_known("shadow precision", value, PRECISIONS)
-
-
-SHADOW_RULES = {**RULES, "precision": check_precision, "precisions": check_precision}
+Precision = Annotated[str, known("shadow precision", PRECISIONS)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +27,6 @@ class RecallSettings(PromptSettings):
       new_tokens: the first comes of the prompt, the others of decode steps.
     """
 
-    rules: ClassVar[Rules] = SHADOW_RULES
     sources: Sequence[str] = (
         "prompts/longwriter.jsonl",
         "prompts/alpaca.jsonl",
@@ -40,7 +34,7 @@ class RecallSettings(PromptSettings):
     )
     rounds: int = 24
     prompt_tokens: int = 32
-    new_tokens: int = 257
+    new_tokens: Steps = 257
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +45,7 @@ class Fig3Settings(RecallSettings):
       precisions: of the shadows, each with three alignments.
     """
 
-    precisions: Sequence[str] = ("fp16", "int8", "nf4")
+    precisions: Sequence[Precision] = ("fp16", "int8", "nf4")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,13 +58,13 @@ class Fig6Settings(RecallSettings):
     """
 
     rounds: int = 12
-    precision: str = "int8"
+    precision: Precision = "int8"
     periods: Sequence[int] = (1, 2, 4, 8, 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Table1Settings(LinkSettings):
-    """`LinkSettings` names the rest.
+class Table1Settings(LinkSettings, PromptSettings):
+    """Its parts name the rest.
 
     Attributes:
       precisions: of the shadows, aligned at every step.
@@ -78,19 +72,18 @@ class Table1Settings(LinkSettings):
       history: sequences shown beforehand to what learns from past ones.
     """
 
-    rules: ClassVar[Rules] = SHADOW_RULES
     sources: Sequence[str] = RecallSettings.sources
     rounds: int = 8
     prompt_tokens: int = 32
-    new_tokens: int = 65
-    precisions: Sequence[str] = ("fp16", "bf16", "int8", "nf4")
-    device_memory: str = "25%"
+    new_tokens: Steps = 65
+    precisions: Sequence[Precision] = ("fp16", "bf16", "int8", "nf4")
+    device_memory: Budget = "25%"
     history: int = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OneMachineSettings(LinkSettings):
-    """`LinkSettings` names the rest; its link factor is each of `link_factors` in turn.
+class OneMachineSettings(LinkSettings, PromptSettings):
+    """Its parts name the rest; its link factor is each of `link_factors` in turn.
 
     Attributes:
       precisions: of the shadows, aligned at every step.
@@ -101,11 +94,10 @@ class OneMachineSettings(LinkSettings):
       fidelity_rows: unused, as every case is lossless.
     """
 
-    rules: ClassVar[Rules] = {**SHADOW_RULES, "link_factors": check_positive}
     rounds: int = 6
-    precisions: Sequence[str] = ("int8", "nf4")
-    budgets: Sequence[str] = ("50%", "75%")
-    link_factors: Sequence[float] = (0.5, 2.0, 8.0)
+    precisions: Sequence[Precision] = ("int8", "nf4")
+    budgets: Sequence[Budget] = ("50%", "75%")
+    link_factors: Sequence[Positive] = (0.5, 2.0, 8.0)
     horizon: int = 3
     history: int = 4
     fidelity_rows: int = 1

@@ -11,7 +11,7 @@ from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import OF_ROUNDS, Estimate, Rows
+from moe_edge.metrics.frames import Estimate, Rows, ranging
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.od_moe.studies.recorded import bar_checks
 from moe_edge.papers.od_moe.studies.studies import Table1Settings
@@ -55,7 +55,7 @@ class Judged:
         self.all_chosen.append(all_chosen)
 
     def shares(self) -> dict[str, Estimate]:
-        """Shares of all rounds with half the range of them, by measure.
+        """Shares of all rounds with the range of them, by measure.
 
         Where several layers ahead are named, eq. 3 takes the latest prediction of a
         layer, and the recall where it predicts is that of all of them.
@@ -68,9 +68,7 @@ class Judged:
         shares = {}
         for name, (parts, whole) in wholes.items():
             rounds = [p / w for p, w in zip(parts, whole, strict=True) if w]
-            value = sum(parts) / max(sum(whole), 1)
-            width = float(np.ptp(rounds or [0])) / 2
-            shares[name] = Estimate(float(value), len(self.hits), width, OF_ROUNDS)
+            shares[name] = ranging(sum(parts) / max(sum(whole), 1), rounds)
         return shares
 
 

@@ -7,19 +7,19 @@ largest, and links of the same rate: OD-MoE one a worker, the others one.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated
 
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import PromptSettings, check_inputs
 from moe_edge.bench.registry import later
-from moe_edge.bench.settings import RULES, Rules, check_steps
+from moe_edge.bench.settings import Steps, by
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.frames import frame
-from moe_edge.papers.od_moe.studies.live import check_departure
-from moe_edge.papers.od_moe.studies.studies import check_precision
-from moe_edge.route.base import get_route
+from moe_edge.papers.od_moe.studies.live import Departure
+from moe_edge.papers.od_moe.studies.studies import Precision
+from moe_edge.route.drop import DropAbsent
 
 AHEAD = 4  # layers, of HOBBIT's gates
 RESIDENT = "resident"
@@ -62,11 +62,6 @@ def peers(hit_curves, top_k: int, threshold: float) -> dict[str, OffloadOptions]
     }
 
 
-def check_threshold(name: str, value: float) -> None:
-    """Raises ConfigError unless a share below which experts are dropped."""
-    get_route("drop", threshold=value)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table2Settings(PromptSettings):
     """`PromptSettings` names the rest; every round has prompts of its own.
@@ -83,25 +78,18 @@ class Table2Settings(PromptSettings):
       fidelity_rows: real texts of `new_tokens` scored tokens each.
     """
 
-    rules: ClassVar[Rules] = {
-        **RULES,
-        "departures": check_departure,
-        "shadow": check_precision,
-        "output_lengths": check_steps,
-        "drop_threshold": check_threshold,
-    }
     sources: Sequence[str] = ("prompts/alpaca.jsonl", "prompts/gsm8k.jsonl")
     rounds: int = 2
     prompt_tokens: int = 16
-    new_tokens: int = 64
+    new_tokens: Steps = 64
     prompt_lengths: Sequence[int] = (16, 128)
-    output_lengths: Sequence[int] = (64, 256)
+    output_lengths: Sequence[Steps] = (64, 256)
     workers: int = 4
     groups: int = 2
-    shadow: str = "nf4"
-    departures: Sequence[str] = ("late", "speculative")
+    shadow: Precision = "nf4"
+    departures: Sequence[Departure] = ("late", "speculative")
     history: int = 8
-    drop_threshold: float = 0.109
+    drop_threshold: Annotated[float, by(DropAbsent)] = 0.109
     fidelity_rows: int = 8
 
     def __post_init__(self):

@@ -21,7 +21,7 @@ from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.stepwise import Forced, score_batches
-from moe_edge.metrics.frames import Estimate, Rows, interval
+from moe_edge.metrics.frames import Rows, counted, interval
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.offload.slot_plan import static_hit_curves
 from moe_edge.papers.od_moe.options import BALANCED
@@ -190,13 +190,13 @@ class Table2:
                 continue
             engine.reset_records()
             one = compare(score_batches(engine, texts, 1), own)
-            counted, n = engine.report(), one.tokens
-            dropped = counted["rerouted"] / counted["choices"]
+            report, n = engine.report(), one.tokens
+            dropped = report["rerouted"] / report["choices"]
             rows(
                 "fidelity",
                 name,
-                perplexity=Estimate(one.perplexity, n, 0.0, "none"),
-                dropped=Estimate(dropped, n, 0.0, "none"),
+                perplexity=counted(one.perplexity, n),
+                dropped=counted(dropped, n),
                 ratio=interval(one.perplexity_ratio, one.ratio_interval95, n),
                 agreement=interval(one.agreement, one.agreement_interval95, n),
             )

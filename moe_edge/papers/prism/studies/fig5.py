@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.settings import Share
 from moe_edge.bench.study import Study
 from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
 from moe_edge.metrics.results import Tables
@@ -32,7 +33,7 @@ class Figure5(Runs):
 
     requests_per_server: int = 8
     tokens: Sequence[int] = (1, 32, 256)
-    remote_shares: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    remote_shares: Sequence[Share] = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def split_placement(case: Scenario, share: float, seed: int) -> Placement:

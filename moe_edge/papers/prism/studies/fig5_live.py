@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import check_known
 from moe_edge.metrics.frames import Estimate, Rows, frame, interval
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies import live_seeds
 from moe_edge.papers.prism.studies.live_entry import same_tokens, tell
-from moe_edge.papers.prism.studies.live_seeds import LiveMethods, each_seed
+from moe_edge.papers.prism.studies.live_seeds import LiveMethods, PlacerName, each_seed
 from moe_edge.papers.prism.studies.live_tokens import Tokens, read_tokens
 from moe_edge.papers.prism.studies.served import OPTIMUM
-from moe_edge.place.placer import PLACERS
 
 MS = 1e3
 FEWEST = 20  # tokens of a bin that is shown
@@ -37,25 +36,10 @@ class Figure5Live(LiveMethods):
       bins: of the share of remote pairs, of equal width.
     """
 
-    rules = LiveMethods.rules | {
-        "methods": lambda name, value: check_known("method", value, PLACERS)
-    }
-    methods: Sequence[str] = (OPTIMUM, "uniform")
+    methods: Sequence[PlacerName] = (OPTIMUM, "uniform")
     requests_per_server: int = 8
-    interval_s: float = 3.0
+    interval_s: Positive = 3.0
     bins: int = 10
-
-
-class Bounded(NamedTuple):
-    """A number and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def of(self, count: int) -> Estimate:
-        """The estimate, of so many observations."""
-        return interval(self.value, (self.low, self.high), count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,17 +105,17 @@ class Trend(NamedTuple):
     """What remote pairs cost.
 
     Attributes:
-      bins: number of the bin -> median, and how many tokens it has.
+      bins: number of the bin -> median.
       slope, home: of a line: ms from no pair remote to all, and ms with none.
       ratio: all remote over none, by that line.
       within: the slope within requests.
     """
 
-    bins: Mapping[int, tuple[Bounded, int]]
-    slope: Bounded
-    home: Bounded
-    ratio: Bounded
-    within: Bounded
+    bins: Mapping[int, Estimate]
+    slope: Estimate
+    home: Estimate
+    ratio: Estimate
+    within: Estimate
 
 
 def trend(layers: Layers, bins: int, seed: int) -> Trend:
@@ -145,17 +129,19 @@ def trend(layers: Layers, bins: int, seed: int) -> Trend:
     within = np.array([layers.within(rows) for rows in [everything, *samples]])
     return Trend(
         {
-            number: (_estimate(medians[:, number]), int(counts[number]))
+            number: _estimate(medians[:, number], counts[number])
             for number in np.flatnonzero(counts >= FEWEST).tolist()
         },
-        *(_estimate(values) for values in (slope, home, 1 + slope / home, within)),
+        *(
+            _estimate(values, len(everything))
+            for values in (slope, home, 1 + slope / home, within)
+        ),
     )
 
 
-def _estimate(values: np.ndarray) -> Bounded:
-    """The first value, with an interval by the others."""
-    low, high = np.nanquantile(values[1:], [0.025, 0.975])
-    return Bounded(float(values[0]), float(low), float(high))
+def _estimate(values: np.ndarray, count: int) -> Estimate:
+    """The first value, of so many tokens, with an interval by the others."""
+    return interval(values[0], np.nanquantile(values[1:], [0.025, 0.975]), count)
 
 
 def measure(settings: Figure5Live, rows: Rows) -> None:
@@ -183,22 +169,12 @@ def tell_runs(
     bins = settings.bins
     for name, tokens in {ALL: everything, **(runs if len(runs) > 1 else {})}.items():
         found = trend(layers_of(tokens, num_layers), bins, settings.seed)
-        count = sum(len(one.request_T) for one in tokens)
-        rows(
-            "trends",
-            name,
-            slope_ms=found.slope.of(count),
-            within_ms=found.within.of(count),
-            ratio=found.ratio.of(count),
-            home_ms=found.home.value,
-            slope_low_ms=found.slope.low,
-            slope_high_ms=found.slope.high,
-            within_low_ms=found.within.low,
-            within_high_ms=found.within.high,
-        )
-        for number, (median, tokens_of) in found.bins.items():
+        given = {"ratio": found.ratio, "home_ms": found.home.value}
+        slopes = {"slope_ms": found.slope, "within_ms": found.within}
+        rows("trends", name, **slopes, **given)
+        for number, layer_ms in found.bins.items():
             span, middle = _span(number, bins), 100 * (number + 0.5) / bins
-            rows("bins", name, span, middle, layer_ms=median.of(tokens_of))
+            rows("bins", name, span, middle, layer_ms=layer_ms)
 
 
 def _span(number: int, bins: int) -> str:
@@ -212,7 +188,7 @@ def derive(tables: Tables) -> dict[str, Any]:
     whole = trends[trends.method == ALL].iloc[0]
     ours = bins[bins.method == ALL].sort_values("percent")
     first, last = (ours.iloc[place].to_dict() for place in (0, -1))
-    is_longer = whole.slope_low_ms > 0 and whole.within_low_ms > 0
+    is_longer = whole.slope_ms_low > 0 and whole.within_ms_low > 0
     return {
         "whole": whole.to_dict(),
         "first": first,
@@ -227,15 +203,7 @@ STUDY = Study(
     settings=Figure5Live,
     frames={
         "trends": frame(
-            "method",
-            slope_ms="ms",
-            within_ms="ms",
-            ratio="1",
-            home_ms="ms",
-            slope_low_ms="ms",
-            slope_high_ms="ms",
-            within_low_ms="ms",
-            within_high_ms="ms",
+            "method", slope_ms="ms", within_ms="ms", ratio="1", home_ms="ms"
         ),
         "bins": frame("method remote percent", layer_ms="ms"),
     },

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.derived import wide
+from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.frames import OF_SEEDS, Estimate, Rows, frame, median
@@ -17,6 +18,7 @@ from moe_edge.papers.prism.studies.runs import (
     MEASURED,
     PAPERS,
     USAGE,
+    Method,
     Migration,
     Runs,
     cases_of,
@@ -39,8 +41,8 @@ class Figure6(Migration, Runs):
     """
 
     requests_per_server: int = 80
-    methods: Sequence[str] = (*PAPERS, OPTIMUM, OURS)
-    window_s: float = 120.0
+    methods: Sequence[Method] = (*PAPERS, OPTIMUM, OURS)
+    window_s: Positive = 120.0
 
 
 def check(settings: Figure6) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.derived import spans
+from moe_edge.bench.settings import FromZero, Positive, Seed, Share
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Estimate, Rows, frame
+from moe_edge.metrics.frames import Estimate, Rows, counted, frame
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.fig6 import of_seeds, tell_curve
@@ -22,6 +23,7 @@ from moe_edge.papers.prism.studies.runs import (
     ASSUMED,
     MEASURED,
     USAGE,
+    Model,
     Runs,
     cases_of,
     serve,
@@ -50,14 +52,14 @@ class Figure7(Runs):
       window_s: of the local ratio over time.
     """
 
-    seed: int = 101
+    seed: Seed = 101
     requests_per_server: int = 200
-    model: str = "deepseek_v2_lite"
-    interval_s: float = 10.0
-    period_s: float = 300.0
-    keeps: Sequence[float] = (1.0, 0.5, 0.0)
-    hystereses: Sequence[float] = (0.0, 0.05)
-    window_s: float = 120.0
+    model: Model = "deepseek_v2_lite"
+    interval_s: Positive = 10.0
+    period_s: FromZero = 300.0
+    keeps: Sequence[Share] = (1.0, 0.5, 0.0)
+    hystereses: Sequence[FromZero] = (0.0, 0.05)
+    window_s: Positive = 120.0
 
 
 def rule_name(rule: tuple[float, float] | None) -> str:
@@ -142,7 +144,7 @@ def tell_run(
         values |= {"worse": slower(over), "seeds": len(over)}
         for name, fact in (("migrations", "migrated"), ("moved", "moved_blocks")):
             count = float(np.median([result.facts[fact] for result in results]))
-            values[name] = Estimate(count, len(results), 0.0, "none")
+            values[name] = counted(count, len(results))
     rows("runs", *at, **values)
     for n in range(results[0].num_servers):
         seconds = of_seeds([result.latency_s_N[n] for result in results])

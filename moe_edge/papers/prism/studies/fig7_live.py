@@ -9,22 +9,25 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from moe_edge.bench.live import read_lines, token_times_s
 from moe_edge.bench.registry import later
+from moe_edge.bench.settings import FromZero, Positive, Share, known
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import ConfigError, MoeEdgeError, check_known, check_positive
+from moe_edge.core.checks import ConfigError, MoeEdgeError, check_known
 from moe_edge.metrics.frames import frame
-from moe_edge.papers.prism.studies.live_seeds import LiveServers, check_cluster
+from moe_edge.papers.prism.studies.live_seeds import (
+    LiveServers,
+    PlacerName,
+    check_cluster,
+)
 from moe_edge.papers.prism.studies.live_shares import queued_s, request_spans
 from moe_edge.papers.prism.studies.live_tokens import local_by_request
-from moe_edge.papers.prism.studies.runs import RULES
 from moe_edge.papers.prism.studies.served import PRISM
 from moe_edge.place.migrate import SOURCES
-from moe_edge.place.placer import PLACERS
 from moe_edge.training.generators import FAMILIES, examples
 from moe_edge.workload.cluster_run import method_file
 
@@ -48,20 +51,14 @@ class Figure7Live(LiveServers):
       source: where migrating blocks come from: host or network.
     """
 
-    rules = LiveServers.rules | {
-        **{name: RULES[name] for name in ("keeps", "hysteresis")},
-        "period_s": check_positive,
-        "method": lambda name, value: check_known(name, value, PLACERS),
-        "source": lambda name, value: check_known(name, value, SOURCES),
-    }
     requests_per_server: int = 14
     seeds: int = 2
     then_workload: str = "stories,arithmetic,words"
-    method: str = PRISM
-    period_s: float = 3.0
-    keeps: Sequence[float] = (1.0, 0.5)
-    hysteresis: float = 0.0
-    source: str = "host"
+    method: PlacerName = PRISM
+    period_s: Positive = 3.0
+    keeps: Sequence[Share] = (1.0, 0.5)
+    hysteresis: FromZero = 0.0
+    source: Annotated[str, known("source", SOURCES)] = "host"
 
     def variants(self) -> dict[str, float | None]:
         """Names of a seed's runs: what each keeps; None: nothing moves."""

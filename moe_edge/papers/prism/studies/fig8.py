@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.derived import spans
+from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
 from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
@@ -16,7 +17,10 @@ from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
     MEASURED,
     USAGE,
+    Method,
+    Model,
     Runs,
+    Workload,
     cases_of,
     check_has_prism,
     on_cluster,
@@ -51,12 +55,12 @@ class Figure8(Runs):
     """
 
     requests_per_server: int = 16
-    model: str = "deepseek_v2_lite"
-    workload: str = "multidata"
-    methods: Sequence[str] = (PRISM, OPTIMUM, OURS)
+    model: Model = "deepseek_v2_lite"
+    workload: Workload = "multidata"
+    methods: Sequence[Method] = (PRISM, OPTIMUM, OURS)
     gpus: Sequence[int] = (4, 32, 256)
-    intervals_s: Sequence[float] = (8.0, 15.0)
-    mbps: Sequence[float] = (100.0, 200.0, 500.0, 1000.0)
+    intervals_s: Sequence[Positive] = (8.0, 15.0)
+    mbps: Sequence[Positive] = (100.0, 200.0, 500.0, 1000.0)
 
 
 def measure(settings: Figure8, rows: Rows) -> None:

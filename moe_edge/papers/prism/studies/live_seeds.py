@@ -9,23 +9,24 @@ import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from moe_edge.bench.live import kept_compiled, live_run
 from moe_edge.bench.rounds import round_order
-from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.settings import Positive, Seeds, known
 from moe_edge.cluster.model_checks import check_model
 from moe_edge.cluster.prism_options import PrismOptions
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import MoeEdgeError, check_known, check_positive
-from moe_edge.place.placer import METHODS
+from moe_edge.core.checks import MoeEdgeError
+from moe_edge.place.placer import METHODS, PLACERS
 
+PlacerName = Annotated[str, known("method", PLACERS)]
 OPTIONS = {field.name for field in dataclasses.fields(PrismOptions)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LiveServers(StudySettings):
-    """What every study of live servers reads; it says `run`.
+class LiveServers(Seeds):
+    """What every study of live servers reads; it says `run`. `Seeds` names the rest.
 
     Attributes:
       slots: blocks that each server may hold.
@@ -33,27 +34,20 @@ class LiveServers(StudySettings):
       requests_per_server: how many.
       output_tokens: most new tokens of a request.
       link_mbps: of every server's link, made by `tc` (needs root); None: loopback.
-      seed, seeds: the first one and how many.
       keep_dir: where the runs are kept; None: they are removed.
     """
 
-    rules = RULES | dict.fromkeys(("interval_s", "link_mbps"), check_positive)
     slots: str = "115,115,230"
     workload: str = "arithmetic,words,stories"
     requests_per_server: int = 10
     output_tokens: int = 32
-    link_mbps: float | None = 500.0
-    seed: int = 0
+    link_mbps: Positive | None = 500.0
     seeds: int = 3
     keep_dir: str | None = None
 
     @property
     def servers(self) -> int:
         return len(self.workload.split(","))
-
-    @property
-    def all_seeds(self) -> list[int]:
-        return list(range(self.seed, self.seed + self.seeds))
 
     def told(self) -> dict[str, Any]:
         """All but where runs are kept, for the entry."""
@@ -79,11 +73,8 @@ class LiveMethods(LiveServers):
       interval_s: mean seconds between requests of a server.
     """
 
-    rules = LiveServers.rules | {
-        "methods": lambda name, value: check_known("method", value, METHODS)
-    }
-    methods: Sequence[str]
-    interval_s: float = 2.0
+    methods: Sequence[Annotated[str, known("method", METHODS)]]
+    interval_s: Positive = 2.0
 
     def run(self, seed: int) -> dict[str, Any]:
         """Options of a seed's run; methods begin with another one every time."""

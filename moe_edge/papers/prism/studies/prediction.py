@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moe_edge.bench.derived import spans
+from moe_edge.bench.settings import FromZero
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import check_from_zero
 from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies.entry import tell
@@ -43,8 +43,7 @@ class Prediction(Runs):
         equal.
     """
 
-    rules = Runs.rules | {"apart": check_from_zero}
-    apart: float = 0.02
+    apart: FromZero = 0.02
 
 
 class Pair(NamedTuple):

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -57,13 +57,12 @@ class RankSettings(StudySettings):
       shares: of the experts, that each server holds.
     """
 
-    rules = StudySettings.rules | {"shares": check_share}
     data_dir: str | None = None
     counts: str = "routing/expert_counts.jsonl"
     ranks_dir: str | None = None
     qwen_domains: Sequence[str] = ("general_qa", "codegen", "math", "creative_write")
     deepseek_domains: Sequence[str] = ("general", "math", "code", "chat")
-    shares: Sequence[float] = (0.34, 0.42, 0.6)
+    shares: Sequence[Annotated[float, check_share]] = (0.34, 0.42, 0.6)
 
 
 class Calls(NamedTuple):

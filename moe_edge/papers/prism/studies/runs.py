@@ -6,14 +6,17 @@ same requests with the same routing, so that ratios are of pairs.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
-from moe_edge.bench.settings import RULES, StudySettings
-from moe_edge.core.checks import (
-    ConfigError,
-    check_from_zero,
-    check_known,
-    check_positive,
+from moe_edge.bench.settings import (
+    FromZero,
+    Seeds,
+    Share,
+    StudySettings,
+    by,
+    known,
 )
+from moe_edge.core.checks import ConfigError
 from moe_edge.hardware.clusters import build_cluster
 from moe_edge.hardware.models import model_shape
 from moe_edge.papers.prism.studies.served import EPLB, MEAN, PRISM, MethodRuns, Row
@@ -29,44 +32,24 @@ USAGE = {"usage": "measured"}  # as entries tell it
 PAPERS = ("uniform", "redundance", "smartmoe", EPLB, PRISM)  # methods of table II
 
 
-def check_share(name: str, value: float) -> None:
-    """Raises ConfigError unless the value is a share."""
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} must lie in [0, 1], got {value}")
-
-
-RULES = RULES | {
-    **dict.fromkeys(("interval_s", "intervals_s", "window_s", "mbps"), check_positive),
-    **dict.fromkeys(("skews", "memory_shares"), check_positive),
-    **dict.fromkeys(("period_s", "hysteresis", "hystereses"), check_from_zero),
-    **dict.fromkeys(("keep", "keeps", "remote_shares"), check_share),
-    "methods": lambda name, value: check_known("method", value, METHODS),
-    "workload": lambda name, value: check_known("workload", value, WORKLOADS),
-    "model": lambda name, value: model_shape(value),
-}
+Method = Annotated[str, known("method", METHODS)]
+Workload = Annotated[str, known("workload", WORKLOADS)]
+Model = Annotated[str, by(model_shape)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Runs(StudySettings):
-    """What every study of placement reads.
+class Runs(Seeds):
+    """What every study of placement reads; `Seeds` names the rest.
 
     Attributes:
-      seed, seeds: the first one and how many; rows are medians over them.
       requests_per_server: how many.
     """
 
-    rules = RULES
-    seed: int = 0
-    seeds: int = 5
     requests_per_server: int = 60
-
-    @property
-    def all_seeds(self) -> list[int]:
-        return list(range(self.seed, self.seed + self.seeds))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Migration:
+class Migration(StudySettings):
     """The rule by which placements change; the defaults are the paper's.
 
     Attributes:
@@ -75,9 +58,9 @@ class Migration:
       hysteresis: gain that a new placement must promise, as a share.
     """
 
-    period_s: float = 300.0
-    keep: float = 1.0
-    hysteresis: float = 0.0
+    period_s: FromZero = 300.0
+    keep: Share = 1.0
+    hysteresis: FromZero = 0.0
 
     @property
     def moving(self) -> dict[str, float]:

@@ -5,11 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from moe_edge.bench.derived import spans
+from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.metrics.frames import Rows
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies.entry import tell
-from moe_edge.papers.prism.studies.runs import Runs, cases_of, on_cluster, serve_all
+from moe_edge.papers.prism.studies.runs import (
+    Model,
+    Runs,
+    Workload,
+    cases_of,
+    on_cluster,
+    serve_all,
+)
 from moe_edge.papers.prism.studies.served import (
     EPLB,
     OPTIMUM,
@@ -42,11 +50,11 @@ class Sensitivity(Runs):
     """
 
     requests_per_server: int = 40
-    model: str = "deepseek_v2_lite"
-    workload: str = "bigbench"
-    interval_s: float = 10.0
-    skews: Sequence[float] = (0.5, 1.0, 2.0)
-    memory_shares: Sequence[float] = (0.4, 0.5, 0.6, 0.8)
+    model: Model = "deepseek_v2_lite"
+    workload: Workload = "bigbench"
+    interval_s: Positive = 10.0
+    skews: Sequence[Positive] = (0.5, 1.0, 2.0)
+    memory_shares: Sequence[Positive] = (0.4, 0.5, 0.6, 0.8)
     gpus: Sequence[int] = (4, 16)
 
 

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
 from moe_edge.metrics.results import Tables
@@ -13,7 +14,10 @@ from moe_edge.papers.prism.studies.runs import (
     ASSUMED,
     MEASURED,
     USAGE,
+    Method,
+    Model,
     Runs,
+    Workload,
     cases_of,
     serve_all,
 )
@@ -37,14 +41,11 @@ class Table1(Runs):
       methods: what is compared.
     """
 
-    model: str = "mixtral_8x7b"
-    workload: str = "bigbench"
-    interval_s: float = 10.0
-    methods: Sequence[str] = (
-        "moe_infinity",
-        "moe_infinity_lb",
-        "uniform",
-        "redundance",
+    model: Model = "mixtral_8x7b"
+    workload: Workload = "bigbench"
+    interval_s: Positive = 10.0
+    methods: Sequence[Method] = (
+        *("moe_infinity", "moe_infinity_lb", "uniform", "redundance"),
     )
 
 

@@ -13,11 +13,15 @@ import numpy as np
 
 from moe_edge.bench.registry import later
 from moe_edge.bench.study import Study
-from moe_edge.core.checks import check_known
 from moe_edge.core.run_folder import RunFolder
 from moe_edge.metrics.frames import frame
 from moe_edge.metrics.results import Tables
-from moe_edge.papers.prism.studies.live_seeds import LiveMethods, check, each_seed
+from moe_edge.papers.prism.studies.live_seeds import (
+    LiveMethods,
+    PlacerName,
+    check,
+    each_seed,
+)
 from moe_edge.papers.prism.studies.live_shares import time_shares
 from moe_edge.papers.prism.studies.served import (
     EPLB,
@@ -27,7 +31,6 @@ from moe_edge.papers.prism.studies.served import (
     MethodRuns,
 )
 from moe_edge.papers.prism.studies.table2 import TABLE_2
-from moe_edge.place.placer import PLACERS
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.run_recorded import run_recorded
 
@@ -40,10 +43,7 @@ METHODS = (OPTIMUM, OURS, PRISM, EPLB, "uniform")
 class ThreeServers(LiveMethods):
     """`LiveMethods` names all; methods are placers, whose calls can be simulated."""
 
-    rules = LiveMethods.rules | {
-        "methods": lambda name, value: check_known("method", value, PLACERS)
-    }
-    methods: Sequence[str] = METHODS
+    methods: Sequence[PlacerName] = METHODS
 
 
 @dataclasses.dataclass(frozen=True)

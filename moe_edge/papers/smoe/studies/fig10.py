@@ -15,6 +15,7 @@ from numpy.polynomial import Polynomial
 from moe_edge.bench.cases import Case
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.prompts import prompt_files
+from moe_edge.bench.settings import Budget, Margin, Positive, Steps
 from moe_edge.bench.study import Study
 from moe_edge.bench.timed_cases import LAYER, TIMING, TimedSettings, run_cases
 from moe_edge.core.checks import CapacityError
@@ -41,12 +42,12 @@ class TpotSettings(TimedSettings):
 
     rounds: int = 5
     prompt_tokens: int = 48
-    new_tokens: int = 48
+    new_tokens: Steps = 48
     fidelity_rows: int = 6
-    device_memory: str = "25%"
-    a_values: Sequence[float] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    device_memory: Budget = "25%"
+    a_values: Sequence[Margin] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     assist: str | None = None
-    tpot_budget_s: float | None = None
+    tpot_budget_s: Positive | None = None
     degree: int = 2
 
     def __post_init__(self):

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -21,11 +21,11 @@ from moe_edge.bench.cases import Case, count_history, past_sequences, prepare
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import check_inputs, make_pool
-from moe_edge.bench.settings import RULES
+from moe_edge.bench.settings import Budget, Margin, Positive
 from moe_edge.bench.started import start_number
 from moe_edge.bench.study import Study
 from moe_edge.bench.timed_cases import Timed, TimedSettings, Timing, time_cases
-from moe_edge.core.checks import ConfigError, RequestError, check_positive
+from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.frames import Estimate, Rows, frame, interval, median
@@ -58,7 +58,6 @@ class Fig11Settings(TimedSettings):
       rounds: the first one chooses configurations, the others are reported.
     """
 
-    rules = RULES | {"host_loads": check_positive, "rounds": check_rounds}
     sources: Sequence[str] = (
         "mcq/mmlu.jsonl",
         "mcq/wic.jsonl",
@@ -66,10 +65,10 @@ class Fig11Settings(TimedSettings):
         "prompts/gaokao_english_reading.jsonl",
         "prompts/gsm8k.jsonl",
     )
-    device_memory: str = "25%"
-    rounds: int = 4
-    a: float = 0.2
-    host_loads: Sequence[float] = (1 / 3, 1.0)
+    device_memory: Budget = "25%"
+    rounds: Annotated[int, check_rounds] = 4
+    a: Margin = 0.2
+    host_loads: Sequence[Positive] = (1 / 3, 1.0)
     horizons: Sequence[int] = (1, 3)
     history: int = 200
     fidelity_rows: int = 8
@@ -272,9 +271,9 @@ def change_of(ratio_WR: np.ndarray) -> Estimate:
 
 
 def derive(tables: Tables) -> dict[str, Any]:
-    """Changes; those within the rounds' spread are no difference."""
+    """Changes; those that rounds do not agree on are no difference."""
     found, systems = tables["against"], tables["systems"]
-    found["none"] = found.change.abs() <= found.change_spread
+    found["none"] = (found.change_low <= 0) & (found.change_high >= 0)
     agreed = systems.agreement.dropna()
     return {"changes": found, "agreed": [agreed.min(), agreed.max()]}
 

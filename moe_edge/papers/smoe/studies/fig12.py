@@ -98,10 +98,10 @@ def tell(rows: Rows, timing: Timing) -> None:
 
 
 def derive(tables: Tables) -> dict[str, Any]:
-    """Gains, with both ratios; what is within the rounds' spread is no difference."""
+    """Gains, with both ratios; one that rounds do not agree on is no difference."""
     timing, gains = tables["timing"], tables["gains"]
     gains["gain"] = gains.over - 1
-    gains["none"] = gains.gain.abs() <= gains.over_spread
+    gains["none"] = (gains.over_low <= 1) & (gains.over_high >= 1)
     ratios = timing[["policy", "budget", "batch", "hit_ratio"]]
     for who in ("policy", "baseline"):
         one = ratios.rename(columns={"policy": who, "hit_ratio": f"{who}_ratio"})

@@ -30,6 +30,7 @@ from moe_edge.bench.derived import changes
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import check_inputs
+from moe_edge.bench.settings import Budget, Margin
 from moe_edge.bench.study import Study
 from moe_edge.bench.timed_cases import LAYER, TIMING, TimedSettings, Timing, run_cases
 from moe_edge.engine.generate import generate
@@ -54,8 +55,8 @@ class BudgetSettings(TimedSettings):
     """
 
     rounds: int = 2
-    budgets: Sequence[str] = ("15%", "25%", "50%")
-    a: float = 0.2
+    budgets: Sequence[Budget] = ("15%", "25%", "50%")
+    a: Margin = 0.2
 
 
 def bases(profile_LE: np.ndarray) -> dict[str, OffloadOptions]:

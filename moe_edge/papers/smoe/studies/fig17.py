@@ -12,11 +12,12 @@ from moe_edge.bench.cases import Case, CaseSettings, prepare
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import check_inputs
+from moe_edge.bench.settings import Budget, Margin
 from moe_edge.bench.study import Study
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import OF_ROUNDS, Estimate, Rows, frame
+from moe_edge.metrics.frames import Estimate, Rows, frame, ranging
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.smoe.studies import fig14
 from moe_edge.predict.accuracy import PredictionLog
@@ -42,9 +43,9 @@ class PredictorSettings(CaseSettings):
         `data_dir` there are none.
     """
 
-    device_memory: str = "25%"
+    device_memory: Budget = "25%"
     history: int = 16
-    a: float = 0.2
+    a: Margin = 0.2
     horizon: int = 3
     probe_texts: Sequence[str] = ("text/wikitext-2/train.txt", "text/c4_web.txt")
     probe_tokens: int = 131_072
@@ -127,7 +128,7 @@ class Judged:
     logs: list[TopScoreLog] = dataclasses.field(default_factory=list)
 
     def share(self, whole: str, pick, top=False) -> Estimate | None:
-        """Hits in `whole`, all rounds, and half the range of rounds; None in nothing.
+        """Hits in `whole`, all rounds, and the range of rounds; None in nothing.
 
         Args:
           whole: `chosen_LA` or `predicted_LA`.
@@ -140,8 +141,7 @@ class Judged:
         if not sum(wholes):
             return None
         rounds = [p / w for p, w in zip(parts, wholes, strict=True) if w]
-        share, width = float(sum(parts) / sum(wholes)), float(np.ptp(rounds)) / 2
-        return Estimate(share, len(logs), width, OF_ROUNDS)
+        return ranging(sum(parts) / sum(wholes), rounds)
 
     def by_layer(self, whole: str) -> list[float]:
         """Hits of every layer, one layer ahead; nan where nothing was predicted."""

@@ -12,7 +12,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from moe_edge.bench.rounds import interleave, seconds_of
-from moe_edge.bench.settings import RULES, StudySettings
+from moe_edge.bench.settings import Seed, StudySettings, by
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.kernels import native
@@ -63,8 +63,7 @@ class ExpertSettings(StudySettings):
       repeats: measured calls of each.
     """
 
-    rules = RULES | {"shapes": lambda name, value: parse_shape(value)}
-    shapes: Sequence[str] = (
+    shapes: Sequence[Annotated[str, by(parse_shape)]] = (
         "deepseek-moe-16b 2048/1408",
         "XVERSE-MoE-A4.2B 2560/1728",
         "Qwen2-57B-A14B 3584/2560",
@@ -72,7 +71,7 @@ class ExpertSettings(StudySettings):
     tokens: Sequence[int] = (1, 2, 4, 8, 16)
     experts: int = 16
     repeats: int = 15
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self):
         super().__post_init__()

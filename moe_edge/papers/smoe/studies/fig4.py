@@ -15,6 +15,7 @@ from moe_edge.bench.cases import workload_of
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
+from moe_edge.bench.settings import Steps
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.layered import LayeredEngine
@@ -43,7 +44,7 @@ class RankSettings(PromptSettings):
 
     rounds: int = 144
     prompt_tokens: int = 16
-    new_tokens: int = 64
+    new_tokens: Steps = 64
     batch_size: int = 16
     scored_texts: int = 12
 

@@ -9,16 +9,17 @@ from scipy.stats import spearmanr
 from moe_edge.bench.cases import workload_of
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
+from moe_edge.bench.settings import Margin, Steps
 from moe_edge.bench.study import Study
 from moe_edge.engine.generate import generate
-from moe_edge.metrics.frames import Estimate, Rows, frame
+from moe_edge.metrics.frames import Rows, frame, ranging
 from moe_edge.metrics.results import Tables
 from moe_edge.route.base import gate_scores
 
 AHEAD = 3  # iterations
 KINDS = ("top-k", "top-k or alternative")
 CHOSEN, NEXT, LOWEST = "chosen (top-k)", "the next k", "the lowest quarter"
-OF_SEQUENCES = "half range of sequences"
+OF_SEQUENCES = "range of sequences"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,8 @@ class ReuseSettings(PromptSettings):
 
     rounds: int = 12
     prompt_tokens: int = 48
-    new_tokens: int = 64
-    a: float = 0.2
+    new_tokens: Steps = 64
+    a: Margin = 0.2
 
 
 def needed(
@@ -102,9 +103,8 @@ def measure(settings: ReuseSettings, rows: Rows) -> None:
         rows("kinds", kind, correlation=correlation, uniform=chance)
         for group, part in groups_of(moe.num_experts, moe.top_k).items():
             value_Q = reuse_QLE[:, :, part].mean(axis=(1, 2))
-            spread = float(np.ptp(value_Q)) / 2
-            given = float(value_Q.mean()), len(value_Q), spread, OF_SEQUENCES
-            rows("groups", kind, group, reuse=Estimate(*given))
+            reuse = ranging(value_Q.mean(), value_Q, OF_SEQUENCES)
+            rows("groups", kind, group, reuse=reuse)
         by_layer = zip(bench.config.moe_layers, reuse_QLE.mean(axis=0), strict=True)
         for layer, reuse_E in by_layer:
             for rank, value in enumerate(reuse_E.round(4), 1):

@@ -15,6 +15,7 @@ import pandas as pd
 from moe_edge.bench.engines import describe_model
 from moe_edge.bench.fidelity.rows import forced_rows
 from moe_edge.bench.fidelity.study import ForcedText
+from moe_edge.bench.settings import Budget, Margin
 from moe_edge.bench.study import Study
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
@@ -30,7 +31,7 @@ from moe_edge.evaluate.multiple_choice import (
 )
 from moe_edge.evaluate.stepwise import score_batches, step_continuations
 from moe_edge.evaluate.texts import find_file, read_text, sha256_of
-from moe_edge.metrics.frames import SPREAD, N, Rows, frame, interval
+from moe_edge.metrics.frames import HIGH, LOW, N, Rows, frame, interval
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.smoe.substitute import Substitute
 
@@ -58,8 +59,8 @@ class AccuracySettings(ForcedText):
     sets: Sequence[str] = tuple(f"mcq/{name}.jsonl" for name in SETS)
     limit: int = 16
     max_tokens: int = 96
-    a_values: Sequence[float] = (0.0, 0.1, 0.2, 0.35, 0.4, 0.5, 0.6)
-    device_memory: str = "25%"
+    a_values: Sequence[Margin] = (0.0, 0.1, 0.2, 0.35, 0.4, 0.5, 0.6)
+    device_memory: Budget = "25%"
     batch_size: int = 3
 
     def options(self) -> OffloadOptions:
@@ -144,14 +145,11 @@ def tell_text(rows: Rows, a: float, run: Agreement, changed_ratio: float) -> Non
 def tell_answers(rows: Rows, a: float, lines: Lines) -> None:
     """Adds the accuracy of every set at an a."""
     for one in lines:
-        low, high = one["interval95"]
         rows(
             "answers",
             one["task"],
             a,
             accuracy=interval(one["accuracy"], one["interval95"], one["n"]),
-            low=low,
-            high=high,
             same_answer=interval(one["same_answer"], one["same_interval95"], one["n"]),
             chance=one["chance"],
         )
@@ -176,8 +174,9 @@ def by_task(tasks: dict[str, list[Question]], lines, reference) -> Lines:
 def verdict_of(rows: pd.DataFrame) -> str:
     """What a set's accuracies over a say; the first row is a = 0."""
     first = rows.iloc[0]
-    near = ", at chance" if first.low <= first.chance <= first.high else ""
-    apart = rows[(rows.low > first.high) | (rows.high < first.low)]
+    low, high = first.accuracy_low, first.accuracy_high
+    near = ", at chance" if low <= first.chance <= high else ""
+    apart = rows[(rows.accuracy_low > high) | (rows.accuracy_high < low)]
     if len(apart):
         return f"differs from a = 0 from a = {apart.a.iloc[0]:g} on{near}"
     return f"not informative{near}"
@@ -193,7 +192,7 @@ def derive(tables: Tables) -> dict[str, Any]:
     )
     single = verdicts[verdicts["set"] != ALL]
     together = answers[answers["set"] == ALL]
-    shown = ["a", *(f"same_answer{end}" for end in ("", N, SPREAD))]
+    shown = ["a", *(f"same_answer{end}" for end in ("", N, LOW, HIGH))]
     over_a = together[shown].merge(text)
     silent = single.verdict.str.startswith("not")
     return {
@@ -216,9 +215,7 @@ STUDY = Study(
     name="smoe_table4",
     settings=AccuracySettings,
     frames={
-        "answers": frame(
-            "set a", accuracy="1", low="1", high="1", same_answer="1", chance="1"
-        ),
+        "answers": frame("set a", accuracy="1", same_answer="1", chance="1"),
         "text": frame(
             "a",
             agreement="1",

@@ -11,13 +11,20 @@ from moe_edge.bench.cases import describe_link, linked, workload_of
 from moe_edge.bench.derived import over
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
-from moe_edge.bench.prompts import LinkSettings, PromptPool, check_inputs, make_pool
+from moe_edge.bench.prompts import (
+    LinkSettings,
+    PromptPool,
+    PromptSettings,
+    check_inputs,
+    make_pool,
+)
 from moe_edge.bench.rounds import measure_rounds
+from moe_edge.bench.settings import Budget, Margin, Steps
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import Estimate, Rows, frame, median
+from moe_edge.metrics.frames import Rows, counted, frame, median
 from moe_edge.metrics.results import Tables
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.papers.smoe.studies import fig14
@@ -28,8 +35,8 @@ SAME = "every engine gave the resident engine's first token in every round"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TtftSettings(LinkSettings):
-    """`LinkSettings` names the rest; `prompt_tokens` and `new_tokens` are of the runs
+class TtftSettings(LinkSettings, PromptSettings):
+    """Its parts name the rest; `prompt_tokens` and `new_tokens` are of the runs
     that a layer's compute is taken from.
 
     Attributes:
@@ -41,9 +48,9 @@ class TtftSettings(LinkSettings):
     sources: Sequence[str] = ("text/wikipedia_en.txt", "text/c4_web.txt")
     rounds: int = 5
     prompt_tokens: int = 48
-    new_tokens: int = 32
-    device_memory: str = "25%"
-    a: float = 0.2
+    new_tokens: Steps = 32
+    device_memory: Budget = "25%"
+    a: Margin = 0.2
     lengths: Sequence[int] = (32, 128, 512)
 
 
@@ -103,9 +110,7 @@ def tell(rows: Rows, length: int, found: Mapping[str, Sequence[tuple]]) -> None:
     first = [tokens for *_, tokens in found[RESIDENT]]
     for policy, rounds in found.items():
         ttft_s, moved_bytes, tokens = zip(*rounds, strict=True)
-        moved = Estimate(
-            1e-6 * statistics.median(moved_bytes), len(rounds), 0.0, "none"
-        )
+        moved = counted(1e-6 * statistics.median(moved_bytes), len(rounds))
         rows("waits", policy, length, ttft_s=median(ttft_s), moved_mb=moved)
         rows.checks[SAME] = rows.checks.get(SAME, True) and list(tokens) == first
 

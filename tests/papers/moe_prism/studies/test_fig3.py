@@ -66,16 +66,16 @@ def test_bad_input_is_refused(tiny, text, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-def shares(ratio, spread=0.0, own=0.5):
+def shares(ratio, std=0.0, own=0.5):
     """Measures of experts, or of noise."""
     found = {"own": own, "fixed": 0.4, "shuffled": 0.5}
-    return found | {"ratio": Estimate(ratio, 2, spread, "std")}
+    return found | {"ratio": Estimate(ratio, 2, ratio - std, ratio + std, "std")}
 
 
-def entry(noise_ratio, mean, spread, own_of_layers=(0.6, 0.6)):
+def entry(noise_ratio, mean, std, own_of_layers=(0.6, 0.6)):
     rows = Rows(STUDY.frames)
     rows.about["workload"] = {"experts_with_too_few_tokens": 0}
-    rows("experts", "all layers", **shares(mean, spread))
+    rows("experts", "all layers", **shares(mean, std))
     for layer, own in enumerate(own_of_layers):
         rows("experts", f"layer {layer}", **shares(mean, own=own))
     rows("experts", "gated noise", **shares(noise_ratio))

@@ -51,7 +51,7 @@ def live_entry(folder, speed_over_model=1.0, **found):
 
 def test_page_says_what_is_modelled():
     settings, rows = Fig10Settings(), Rows(STUDY.frames)
-    recall = {n: Estimate(0.9, 9, 0.1, "half") for n in settings.kv_periods}
+    recall = {n: Estimate(0.9, 9, 0.8, 1.0, "all") for n in settings.kv_periods}
     tell(rows, settings, recall, {ALIGNED: 1.0})
     result = result_of(STUDY, rows)
     page, _ = page_of(STUDY, result)

@@ -199,7 +199,7 @@ def test_fig5_finds_the_slope(live, tmp_path):
     live(share_run)
     summary, result = entry("prism_fig5_live", tmp_path, seeds=1, bins=4)
     whole = summary["numbers"]["whole"]
-    bounds = [whole[f"slope_{end}ms"] for end in ("", "low_", "high_")]
+    bounds = [whole[f"slope_ms{end}"] for end in ("", "_low", "_high")]
     assert bounds == pytest.approx([2.0, 2.0, 2.0])
     bins = rows_of(result, "bins", method="all")
     assert {row["remote"]: row["layer_ms"] for row in bins} == pytest.approx(

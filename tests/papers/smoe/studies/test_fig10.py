@@ -95,8 +95,11 @@ def test_page_says_whether_an_a_is_enough(tmp_path):
         rows = Rows(STUDY.frames)
         rows("asked", 1, budget_s=budget_s, degree=2)
         for a in A:
-            agreement = Estimate(0.9, 9, 0.1, "half")
-            given = {"tpot_ms": Estimate(20.0, 3, 1.0, "half"), "agreement": agreement}
+            agreement = Estimate(0.9, 9, 0.8, 1.0, "all")
+            given = {
+                "tpot_ms": Estimate(20.0, 3, 19.0, 21.0, "all"),
+                "agreement": agreement,
+            }
             rows("timing", f"a={a:g}", "25%", 1, **given, perplexity_ratio=1.0)
             for number in range(3):
                 rows("rounds", 1, a, number, tpot_s=0.02 - 0.01 * a)

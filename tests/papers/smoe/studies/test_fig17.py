@@ -66,7 +66,7 @@ def test_judged_shares_add_rounds_up():
         log.chosen(1, np.array([[0, 1]], np.int32))
     judged = Judged(Case("p", "25%", 1, OffloadOptions()), logs)
     share = judged.share("predicted_LA", (slice(None), 0))
-    assert (share.value, share.spread) == (0.5, 0.5)
+    assert (share.value, share.low, share.high) == (0.5, 0.0, 1.0)
     first, second = judged.by_layer("chosen_LA")
     assert np.isnan(first) and second == 0.5
     assert judged.share("chosen_LA", ..., top=True) is None
