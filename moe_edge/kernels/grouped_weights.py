@@ -9,6 +9,7 @@ A thread reads words of four rows of an eight, which are neighbours, so loads ar
 bytes (of mxfp4 of 8); a word's codes become neighbours in its own registers.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -76,16 +77,12 @@ class Weights:
 
     def __init__(self, refs: dict, kind: str | None, first: int, shape, inputs: int):
         self._refs, self._kind, self._first, self.shape = refs, kind, first, shape
-        outputs, width = shape
-        self._inputs, self.turns = inputs, pl.cdiv(width, inputs)
+        self._inputs, self.turns = inputs, pl.cdiv(shape[1], inputs)
         if kind is not None:
-            form = FORMATS[kind]
-            blocks = width // form.block
-            self._at_once = 1  # blocks, in a turn; no turn is cut off
-            while blocks % (2 * self._at_once) == 0 and (
-                2 * self._at_once * form.block <= inputs
-            ):
-                self._at_once *= 2
+            block = FORMATS[kind].block
+            blocks = shape[1] // block
+            # In a turn, of which none is cut off.
+            self._at_once = math.gcd(blocks, max(1, inputs // block))
             self.turns = blocks // self._at_once
 
     def scales(self, turn, record, out_N) -> tuple[jax.Array, ...]:
