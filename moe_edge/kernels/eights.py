@@ -4,8 +4,7 @@ Records are those that the CPU's kernels read (`model/quantised.py`): eight rows
 matrix stand interleaved, and of each block of their columns first the eight scales,
 then from each row in turn four bytes of codes, a word.
 
-Kernels for few rows read words, those for many (`grouped_weights`) bytes. A code of a
-word becomes a float exactly: as a number it is put into the low bits of a float whose
+A code becomes a float exactly: as a number it is put into the low bits of a float whose
 exponent makes them count 1, and that float without them is subtracted; as a small float
 (mxfp4, fp8) it is moved to where a float16 has its exponent, which the scale makes up
 for. All this is a few operations of a GPU's ordinary units.
@@ -188,27 +187,6 @@ def factor(kind: str, scale):
         exponent = jnp.minimum(scale.astype(jnp.int32) + 14, 255)
         return lax.bitcast_convert_type(exponent << 23, jnp.float32)
     return scale.astype(jnp.float32)
-
-
-def decode_bytes(kind: str, codes) -> list:
-    """bfloat16 of bytes of codes, exactly but for `factor`; of two codes the low first.
-
-    Args:
-      codes: int8 where codes are whole numbers, else uint8.
-    """
-    if kind == "q8_0x8":
-        return [codes.astype(jnp.bfloat16)]
-    if kind in ("q4_0x8", "int4x8"):  # 0 to 15 less 8; the high ones as from -8 to 7
-        both = (codes & 15) - 8, (codes >> 4) ^ -8
-        return [code.astype(jnp.bfloat16) for code in both]
-    wide, sign = codes.astype(jnp.int16), jnp.int16(-(2**15))
-    if kind == "mxfp4x8":
-        halves = ((wide << 9, wide << 12), (wide << 5, wide << 8))
-        found = [_float16((size & 0x0E00) | (high & sign)) for size, high in halves]
-        return [value.astype(jnp.bfloat16) for value in found]
-    value = _float16((wide << 7 & 0x3F80) | (wide << 8 & sign))
-    is_nan = (wide & 0x7F) == 0x7F
-    return [jnp.where(is_nan, jnp.float32(jnp.nan), value).astype(jnp.bfloat16)]
 
 
 def _chosen(words: list, index_1N):

@@ -192,7 +192,8 @@ def product(
     def kernel(*refs):
         refs = dict(zip((*given, "out"), refs, strict=True))
         width = x_TI.shape[1] if combine is None else x_TI.shape[1] // 2
-        weights = Weights(refs, kind, first, width, tiles.inputs)
+        shape = refs["out"].shape[1], width
+        weights = Weights(refs, kind, first, shape, tiles.inputs)
         _kernel(refs, weights, tiles=tiles, combine=combine, bias=bias)
 
     call = pl.pallas_call(
@@ -211,7 +212,7 @@ def product(
 
 def _kernel(refs, weights: Weights, *, tiles, combine, bias):
     blocks_3B, x_TI, out_PO = refs["blocks"], refs["x"], refs["out"]
-    outputs, width = out_PO.shape[1], weights.width
+    outputs, width = weights.shape
     tile, block = pl.program_id(0), pl.program_id(1)
     record, row, count = (blocks_3B[part, block] for part in range(3))
 
@@ -226,7 +227,6 @@ def _kernel(refs, weights: Weights, *, tiles, combine, bias):
             source_M = jnp.zeros_like(rows_M) if x_TI.shape[0] == 1 else rows_M
         outs_N = tile * tiles.outputs + jnp.arange(tiles.outputs, dtype=jnp.int32)
         is_out_N = outs_N < outputs
-        known_N = jnp.where(is_out_N, outs_N, 0)
 
         def rows_of_x(column_C, is_in_C):
             at_MC = jnp.broadcast_to(column_C[None], (tiles.rows, column_C.size))
@@ -240,8 +240,10 @@ def _kernel(refs, weights: Weights, *, tiles, combine, bias):
                 x_MC = combine(x_MC, triton.load(second, mask=known_MC, other=0.0))
             return x_MC
 
-        def add(turn, sums_MN):
-            for group in weights.tiles(turn, record, known_N):
+        def add(turn, carry):
+            sums_MN, scales = carry
+            later = weights.scales(turn + 1, record, outs_N)
+            for group in weights.tiles(turn, record, outs_N, scales):
                 found_MN = sums_MN
                 if group.scale_N is not None:
                     found_MN = jnp.zeros_like(sums_MN)
@@ -259,12 +261,13 @@ def _kernel(refs, weights: Weights, *, tiles, combine, bias):
                 if group.scale_N is not None:
                     found_MN = sums_MN + found_MN * group.scale_N[None]
                 sums_MN = found_MN
-            return sums_MN
+            return sums_MN, later
 
         sums_MN = jnp.zeros((tiles.rows, tiles.outputs), jnp.float32)
-        sums_MN = lax.fori_loop(0, weights.turns, add, sums_MN)
+        carry = sums_MN, weights.scales(0, record, outs_N)
+        sums_MN, _ = lax.fori_loop(0, weights.turns, add, carry)
         if bias is not None:
-            sums_MN += weights.biases(record, bias, known_N)[None]
+            sums_MN += weights.biases(record, bias, outs_N)[None]
         if "scale" in refs:
             scale_M = triton.load(refs["scale"].at[rows_M], mask=is_row_M, other=0.0)
             sums_MN *= scale_M[:, None]

@@ -22,8 +22,6 @@ from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
 from moe_edge.kernels import (
     decode_attention,
     delta_state,
-    eights,
-    few,
     native,
     switches,
 )
@@ -31,7 +29,6 @@ from moe_edge.model.config_checks import ACTIVATIONS
 from moe_edge.model.delta_net import DeltaNet
 from moe_edge.model.experts import run_experts
 from moe_edge.model.kv_cache import empty_caches
-from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
 from moe_edge.model.shapes import layer_shapes
@@ -250,41 +247,6 @@ def test_experts(activation, parts, monkeypatch):
         calls.append(Call(native.within(run), {}, args, {}))
     for text in compile_all(calls):
         assert sum(TRITON in launch for launch in launches(text)) == 2
-
-
-@pytest.mark.parametrize("kind", eights.FORMATS)
-def test_quantised_experts_are_two_launches(kind, monkeypatch):
-    """Also where absent ones come from the host; no copy makes words of records."""
-    monkeypatch.setenv(eights.VARIABLE, "1")
-    shape, E, K = jax.ShapeDtypeStruct, 8, 3
-    layout = RecordLayout(256, 128, kind == "mxfp4x8", kind)
-    act = functools.partial(activate, kind="silu", limit=None)
-
-    def resident(x_TD, ids_TK, weights_TK, experts_ER):
-        return run_experts(x_TD, ids_TK, weights_TK, experts_ER, layout)
-
-    def absent(x_TD, ids_TK, host_TK, slots_SR, host_ER):
-        rows = few.plan(ids_TK, E, host_TK)
-        return few.ffn(x_TD, slots_SR, rows, K, layout, act, host_ER=host_ER)
-
-    pinned = jax.devices("cpu")[0]
-    pinned = jax.sharding.SingleDeviceSharding(pinned, memory_kind="pinned_host")
-    x_TD, ids_TK = shape((1, 256), jnp.float32), shape((1, K), jnp.int32)
-    records, host = (
-        shape((E, layout.size), jnp.uint8, sharding=place) for place in (None, pinned)
-    )
-    weights_TK = shape((1, K), jnp.float32)
-    args = (x_TD, ids_TK, weights_TK, records), (x_TD, ids_TK, ids_TK, records, host)
-    calls = [
-        Call(native.within(resident), {}, args[0], {}),
-        Call(native.within(absent), {"donate_argnums": 3}, args[1], {}),
-    ]
-    for text in compile_all(calls):
-        assert sum(TRITON in launch for launch in launches(text)) == 2
-        assert not re.findall(rf"\[{E},{layout.size}\]\S* (copy\S*|fusion)\(", text)
-        words = layout.size // 4
-        assert not re.findall(rf"\[{E},{words}\]\S* (copy\S*|fusion)\(", text)
-    assert HOST_MEMORY in text
 
 
 @pytest.mark.parametrize("one_kernel", MOST_LAUNCHES)

@@ -2,18 +2,22 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.engine.homes import AtHome
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.slots import RowSlots
 from moe_edge.engine.weights import load_weights
+from moe_edge.kernels import rows as rows_kernels
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.sub_experts import split_config
 from moe_edge.offload.slots import DonatedSlots
@@ -263,3 +267,16 @@ def test_homes_recover_after_a_transfer_that_failed(monkeypatch):
     assert (engine.cache.slot_LE < 0).all()
     assert_same_bits(engine, *BITS, STEPS)
     engine.close()
+
+
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_rows_are_weighted_where_a_gpus_kernel_makes_them(by_kernel, monkeypatch):
+    """As on one device; asked before anything is traced."""
+    monkeypatch.setattr(rows_kernels, "are_possible", lambda: by_kernel)
+    config = ALL["gqa"]
+    slots_SR = jnp.zeros((2, RecordLayout.of(config).size), jnp.float32)
+    slots = SimpleNamespace(devices=devices(1), array=[slots_SR])
+    at_home = AtHome(None, slots)
+    at_home.steps(SimpleNamespace(config=config, variants={}), None)
+    weights_TK = at_home._weights_at(0, jnp.ones((1, 2)))
+    assert (weights_TK is not None) == by_kernel

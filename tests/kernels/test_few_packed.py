@@ -8,68 +8,27 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.kernels import eights, few, few_packed, native
+from moe_edge.kernels import eights, few, few_packed, native, rows
 from moe_edge.model import quantised
 from moe_edge.model.experts import choose_method, pair_rows, run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
-from tests.support.expert_sums import E, K, half_in_slots, make_case, numpy_sum
+from tests.support.expert_sums import E, K, half_in_slots, numpy_sum
+from tests.support.packed_records import KINDS, case_of, codes_of, layout_of
 from tests.support.slow_cases import slow, slow_but
 
-KINDS = tuple(eights.FORMATS)
 ACT = functools.partial(activate, kind="silu", limit=None)
 
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(few, "suits_packed", lambda records, layout, act: True)
+    monkeypatch.setattr(eights, "suits", lambda records, layout: True)
     monkeypatch.setattr(native, "suits", lambda rows, weights: False)
     monkeypatch.setenv("MOE_EDGE_FEW_ROWS", "1")
 
 
 def step(function):
     return jax.jit(native.within(function))
-
-
-def layout_of(kind: str, has_bias: bool = False) -> RecordLayout:
-    """Widths that fill no whole round of a warp's lanes."""
-    sizes = (128, 256) if kind == "fp8x8" else (96, 160)
-    return RecordLayout(*sizes, has_bias, kind)
-
-
-def codes_of(layout: RecordLayout, count: int, seed: int = 0) -> np.ndarray:
-    """Records of random codes, all of them; scales near .01 and some zero."""
-    random = np.random.default_rng(seed)
-    plain, size = layout.kind.removesuffix("x8"), quantised.SCALE_BYTES[layout.kind]
-    records_ER = random.integers(0, 256, (count, layout.size), np.uint8)
-    for name, shape in layout.shapes.items():
-        start, bytes_ = layout.offsets[name], layout.count(shape)
-        if len(shape) == 1:
-            values = 0.1 * random.standard_normal((count, *shape)).astype(np.float32)
-            records_ER[:, start : start + bytes_] = values.view(np.uint8)
-            continue
-        width = quantised.BLOCK_BYTES[plain]
-        rows = records_ER[:, start : start + bytes_].reshape(count, shape[0], -1, width)
-        scale = 0.01 * random.random((*rows.shape[:3], 1), np.float32)
-        scale[random.random(scale.shape) < 0.1] = 0
-        if plain in ("q8_0", "q4_0"):
-            rows[..., :size] = scale.astype(np.float16).view(np.uint8)
-        elif plain == "mxfp4":
-            rows[..., :size] = random.integers(117, 122, scale.shape, np.uint8)
-        else:
-            rows[..., :size] = scale.view(np.uint8)[..., 4 - size :]
-        if plain == "fp8":
-            codes = rows[..., size:]
-            codes[(codes & 0x7F) == 0x7F] = 0
-        whole = rows.reshape(count, shape[0], -1)
-        stored = quantised.interleave(plain, whole).reshape(count, -1)
-        records_ER[:, start : start + bytes_] = stored
-    return records_ER
-
-
-def case_of(layout: RecordLayout, tokens: int):
-    x_TD, ids_TK, weights_TK, _ = make_case(layout, tokens, np.uint8)
-    return x_TD, ids_TK, weights_TK, codes_of(layout, E)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -230,21 +189,19 @@ def test_a_thread_holds_as_many_weights_as_fit(kind, width, matrices, warps):
     assert few_packed.tile_of(kind, width, matrices) == (8, warps)
 
 
-def test_what_the_kernel_does_not_take(monkeypatch):
+def test_what_kernels_do_not_take(monkeypatch):
     monkeypatch.undo()
     records_ER, layout = jnp.zeros((1, 64), jnp.uint8), layout_of("q4_0x8")
     apart = RecordLayout(96, 160, kind="q4_0")
-    exact_gelu = functools.partial(activate, kind="gelu", limit=None)
     for name in ("are_possible", "are_wanted"):
-        monkeypatch.setattr(few.rows_kernels, name, lambda: True)
-    assert not few.suits_packed(records_ER, layout, ACT), "not asked"
+        monkeypatch.setattr(rows, name, lambda: True)
+    assert not eights.suits(records_ER, layout), "not asked"
     monkeypatch.setenv("MOE_EDGE_PACKED", "1")
-    assert few.suits_packed(records_ER, layout, ACT)
-    assert not few.suits_packed(records_ER, layout, exact_gelu)
-    assert not few.suits_packed(records_ER, apart, ACT), "rows apart"
-    assert not few.suits_packed(records_ER.view(jnp.int8), layout, ACT)
+    assert eights.suits(records_ER, layout)
+    assert not eights.suits(records_ER, apart), "rows apart"
+    assert not eights.suits(records_ER.view(jnp.int8), layout)
     assert choose_method(16, np.uint8, "gpu", layout.kind) == "pairs"
     assert choose_method(2, np.uint8, "gpu", apart.kind) == "blocks"
     monkeypatch.setenv("MOE_EDGE_PACKED", "yes")
     with pytest.raises(ConfigError, match="MOE_EDGE_PACKED 'yes'; known: 0, 1"):
-        few.suits_packed(records_ER, layout, ACT)
+        eights.suits(records_ER, layout)

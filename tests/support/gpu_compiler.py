@@ -1,4 +1,4 @@
-"""What XLA makes of our programs for an NVIDIA H200, on a machine without one.
+"""What XLA makes of our programs for an NVIDIA GPU, on a machine without one.
 
 The CUDA plugin compiles for a described device. So a program that a GPU would refuse
 fails here, and the kernels that a step launches can be counted. Nothing runs.
@@ -21,7 +21,7 @@ from tests.support.gpu_kernels import as_on_a_gpu
 from tests.support.some_gpu import on_some_gpu
 
 # As an H200 says of itself.
-_H200 = """
+H200 = """
 gpu_device_info {
   threads_per_block_limit: 1024
   threads_per_warp: 32
@@ -47,6 +47,22 @@ dnn_version_info { major: 9 minor: 7 }
 runtime_version { major: 12 minor: 9 }
 device_description_str: "NVIDIA H200"
 """
+# An RTX 4090, in what compilers ask for.
+_OF_4090 = {
+    "NVIDIA H200": "NVIDIA GeForce RTX 4090",
+    "{ major: 9 }": "{ major: 8 minor: 9 }",
+    "core_count: 132": "core_count: 128",
+    "shared_memory_per_core: 233472": "shared_memory_per_core: 102400",
+    "threads_per_core_limit: 2048": "threads_per_core_limit: 1536",
+    "shared_memory_per_block_optin: 232448": "shared_memory_per_block_optin: 101376",
+    "bandwidth: 4800000000000": "bandwidth: 1008000000000",
+    "l2_cache_size: 52428800": "l2_cache_size: 75497472",
+    "clock_rate_ghz: 1.98": "clock_rate_ghz: 2.52",
+    "device_memory_size: 150000000000": "device_memory_size: 25000000000",
+}
+RTX_4090 = functools.reduce(
+    lambda text, each: text.replace(*each), _OF_4090.items(), H200
+)
 # Choosing tiles by timing them needs the device.
 _OPTIONS = {"xla_gpu_autotune_level": "0"}
 _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
@@ -56,10 +72,10 @@ _jit = jax.jit
 
 
 @functools.cache
-def described(count: int) -> list:
+def described(count: int, target: str = H200) -> list:
     """So many described devices of one host."""
-    given = {"topology": f"1x1x{count}", "target_config": _H200}
-    return topologies.get_topology_desc("h200", "cuda", **given).devices
+    given = {"topology": f"1x1x{count}", "target_config": target}
+    return topologies.get_topology_desc("described", "cuda", **given).devices
 
 
 def compile_for(function, *args) -> str:
@@ -77,7 +93,7 @@ class Call(NamedTuple):
     args: tuple
     kwargs: dict[str, Any]
 
-    def compile(self) -> str:
+    def compile(self, target: str = H200) -> str:
         """The text of the compiled program, `as_on_a_gpu`.
 
         Lowered for arrays of a CPU, whose kinds of memory are a GPU's: the described
@@ -94,7 +110,7 @@ class Call(NamedTuple):
             device_assignment=np.zeros((1, 1), int),
             env_options_overrides=_OPTIONS,
         )
-        (device,) = described(1)
+        (device,) = described(1, target)
         executable = device.client.compile(
             lowered.compiler_ir("stablehlo"),
             executable_devices=type(_cpu_devices())((device,)),
@@ -173,10 +189,10 @@ def programs_of(run: Callable[[], Any]) -> list[Call]:
     return list(calls.values())
 
 
-def compile_all(calls: list[Call]) -> list[str]:
+def compile_all(calls: list[Call], target: str = H200) -> list[str]:
     """Texts of all programs."""
     with as_on_a_gpu():
-        return [call.compile() for call in calls]
+        return [call.compile(target) for call in calls]
 
 
 def launches(text: str) -> list[str]:

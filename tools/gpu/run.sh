@@ -18,7 +18,8 @@ declare -A seconds=(
   [zero_copy]=125 [layered]=100 [host]=75 [bits]=75 [bits_level0]=75
   [bits_deterministic]=75 [attention]=60 [prompt]=45 [traced]=155
   [traced_prefill]=150 [build]=50 [tests]=75 [quickstart]=75 [serve]=45
-  [states]=60 [packed]=90 [prefetch]=100
+  [states]=60 [packed]=110 [prefetch]=100 [kernels]=60 [generate]=45
+  [machine]=60 [coserve]=120 [pretrain]=570
 )
 declare -A sets=(
   [first]="zero_copy layered host"
@@ -30,7 +31,7 @@ part() { # its command; stands in the place of this shell
   local python="timeout -s INT -k 8 $2 python3"
   local given="--trace $trace --out_dir $out"
   case $1 in
-    zero_copy | layered | host | attention | prompt | states | packed | prefetch) $python "tools/gpu/$1.py" $given ;;
+    zero_copy | layered | host | attention | prompt | states | packed | prefetch | kernels) $python "tools/gpu/$1.py" $given ;;
     bits) $python tools/gpu/bits.py $given ;;
     bits_level0) XLA_FLAGS=--xla_gpu_autotune_level=0 \
       $python tools/gpu/bits.py $given --name "$1" ;;
@@ -51,6 +52,13 @@ part() { # its command; stands in the place of this shell
         -n 12 --maxprocesses 12 -v --tb=short -p no:benchmark -p no:cacheprovider ;;
     quickstart) $python launch/quickstart.py --out_dir "$out/quickstart" ;;
     serve) $python tools/gpu/serve.py --out_dir "$out" ;;
+    generate) $python launch/generate.py --checkpoint default \
+      --prompt "Anna put the key on the table. Ben" --max_new_tokens 32 ;;
+    machine) $python launch/profile_machine.py --checkpoint default \
+      --out_dir "$out/machine" ;;
+    coserve) $python launch/study.py coserve_fig1 \
+      --gin_file configs/experiments/coserve_fig1.gin --out_dir "$out/coserve_fig1" ;;
+    pretrain) $python tools/gpu/pretrain.py --data_dir "$data" --out_dir "$out" ;;
   esac
 }
 

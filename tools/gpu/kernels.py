@@ -1,0 +1,160 @@
+"""Kernels of a decode step alone: few rows' tiles, absent experts, the look-up.
+
+Asks which tile reads weights fastest, how many programs a link needs for what is absent
+while others take what is there, and what a look-up costs. Experts of OLMoE-1B-7B's size
+in bfloat16, several layers in a program, so that launches do not count.
+"""
+
+import functools
+
+import common
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from moe_edge.engine.fused_cache import DeviceCache
+from moe_edge.engine.fused_lookup import look_up
+from moe_edge.kernels import few, few_floats, native
+from moe_edge.kernels.few_work import Tile
+from moe_edge.model.layers import activate
+from moe_edge.model.record import RecordLayout
+from moe_edge.offload.evict_base import CacheSpec, get_eviction
+from moe_edge.offload.store import host_sharding
+
+ON_GPU = jax.default_backend() == "gpu"
+WIDTH, NEURONS, EXPERTS, TOP_K = (2048, 1024, 64, 8) if ON_GPU else (32, 32, 4, 2)
+ACT = functools.partial(activate, kind="silu", limit=None)
+LAYOUT = RecordLayout(WIDTH, NEURONS)
+# Outputs and warps; None: those of `few_floats.tile_of`.
+TILES = (None, Tile(1, 1), Tile(4, 4), Tile(8, 8))
+PROGRAMS = (16, 32, 64, 128) if ON_GPU else (2, 64)  # for what is absent
+
+
+def main() -> None:
+    given = common.flags(__doc__).parse_args()
+    report = common.Report("kernels", given.out_dir)
+    report.add("layers", given.layers)
+    for part in (_tiles, _absent, _look_up):
+        with report.attempt(part.__name__):
+            part(report, given.layers, given.rounds)
+
+
+def _records(seed: int):
+    values = np.random.default_rng(seed).standard_normal((EXPERTS, LAYOUT.size))
+    return (0.02 * values).astype(ml_dtypes.bfloat16)
+
+
+def _tiles(report, layers: int, rounds: int) -> None:
+    layers_LER = [jax.device_put(_records(seed)) for seed in range(layers)]
+    for tokens in (1, 4, 8):
+        given = *_choice(tokens), layers_LER
+        cases = {f"{tile or 'own'}": _timed_tile(tile, layers, given) for tile in TILES}
+        for case in cases.values():
+            case()  # compiles
+        name = f"tiles, {tokens} tokens"
+        report.add(f"{name}, us a layer", common.in_turn(cases, rounds))
+        experts = len(np.unique(np.asarray(given[1])))
+        report.add(f"{name}, bytes a layer", 2 * LAYOUT.size * experts)
+
+
+def _choice(tokens: int):
+    rng = np.random.default_rng(tokens)
+    x_TD = rng.standard_normal((tokens, WIDTH), np.float32)
+    ids_TK = [rng.permutation(EXPERTS)[:TOP_K] for _ in range(tokens)]
+    return jax.device_put((x_TD, np.array(ids_TK, np.int32)))
+
+
+def _timed_tile(tile: Tile | None, layers: int, given):
+    @jax.jit
+    @native.within
+    def run(x_TD, ids_TK, layers_LER):
+        own = few_floats.tile_of
+        if tile is not None:  # while it is traced
+            few_floats.tile_of = lambda width, matrices, itemsize: tile
+        try:
+            for records_ER in layers_LER:
+                rows = few.plan(ids_TK, EXPERTS)
+                y_PD, _ = few.ffn(x_TD, records_ER, rows, TOP_K, LAYOUT, ACT)
+                x_TD = x_TD + y_PD.reshape(*ids_TK.shape, WIDTH).sum(axis=1)
+            return x_TD
+        finally:
+            few_floats.tile_of = own
+
+    return lambda: 1e3 * common.call_ms(lambda: run(*given)) / layers
+
+
+def _absent(report, layers: int, rounds: int) -> None:
+    """One layer's records serve all: what is read over the link is cached nowhere."""
+    host = _records(0)
+    host_ER = jax.device_put(host, host_sharding()) if ON_GPU else jax.device_put(host)
+    x_TD, ids_TK = _choice(1)
+    for absent in (0, TOP_K // 2, TOP_K):
+        host_TK = np.where(np.arange(TOP_K) < absent, ids_TK, -1).astype(np.int32)
+        cases = {}
+        for programs in PROGRAMS:
+            run = _bring(programs, layers, (x_TD, ids_TK, jax.device_put(host_TK)))
+            slots = [jax.device_put(host)]
+            run(slots, host_ER)  # compiles
+            cases[f"{programs}"] = lambda r=run, s=slots: r(s, host_ER)
+        name = f"absent {absent} of {TOP_K}"
+        report.add(f"{name}, us a layer", common.in_turn(cases, rounds))
+        report.add(f"{name}, bytes over the link", 2 * LAYOUT.size * absent)
+        if ON_GPU:
+            report.add(f"{name}, profile", common.profile(cases["64"], 4 * layers, 4))
+
+
+def _bring(programs: int, layers: int, choice):
+    @functools.partial(jax.jit, donate_argnums=0)
+    @native.within
+    def run(slots_SR, host_ER, x_TD, ids_TK, host_TK):
+        own, few.MISS_PROGRAMS = few.MISS_PROGRAMS, programs  # while it is traced
+        try:
+            for _ in range(layers):
+                rows = few.plan(ids_TK, EXPERTS, host_TK)
+                given = rows, TOP_K, LAYOUT, ACT
+                y_PD, slots_SR = few.ffn(x_TD, slots_SR, *given, host_ER=host_ER)
+                x_TD = x_TD + y_PD.sum(axis=0)
+            return slots_SR, x_TD
+        finally:
+            few.MISS_PROGRAMS = own
+
+    def timed(slots: list, host_ER) -> float:
+        def call():
+            found = run(slots.pop(), host_ER, *choice)
+            slots.append(found[0])
+            return found
+
+        return 1e3 * common.call_ms(call) / layers
+
+    return timed
+
+
+def _look_up(report, layers: int, rounds: int) -> None:
+    slots = EXPERTS * layers // 2
+    spec = CacheSpec(layers, EXPERTS, TOP_K, slots * (-1,))
+    device = DeviceCache(spec, get_eviction("lru"), tuple(range(layers)))
+    empty = jax.device_put(np.zeros((slots, 1), np.float32))
+    cases = {}
+    for tokens in (1, 8):
+        ids_TK, scores_TE = _choice(tokens)[1], jnp.zeros((tokens, EXPERTS))
+
+        @jax.jit
+        @native.within
+        def run(cache, ids_TK, scores_TE):
+            cache, found = cache._replace(step=cache.step + 1), []
+            for layer in range(layers):
+                cache, rows = look_up(device, cache, layer, ids_TK, scores_TE)
+                found.append(rows)
+            return cache, found
+
+        given = jax.jit(device.empty)(empty), ids_TK, scores_TE
+        jax.block_until_ready(run(*given))
+        cases[f"{tokens} tokens"] = lambda r=run, g=given: (
+            1e3 * common.call_ms(lambda: r(*g)) / layers
+        )
+    report.add("look-up, us a layer", common.in_turn(cases, rounds))
+
+
+if __name__ == "__main__":
+    main()
