@@ -23,7 +23,7 @@ from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.sizes import DEFAULT_CONTEXT
 from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
-from moe_edge.kernels.prefetch import open_calls
+from moe_edge.kernels import assist, prefetch
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec
 from moe_edge.offload.homes import Homes
@@ -177,7 +177,7 @@ def check_offload(
     backend = jax.default_backend()
     mode = options.choose_mode(backend, recorded or len(devices) > 1)
     check_limit(pinned_gib(reader, options, mode), backend)
-    for name in ("zero_copy", "prefetch_in_fused"):
+    for name in ("zero_copy", "prefetch_in_fused", "assist_in_fused"):
         if getattr(options, name) and mode != "fused":
             raise ConfigError(
                 f"{name} is True and mode {options.mode} is {mode} here; it is of "
@@ -186,7 +186,9 @@ def check_offload(
     if options.zero_copy:
         check_zero_copy()
     if options.prefetch_in_fused:
-        open_calls()
+        prefetch.open_calls()
+    if options.assist_in_fused:
+        assist.open_calls()
     return context
 
 
@@ -308,6 +310,7 @@ def assemble(
             zero_copy=options.zero_copy,
             predictor=predictor if options.prefetch_in_fused else None,
             prefetch_limit=options.prefetch_limit,
+            assist=options.make_assist() if options.assist_in_fused else None,
         )
     else:
         engine = make_layered(
