@@ -1,6 +1,6 @@
 """Experts that the host computes while a device works: START and WAIT, and mode fused.
 
-Asks what an empty START and WAIT cost, how long the host takes for 1 to 6 experts beside
+Asks what an empty START and WAIT cost, what 1 to 6 experts take of the host beside
 products and what both take together, and whether a step with `offload.assist_in_fused`
 is faster than one without, at batch 1, 50 and 25 %.
 """
