@@ -24,6 +24,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.base import Engine
 from moe_edge.engine.expert_state import ExpertState, Moved
+from moe_edge.engine.fused_assist import FusedAssist, measure_costs
 from moe_edge.engine.fused_cache import Cache, DeviceCache, check_fits
 from moe_edge.engine.fused_counts import Counting, Counts
 from moe_edge.engine.fused_plug_ins import forgiven, what_is_wrong
@@ -34,6 +35,7 @@ from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
 from moe_edge.model.record import RecordLayout
+from moe_edge.offload.assist_base import Assist
 from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slots import is_lost
 from moe_edge.predict.stale_gate import LooksAhead
@@ -53,6 +55,8 @@ class FusedEngine(Engine):
       zero_copy: decode steps run by `fused_zero_copy` where they can.
       predictor: names what decode steps fetch ahead (`fused_prefetch`); None: nothing.
       prefetch_limit: most experts that are fetched ahead for a layer.
+      assist: by which the host computes absent experts of decode steps
+        (`fused_assist`); None: it computes none.
       device: that runs it; None: the first one.
       layers_per_program: most of a decode step's programs, which get equally many.
         None: 16, which takes no longer than all in one; on a GPU all, as timed there.
@@ -75,6 +79,7 @@ class FusedEngine(Engine):
         zero_copy: bool = False,
         predictor: LooksAhead | None = None,
         prefetch_limit: int = 8,
+        assist: Assist | None = None,
         device: jax.Device | None = None,
         layers_per_program: int | None = None,
     ):
@@ -84,7 +89,13 @@ class FusedEngine(Engine):
         self._device = device or jax.local_devices()[0]
         given = spec, policy, config.moe_layers
         self._cache_of = cache_of = DeviceCache(*given, predictor is not None)
-        self._zero_copy = ZeroCopy(cache_of, config) if zero_copy else None
+        self._assist = None
+        if assist is not None:
+            costs = measure_costs(config, hosts[config.moe_layers[0]])
+            self._assist = FusedAssist(cache_of, config, assist, costs)
+        self._zero_copy = None
+        if zero_copy:
+            self._zero_copy = ZeroCopy(cache_of, config, self._assist)
         self._prefetch = None
         if predictor is not None:
             self._prefetch = Prefetch(cache_of, config, predictor, prefetch_limit)
@@ -97,7 +108,8 @@ class FusedEngine(Engine):
                 experts=(None,) * config.num_layers,
             ),
             FusedPrograms(
-                config, cache_of, self._route, self._zero_copy, self._prefetch
+                *(config, cache_of, self._route),
+                *(self._zero_copy, self._prefetch, self._assist),
             ),
         )
         self._windows = self.put(self._windows)
@@ -126,6 +138,8 @@ class FusedEngine(Engine):
     def _begin(self, empty: Cache) -> None:
         if not is_ours(self._route):
             empty = empty._replace(refused=jnp.int32(0))
+        if self._assist is not None:
+            empty = self._assist.empty(empty)
         self._state = self.put(empty)
         # The session whose record is in the state, and the records of the others.
         self._running: Callable[[], Session | None] = lambda: None
@@ -145,6 +159,8 @@ class FusedEngine(Engine):
         before = self._state  # donated to every program: an error may have taken it
         slots_SR, counting = before.slots_SR, self._counting
         counts = {"counts_L3": before.counts_L3, "choices_2": before.choices_2}
+        if before.helped is not None:
+            counts["helped"] = before.helped
         if is_lost(slots_SR):
             like = jax.tree.leaves(slots_SR)[0]
             slots_SR = self._cache_of.new_slots(like.shape[1], like.dtype)
@@ -181,6 +197,9 @@ class FusedEngine(Engine):
         if not self.lossless:
             counted = self.moved()
             mode |= {"choices": counted.routed, "rerouted": counted.substituted}
+        if self._assist is not None:
+            helped = self._counting.helped(self._state)
+            mode |= self._assist.report(helped, self._record_bytes)
         return mode | {
             "slots": spec.num_slots,
             "eviction": policy.name,
@@ -206,6 +225,7 @@ class FusedEngine(Engine):
 
     def check_rows(self, deterministic: bool = False) -> None:
         given = {"eviction": self._cache_of.policy, "route": self._route}
+        given |= {"is_assisted": self._assist is not None}
         refuse(Asked(**given, has_rows=True, deterministic=deterministic))
 
     def begin_prompts(self, session: Session, prompts) -> None:

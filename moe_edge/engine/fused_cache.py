@@ -47,6 +47,10 @@ class Cache(NamedTuple):
     refused: jax.Array | None = None
     # int32: records fetched ahead of need, and those used since; None: none are.
     ahead_2: jax.Array | None = None
+    # int32: of so many absent experts of a layer the host computes so many, and how
+    # many it has; None: it computes none.
+    of_absent_M: jax.Array | None = None
+    helped: jax.Array | None = None
 
     def at(self, where: int | slice) -> "Cache":
         """With the slots of one layer, or of some, where each has an array."""
@@ -164,7 +168,7 @@ class DeviceCache:
         return state, _read_back(cache.slot_N, state["key_S"])
 
     def acquire(
-        self, cache: Cache, layer, ids_TK, scores_TE, host_ER
+        self, cache: Cache, layer, ids_TK, scores_TE, host_ER, elsewhere_E=None
     ) -> tuple[Cache, jax.Array]:
         """Brings the chosen experts into slots; they must fit in together.
 
@@ -173,6 +177,7 @@ class DeviceCache:
           ids_TK: int32, E where nothing is wanted.
           scores_TE: float32, for policies that use them.
           host_ER: the layer's records in host memory.
+          elsewhere_E: bool, absent experts that the policy sees and nobody fetches.
         Returns:
           (cache, bool `[E]`: the experts that were fetched).
         """
@@ -181,6 +186,8 @@ class DeviceCache:
         experts_1E = jnp.arange(E, dtype=jnp.int32)[None, None]
         chosen_TE = jnp.any(ids_TK[:, :, None] == experts_1E, axis=1)
         wanted_E = jnp.any(chosen_TE, axis=0)
+        if elsewhere_E is not None:
+            wanted_E &= ~elsewhere_E
         # Misses load in the order of a token's choice, or of several tokens' scores.
         if ids_TK.shape[0] == 1:
             rank_E = jnp.argmax(ids_TK[0][:, None] == experts_1E[0], axis=0)

@@ -40,10 +40,12 @@ class Counting:
 
     def reset(self, cache: Cache) -> None:
         """Counts from here on, as after a warm-up."""
-        self._last = [_copy(array) for array in _running(cache)]
+        self._last = {name: _copy(array) for name, array in _running(cache).items()}
         if cache.ahead_2 is not None:
             self._unused = self._count_unused(cache)
-        self._done = [np.zeros(array.shape, np.int64) for array in self._last]
+        self._done = {
+            name: np.zeros(array.shape, np.int64) for name, array in self._last.items()
+        }
         self._prefill_L3 = jnp.zeros_like(cache.counts_L3)
 
     def begin_prefill(self, counts_L3: jax.Array) -> None:
@@ -52,18 +54,19 @@ class Counting:
     def end_prefill(self, counts_L3: jax.Array) -> None:
         self._prefill_L3 = _add_change(self._prefill_L3, counts_L3, self._before_L3)
 
-    def _read(self, cache: Cache) -> list[np.ndarray]:
+    def _read(self, cache: Cache) -> dict[str, np.ndarray]:
         """`_running` since the last reset, int64."""
-        now = [np.array(array) for array in _running(cache)]
-        for done, new, last in zip(self._done, now, self._last, strict=True):
-            done += new - np.array(last)
+        now = {name: np.array(array) for name, array in _running(cache).items()}
+        for name, done in self._done.items():
+            done += now[name] - np.array(self._last[name])
         self._last = now
         return self._done
 
     def phases(self, cache: Cache) -> dict[bool, np.ndarray]:
         """Counts `[L, 3]` since the last reset, by whether it was decoding."""
         prefill_L3 = np.array(self._prefill_L3, np.int64)
-        return {True: self._read(cache)[0] - prefill_L3, False: prefill_L3}
+        counts_L3 = self._read(cache)["counts_L3"]
+        return {True: counts_L3 - prefill_L3, False: prefill_L3}
 
     def movement(self, cache: Cache) -> dict:
         """`hit_ratio` of decoding and `bytes_moved`, since the last reset."""
@@ -73,22 +76,28 @@ class Counting:
 
     def moved(self, cache: Cache) -> Moved:
         """As of `Engine.moved`."""
-        done_L3, choices_2, *ahead_2 = self._read(cache)
-        moved_bytes = int(done_L3[:, MISSES].sum()) * self._record_bytes
-        routed, changed = choices_2.tolist()
+        done = self._read(cache)
+        misses, helped = int(done["counts_L3"][:, MISSES].sum()), self.helped(cache)
+        moved_bytes = (misses - helped) * self._record_bytes
+        routed, changed = done["choices_2"].tolist()
         ahead_bytes = wasted_bytes = 0
-        if ahead_2:
-            fetched, used = ahead_2[0].tolist()
+        if "ahead_2" in done:
+            fetched, used = done["ahead_2"].tolist()
             unused = int(self._count_unused(cache)) - int(self._unused)
             ahead_bytes = fetched * self._record_bytes
             wasted_bytes = (fetched - used - unused) * self._record_bytes
         return Moved(moved_bytes, ahead_bytes, wasted_bytes, routed, changed)
 
+    def helped(self, cache: Cache) -> int:
+        """Experts that the host computed."""
+        return int(self._read(cache).get("helped", 0))
+
     def _count_unused(self, cache: Cache) -> jax.Array:
         return jnp.sum(self._device.unused_LE(cache))
 
 
-def _running(cache: Cache) -> list[jax.Array]:
+def _running(cache: Cache) -> dict[str, jax.Array]:
     """The counters that steps change."""
-    counters = cache.counts_L3, cache.choices_2, cache.ahead_2
-    return [array for array in counters if array is not None]
+    names = "counts_L3", "choices_2", "ahead_2", "helped"
+    counters = {name: getattr(cache, name) for name in names}
+    return {name: array for name, array in counters.items() if array is not None}

@@ -16,23 +16,27 @@ from moe_edge.offload.evict_base import Eviction
 
 
 def look_up(
-    device: DeviceCache, cache: Cache, layer: int, ids_TK, scores_TE
+    device: DeviceCache, cache: Cache, layer: int, ids_TK, scores_TE, seen_TK=None
 ) -> tuple[Cache, few.Rows]:
     """As `DeviceCache.acquire`, but for the records, which are still to be moved.
 
     Args:
       device: whose policy has no `own_choice`.
       cache: see `acquire`; so are all others.
+      seen_TK: what the policy sees, also experts that are computed elsewhere; None:
+        `ids_TK`.
     Returns:
       (cache, whose slots are as they were; the rows of each slot, as of `few.plan`).
     """
     policy, state, slot_N = device.policy, cache.policy, cache.slot_N
+    seen_TK = ids_TK if seen_TK is None else seen_TK
     if is_own := type(policy).touch is not Eviction.touch:
-        state, slot_N = device.touch(cache, layer, ids_TK, scores_TE)
+        state, slot_N = device.touch(cache, layer, seen_TK, scores_TE)
     value_S = policy.value(state)
     if not _is_for_kernel(ids_TK, value_S):
         T, K = ids_TK.shape
-        cache, slot_P, host_P = look_up_by_xla(device, cache, layer, ids_TK, scores_TE)
+        given = device, cache, layer, ids_TK, scores_TE, seen_TK
+        cache, slot_P, host_P = look_up_by_xla(*given)
         where = slot_P.reshape(T, K), device.spec.num_slots, host_P.reshape(T, K)
         return cache, few.plan(*where)
     cache = cache._replace(policy=state, slot_N=slot_N)
@@ -92,14 +96,17 @@ def _by_kernel(device, cache, layer, ids_TK, **own) -> tuple[Cache, few.Rows]:
     return cache._replace(policy=state, **changed), found
 
 
-def look_up_by_xla(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
+def look_up_by_xla(
+    device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE, seen_TK=None
+):
     """The same of any number of pairs.
 
     Returns:
       (cache; int32 `[P]`, the slot of each pair's expert, S for none; int32 `[P]`, the
       expert that the slot is to be filled with, -1: it holds it).
     """
-    state, slot_N = device.touch(cache, layer, ids_TK, scores_TE)
+    seen_TK = ids_TK if seen_TK is None else seen_TK
+    state, slot_N = device.touch(cache, layer, seen_TK, scores_TE)
     cache = cache._replace(policy=state, slot_N=slot_N)
     cache, *found, counts_3 = _admit(device, cache, layer, ids_TK, scores_TE)
     counts_L3 = cache.counts_L3.at[layer].add(counts_3)

@@ -7,6 +7,7 @@ programs, and the experts are summed in the same order (`expert_waves`).
 import jax.numpy as jnp
 
 from moe_edge.core.checks import check_shape
+from moe_edge.engine.fused_assist import FusedAssist, HelpedWaves
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.engine.fused_prefetch import Coming, Prefetch, UnderWay
 from moe_edge.engine.fused_waves import run_through_slots
@@ -24,6 +25,7 @@ class FusedPrograms(Programs):
       route: chooses what is computed in decoding.
       zero_copy: runs decode steps where it can; None: nothing does.
       prefetch: what decode steps fetch ahead; None: nothing.
+      assist: has the host compute absent experts of decode steps; None: it does not.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class FusedPrograms(Programs):
         route: Route,
         zero_copy: ZeroCopy | None,
         prefetch: Prefetch | None,
+        assist: FusedAssist | None,
     ):
         super().__init__(config)
+        self._assist = assist
         self._cache, self._route = cache, route
         self._zero_copy, self._prefetch = zero_copy, prefetch
         self.decode = jit_step(
@@ -98,11 +102,15 @@ class FusedPrograms(Programs):
         k_T = chunk.k_T(self.config.moe.top_k)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)
         wanted, zero_copy = routing._replace(scores_TE=shares_TE), self._zero_copy
-        given = state, layer, taken_TD, wanted, host_ER, coming and begin
+        waves, assist = self.waves_of(taken_TD.shape[0], host_ER.dtype), self._assist
+        given, helped = (layer, taken_TD, wanted, host_ER), None
+        if x.shape[1] == 1 and assist is not None and assist.suits(waves, taken_TD):
+            state, helped = assist.begin(state, *given)
+            waves = HelpedWaves(waves, assist, helped, wanted)
+        given = state, *given, coming and begin, helped
         if zero_copy is not None and zero_copy.suits(layer, wanted.ids_TK):
             state, y_TD = zero_copy.run(*given)
         else:
-            waves = self.waves_of(taken_TD.shape[0], host_ER.dtype)
             state, y_TD = run_through_slots(self._cache, waves, *given)
         x = add_experts(self.config, x, seam(y_TD), shared)
         return (state, x, kv, routing), begun

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from moe_edge.engine.fused_assist import Helped, HelpedWaves
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.router import Routing
@@ -23,13 +24,14 @@ Begin = Callable[[Cache, jax.Array], tuple[Cache, jax.Array]]
 
 def run_through_slots(
     device: DeviceCache,
-    waves: ExpertWaves,
+    waves: ExpertWaves | HelpedWaves,
     cache: Cache,
     layer,
     hidden_TD: jax.Array,
     routing: Routing,
     host_ER: jax.Array,
     begin: Begin | None = None,
+    helped: Helped | None = None,
 ) -> tuple[Cache, jax.Array]:
     """The weighted sum of the chosen experts.
 
@@ -39,14 +41,22 @@ def run_through_slots(
       routing: what to compute; its scores (>= 0) are for the policy.
       host_ER: the layer's records in host memory.
       begin: begins what the next layer is to find; None: nothing.
+      helped: what the host computes, which these waves add; None: nothing.
     Returns:
       (cache, float32 `[T, D]`).
     """
     ids_TK, weights_TK, scores_TE = routing
     E, S = device.spec.num_experts, device.spec.num_slots
+    # What a policy sees of one wave is the whole choice; the slots see the rest.
+    seen_TK, elsewhere_E = ids_TK, None
+    if helped is not None:
+        ids_TK, elsewhere_E = helped.ids_TK, helped.elsewhere_E
 
-    def run_wave(cache, total, wave_TK, hidden_TD=hidden_TD, begin=None):
-        cache, fetched_E = device.acquire(cache, layer, wave_TK, scores_TE, host_ER)
+    def run_wave(cache, total, wave_TK, hidden_TD=hidden_TD, begin=None, seen=None):
+        absent = (elsewhere_E,) if seen is not None else ()
+        seen = wave_TK if seen is None else seen
+        given = cache, layer, seen, scores_TE, host_ER, *absent
+        cache, fetched_E = device.acquire(*given)
         if begin is not None:
             cache, hidden_TD = begin(cache, hidden_TD)
         slot_E = device.slots_of(cache, layer)
@@ -76,7 +86,7 @@ def run_through_slots(
 
     total = waves.start(hidden_TD, ids_TK)
     if min(ids_TK.size, E) <= device.least_capacity:
-        cache, total, _ = run_wave(cache, total, ids_TK, begin=begin)
+        cache, total, _ = run_wave(cache, total, ids_TK, begin=begin, seen=seen_TK)
     else:
         if begin is not None:
             cache, hidden_TD = begin(cache, hidden_TD)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine.fused_assist import FusedAssist, Helped
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.engine.fused_lookup import look_up
 from moe_edge.engine.fused_waves import Begin
@@ -47,13 +48,16 @@ class ZeroCopy:
     Args:
       device: whose slots and policy they are.
       config: the model.
+      assist: has the host compute absent experts; None: it computes none.
     Raises:
       ConfigError: see `check_zero_copy`.
     """
 
-    def __init__(self, device: DeviceCache, config: ModelConfig):
+    def __init__(
+        self, device: DeviceCache, config: ModelConfig, assist: FusedAssist | None
+    ):
         check_zero_copy()
-        self._device, moe = device, config.moe
+        self._device, self._assist, moe = device, assist, config.moe
         self._layout = RecordLayout.of(config)
         limits = {"kind": moe.activation, "limit": moe.swiglu_limit}
         self._act = functools.partial(activate, **limits)
@@ -93,30 +97,41 @@ class ZeroCopy:
         routing: Routing,
         host_ER: jax.Array,
         begin: Begin | None = None,
+        helped: Helped | None = None,
     ) -> tuple[Cache, jax.Array]:
         """As `fused_waves.run_through_slots`; waves of rows, known from shapes."""
-        before, ids_TK, y_TD = cache, routing.ids_TK, []
+        seen_TK, before, parts = routing.ids_TK, cache, []
+        if helped is not None:
+            routing = routing._replace(ids_TK=helped.ids_TK)
+        ids_TK = routing.ids_TK
         experts_1E = jnp.arange(self._device.spec.num_experts, dtype=jnp.int32)[None]
         missed_E = jnp.zeros(experts_1E.shape[1:], bool)
         rows = self._wave_rows(layer, ids_TK)
         for first in range(0, len(ids_TK), rows):
             wave = jax.tree.map(
-                lambda x, first=first: x[first : first + rows], (hidden_TD, routing)
+                lambda x, first=first: x[first : first + rows],
+                (hidden_TD, routing, seen_TK),
             )
             given = cache, layer, *wave, host_ER
-            cache, wave_TD, moved_B = self._run_wave(*given, None if first else begin)
+            cache, part_PD, moved_B = self._run_wave(*given, None if first else begin)
             missed_E |= jnp.any(moved_B[:, None] == experts_1E, axis=0)
-            y_TD.append(wave_TD)
-        if len(y_TD) == 1:
-            return cache, y_TD[0]
-        chosen_E = jnp.any(ids_TK.reshape(-1, 1) == experts_1E, axis=0)
-        hit_E = chosen_E & ~missed_E
-        cache = self._device.settle_hits(before, cache, layer, hit_E)
-        return cache, jnp.concatenate(y_TD)
+            parts.append(part_PD)
+        if len(parts) > 1:
+            chosen_E = jnp.any(ids_TK.reshape(-1, 1) == experts_1E, axis=0)
+            hit_E = chosen_E & ~missed_E
+            cache = self._device.settle_hits(before, cache, layer, hit_E)
+        rows_PD = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+        if helped is not None:
+            scale_P = routing.weights_TK.reshape(-1)
+            rows_PD = self._assist.end(helped, rows_PD, scale_P)
+        is_real_TK = seen_TK < self._device.spec.num_experts
+        return cache, add_ranks(jnp.zeros_like(hidden_TD), rows_PD, is_real_TK)
 
-    def _run_wave(self, cache: Cache, layer: int, hidden_TD, routing, host_ER, begin):
+    def _run_wave(
+        self, cache: Cache, layer: int, hidden_TD, routing, seen_TK, host_ER, begin
+    ):
         ids_TK, weights_TK, scores_TE = routing
-        given = ids_TK, scores_TE
+        given = ids_TK, scores_TE, seen_TK
         cache, rows = look_up(self._device, cache, layer, *given)
         rows = rows._replace(record_B=self._device.place_of(layer, rows.record_B))
         if begin is not None:
@@ -127,6 +142,4 @@ class ZeroCopy:
             scale_P=weights_TK.reshape(-1),
             host_ER=host_ER,
         )
-        is_real_TK = ids_TK < self._device.spec.num_experts
-        y_TD = add_ranks(jnp.zeros_like(hidden_TD), rows_PD, is_real_TK)
-        return cache._replace(slots_SR=slots_SR), y_TD, rows.host_B
+        return cache._replace(slots_SR=slots_SR), rows_PD, rows.host_B

@@ -83,6 +83,9 @@ class OffloadOptions:
     # Of mode fused: what `predictor` names for the next layer travels while a layer
     # computes (engine/fused_prefetch.py). Needs slots of each layer's own.
     prefetch_in_fused: bool = False
+    # Of mode fused: `assist` splits absent experts of decode steps between the host and
+    # the link (engine/fused_assist.py).
+    assist_in_fused: bool = False
     # How mode layered speaks to its programs on a GPU. `arrays`: small arrays;
     # `packed`: one array each way a layer, in pinned memory; `direct`: packed, and a
     # layer's absent experts are fetched from memory `pinned` by one program.

@@ -22,7 +22,7 @@ from moe_edge.engine.run_context import context_of
 from moe_edge.engine.sizes import DEFAULT_CONTEXT
 from moe_edge.engine.traceable import check_traceable
 from moe_edge.engine.weights import Weights, load_weights, weight_shapes
-from moe_edge.kernels.prefetch import open_calls
+from moe_edge.kernels import assist, prefetch
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.budget import parse_budget, slots_for
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec
@@ -138,7 +138,7 @@ def check_offload(
     backend = jax.default_backend()
     mode = options.choose_mode(backend, recorded or len(devices) > 1)
     check_limit(pinned_gib(reader, options, mode), backend)
-    for name in ("zero_copy", "prefetch_in_fused"):
+    for name in ("zero_copy", "prefetch_in_fused", "assist_in_fused"):
         if getattr(options, name) and mode != "fused":
             raise ConfigError(
                 f"{name} is True and mode {options.mode} is {mode} here; it is of "
@@ -147,7 +147,9 @@ def check_offload(
     if options.zero_copy:
         check_zero_copy()
     if options.prefetch_in_fused:
-        open_calls()
+        prefetch.open_calls()
+    if options.assist_in_fused:
+        assist.open_calls()
     return context
 
 
@@ -246,6 +248,7 @@ def assemble(
             zero_copy=options.zero_copy,
             predictor=predictor if options.prefetch_in_fused else None,
             prefetch_limit=options.prefetch_limit,
+            assist=options.make_assist() if options.assist_in_fused else None,
         )
     else:
         engine = make_layered(

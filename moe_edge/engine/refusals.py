@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import is_object
 from moe_edge.model.config import ModelConfig
+from moe_edge.offload.assist_base import ASSISTS
 from moe_edge.offload.evict_base import EVICTIONS, own_choice
 from moe_edge.offload.slot_plan import plan_of
 from moe_edge.predict.base import PREDICTORS, Predictor
@@ -197,7 +198,7 @@ def layered_only(options: Any) -> list[str]:
     found = {
         "predictor": PREDICTORS.class_of(options.predictor) is not Predictor
         and not options.prefetch_in_fused,
-        "assist": options.assist is not None,
+        "assist": options.assist is not None and not options.assist_in_fused,
         "link_bytes_per_s": options.link_bytes_per_s is not None,
         "memory": options.memory != "host",
         "layer_io": options.layer_io != "arrays",
@@ -207,8 +208,9 @@ def layered_only(options: Any) -> list[str]:
 
 @_rule(
     "mode `fused`",
-    "a predictor without `offload.prefetch_in_fused`, CPU assist, an emulated link, "
-    "`offload.memory` other than host, `offload.layer_io`",
+    "a predictor without `offload.prefetch_in_fused`, CPU assist without "
+    "`offload.assist_in_fused`, an emulated link, `offload.memory` other than host, "
+    "`offload.layer_io`",
     "use mode layered",
 )
 def fused_without_a_host(asked):
@@ -305,6 +307,47 @@ def prefetch_in_one_pool(asked):
         return (
             "prefetch_in_fused is True, which fills slots of each layer's own, and the "
             "slot plan one_pool"
+        )
+    return None
+
+
+def _is_assisted_in_fused(asked: Asked) -> bool:
+    return asked.options is not None and asked.options.assist_in_fused
+
+
+@_rule("`offload.assist_in_fused`", "mode `layered`", "use mode fused, or leave it out")
+def assist_layered(asked):
+    if _is_assisted_in_fused(asked) and asked.options.mode == "layered":
+        return (
+            "assist_in_fused is True and the mode layered, where the host helps anyway"
+        )
+    return None
+
+
+@_rule(
+    "`offload.assist_in_fused`",
+    "no assist, or one that looks at more than how many experts are absent "
+    "(`two_front`)",
+    "use assist two_pointer, fiddler or all",
+)
+def assist_by_more_than_rank(asked):
+    if not _is_assisted_in_fused(asked):
+        return None
+    given = asked.options.assist
+    if given is None or not ASSISTS.class_of(given).takes_last:
+        name = "none" if given is None else ASSISTS.class_of(given).name
+        return f"assist_in_fused is True and the assist {name}"
+    return None
+
+
+@_rule(
+    "`offload.assist_in_fused`", "`offload.assist_expert_s`", "leave one of them out"
+)
+def assist_by_an_emulated_host(asked):
+    if _is_assisted_in_fused(asked) and asked.options.assist_expert_s is not None:
+        return (
+            "assist_in_fused is True, whose host computes while a program runs, and "
+            f"assist_expert_s is {asked.options.assist_expert_s}, an emulated host's"
         )
     return None
 

@@ -16,15 +16,14 @@ in place, so what takes the slots from WAIT comes after it.
 
 import ctypes
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import jax
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.kernels import native, nvrtc
+from moe_edge.kernels import nvrtc, side_calls
 
 NONE = -1  # an entry of a plan that copies nothing
-CALLS = ("start", "wait")
 
 
 @functools.cache
@@ -34,16 +33,7 @@ def open_calls() -> None:
     Raises:
       ConfigError: the C++ kernels were not built, or no kernel can be had for this GPU.
     """
-    library = native.library()
-    if library is None:
-        raise ConfigError(
-            "the prefetch inside programs needs the C++ kernels, which were not built; "
-            "install a C++ compiler and run pip install -e . again"
-        )
-    for name in CALLS:
-        for platform, ending in (("cpu", ""), ("CUDA", "_cuda")):
-            capsule = jax.ffi.pycapsule(getattr(library, f"{_name(name)}{ending}"))
-            jax.ffi.register_ffi_target(_name(name), capsule, platform=platform)
+    library = side_calls.register("prefetch", "the prefetch inside programs")
     device = jax.local_devices()[0]
     if device.platform != "gpu":
         return
@@ -73,7 +63,9 @@ def start(
       (the plan and the slots, for `wait` alone; the others).
     """
     given = plan_2P, slots_SR, host_ER, *others
-    plan_2P, slots_SR, *others = _call("start", given, read=(2,))
+    plan_2P, slots_SR, *others = side_calls.call(
+        "moe_edge_prefetch_start", given, read=(2,)
+    )
     return plan_2P, slots_SR, others
 
 
@@ -88,33 +80,6 @@ def wait(
     Returns:
       (the slots; the others).
     """
-    slots_SR, *others = _call("wait", (plan_2P, slots_SR, *others), read=(0,))
+    given = plan_2P, slots_SR, *others
+    slots_SR, *others = side_calls.call("moe_edge_prefetch_wait", given, read=(0,))
     return slots_SR, others
-
-
-def _call(name: str, given: Sequence[jax.Array], read: Collection[int]) -> list:
-    """Passes all through in place but what is only read, by place."""
-    passed = [at for at in range(len(given)) if at not in read]
-    like = [jax.ShapeDtypeStruct(given[at].shape, given[at].dtype) for at in passed]
-    aliases = {at: place for place, at in enumerate(passed)}
-    call = jax.ffi.ffi_call(_name(name), like, input_output_aliases=aliases)
-    return call(*given)
-
-
-def _name(call: str) -> str:
-    return f"moe_edge_prefetch_{call}"
-
-
-def watch(wanted: bool) -> list[str]:
-    """What the streams of a CPU were given since the last call, noted from now on if
-    wanted: for tests."""
-    library = native.library()
-    library.moe_edge_prefetch_watch.restype = ctypes.c_char_p
-    return library.moe_edge_prefetch_watch(int(wanted)).decode().splitlines()
-
-
-def events_made() -> int:
-    """How many events the streams of a CPU have, used or not: for tests."""
-    count = native.library().moe_edge_prefetch_events
-    count.restype = ctypes.c_int64
-    return count()

@@ -27,8 +27,14 @@ class Assist(PlugIn):
 
     Subclasses are frozen dataclasses. Mode layered calls `take` once for each layer and
     decode step in which experts are absent, after the lookup and before any of them is
-    transferred; a server does the same. Mode fused has no assist and refuses one;
-    replay and the simulators compute nothing, and have none.
+    transferred; a server does the same. Mode fused reads no routing on the host: with
+    `assist_in_fused` it asks one that `takes_last` once for each number of absent
+    experts, and refuses others. Replay and the simulators compute nothing, and have
+    none.
+
+    Attributes:
+      takes_last: what it takes are always the last ones of `absent`, as many as costs
+        and their number say.
 
     >>> class Rest(me.Assist):
     ...     '''The best of the absent experts travels, the host computes the others.'''
@@ -40,6 +46,7 @@ class Assist(PlugIn):
     """
 
     required: ClassVar[tuple[str, ...]] = ("take",)
+    takes_last: ClassVar[bool] = False
 
     def take(
         self, absent: Sequence[int], ids_TK: np.ndarray, costs: AssistCosts

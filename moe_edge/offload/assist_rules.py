@@ -15,6 +15,7 @@ class All(Assist):
     """The host computes all that is absent; nothing travels in decoding."""
 
     name = "all"
+    takes_last = True
     SOURCE = "llama.cpp with experts on the CPU, plus a cache"
 
     def take(self, absent, ids_TK, costs: AssistCosts):
@@ -27,6 +28,7 @@ class TwoPointer(Assist):
     """The best scores travel, the worst are computed, until both sides meet."""
 
     name = "two_pointer"
+    takes_last = True
     SOURCE = "SMoE, algorithm 2"
 
     def take(self, absent, ids_TK, costs: AssistCosts):
@@ -56,6 +58,7 @@ class Fiddler(Assist):
     """
 
     name = "fiddler"
+    takes_last = True
     SOURCE = "Fiddler, arXiv 2402.07033"
 
     def take(self, absent, ids_TK, costs: AssistCosts):

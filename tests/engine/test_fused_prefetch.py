@@ -14,7 +14,7 @@ from moe_edge.engine.fused_lookup import look_ahead
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import few, native, prefetch
+from moe_edge.kernels import few, native, side_calls
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from tests.support.gpu_kernels import interpreted_kernels
@@ -61,9 +61,9 @@ def check_bits(config, dtype, lengths, **options):
     want = forced_logits(resident, prompts, STEPS)
     reader = StoreReader(config, dtype=dtype)
     with make_offloaded(reader, options_of(**options)) as engine:
-        prefetch.watch(True)
+        side_calls.watch(True)
         got = forced_logits(engine, prompts, STEPS)
-        noted = prefetch.watch(False)
+        noted = side_calls.watch(False)
     if engine.lossless:
         np.testing.assert_array_equal(got, want)
     copied = sum(int(line.split()[1]) for line in noted if line.startswith("copied"))

@@ -18,7 +18,7 @@ declare -A seconds=(
   [zero_copy]=125 [layered]=100 [host]=75 [bits]=75 [bits_level0]=75
   [bits_deterministic]=75 [attention]=60 [prompt]=45 [traced]=155
   [traced_prefill]=150 [build]=50 [tests]=75 [quickstart]=75 [serve]=45
-  [states]=60 [packed]=110 [prefetch]=100 [kernels]=60 [generate]=45
+  [states]=60 [packed]=110 [prefetch]=100 [assist]=100 [kernels]=60 [generate]=45
   [machine]=60 [coserve]=120 [pretrain]=570
 )
 declare -A sets=(
@@ -31,7 +31,7 @@ part() { # its command; stands in the place of this shell
   local python="timeout -s INT -k 8 $2 python3"
   local given="--trace $trace --out_dir $out"
   case $1 in
-    zero_copy | layered | host | attention | prompt | states | packed | prefetch | kernels) $python "tools/gpu/$1.py" $given ;;
+    zero_copy | layered | host | attention | prompt | states | packed | prefetch | assist | kernels) $python "tools/gpu/$1.py" $given ;;
     bits) $python tools/gpu/bits.py $given ;;
     bits_level0) XLA_FLAGS=--xla_gpu_autotune_level=0 \
       $python tools/gpu/bits.py $given --name "$1" ;;

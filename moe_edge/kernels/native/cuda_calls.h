@@ -1,10 +1,12 @@
-// CUDA's driver as far as the prefetch needs it, without its headers: the library is
+// CUDA's driver as far as work beside a program needs it, without its headers: the library is
 // opened where there is one. Nothing here waits for a device.
 
 #pragma once
 
 #include <dlfcn.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -23,6 +25,10 @@ struct CudaCalls {  // each returns 0, or CUDA's number of what went wrong
   int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                 unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                 void* stream, void** arguments, void** extra);
+  int (*allocate)(void** host, size_t bytes, unsigned flags);
+  int (*copy_down)(void* host, uint64_t device, size_t bytes, void* stream);
+  int (*copy_up)(uint64_t device, const void* host, size_t bytes, void* stream);
+  int (*call_host)(void* stream, void (*function)(void*), void* given);
 };
 
 // Those of libcuda; what is missing, or nothing.
@@ -40,6 +46,10 @@ inline std::string OpenCuda(CudaCalls* calls) {
       {"cuModuleLoadData", &calls->load},
       {"cuModuleGetFunction", &calls->function},
       {"cuLaunchKernel", &calls->launch},
+      {"cuMemHostAlloc", &calls->allocate},
+      {"cuMemcpyDtoHAsync_v2", &calls->copy_down},
+      {"cuMemcpyHtoDAsync_v2", &calls->copy_up},
+      {"cuLaunchHostFunc", &calls->call_host},
   };
   for (const auto& [name, place] : wanted) {
     void* found = dlsym(library, name);

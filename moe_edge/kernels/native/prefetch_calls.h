@@ -1,154 +1,45 @@
 // START and WAIT of a prefetch behind JAX's foreign function interface; included by
-// kernels.cc. The same code speaks to a GPU's driver and to the host's shim.
+// kernels.cc.
 
-#include <algorithm>
-#include <map>
 #include <memory>
-#include <mutex>
 
 #include "cuda_shim.h"
+#include "side_stream.h"
 
 namespace moe_edge {
 
 using shim::Prefetch;
 
-class Prefetcher {
+class Prefetcher : public SideStream {
  public:
   Prefetcher(const CudaCalls& calls, std::vector<char> image)
-      : calls_(calls), image_(std::move(image)) {}
+      : SideStream(calls), image_(std::move(image)) {}
 
-  // Copies on a stream of our own, behind what the compute stream was given so far.
   std::string Start(void* compute, Prefetch given) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const Within within(*this, compute);
-    Device* device = within.pushed ? DeviceOf(within.context) : nullptr;
-    void* done = device == nullptr ? nullptr : EventOf(*device);
-    if (done == nullptr) return failed_;
     void* arguments[] = {&given};
-    const bool started =
-        Done("cuEventRecord", calls_.record(device->begun, compute)) &&
-        Done("cuStreamWaitEvent", calls_.wait(device->stream, device->begun, 0)) &&
-        Done("cuLaunchKernel",
-             calls_.launch(device->copy, kBlocks, 1, 1, kThreads, 1, 1, 0,
-                           device->stream, arguments, nullptr)) &&
-        Done("cuEventRecord", calls_.record(done, device->stream));
-    if (!started) {
-      device->events.push_back(done);
-      return failed_;
-    }
-    Forget(flights_.find(given.slots));
-    while (flights_.size() >= kMostFlights) {
-      Forget(std::min_element(flights_.begin(), flights_.end(), [](auto& a, auto& b) {
-        return a.second.number < b.second.number;
-      }));
-    }
-    flights_[given.slots] = {device, done, given.plan, ++started_};
-    return failed_;
-  }
-
-  // The compute stream goes on behind the copies into these slots.
-  std::string Wait(void* compute, const void* slots, const int* plan) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = flights_.find(slots);
-    if (found == flights_.end()) return "waits for slots that nothing was started for";
-    const Flight flight = found->second;
-    flights_.erase(found);
-    if (flight.plan != plan) return "the plan has moved while it was carried out";
-    const Within within(*this, compute);
-    if (within.pushed) Done("cuStreamWaitEvent", calls_.wait(compute, flight.done, 0));
-    flight.device->events.push_back(flight.done);  // what waits has read it
-    return failed_;
+    return Begin(compute, given.slots, given.plan, [&](Device& device) {
+      return Done("cuLaunchKernel",
+                  calls_.launch(device.kernel, kBlocks, 1, 1, kThreads, 1, 1, 0,
+                                device.stream, arguments, nullptr));
+    });
   }
 
  private:
   // What a few blocks read fills the link, and leaves the others to the products.
   static constexpr unsigned kBlocks = 32, kThreads = 256;
-  // More than running programs can have; each waits for its own before the next layer's.
-  static constexpr size_t kMostFlights = 64;
 
-  struct Device {
-    void *stream, *begun, *copy;
-    std::vector<void*> events;  // that nobody uses
-  };
-
-  struct Flight {
-    Device* device;
-    void* done;
-    const int* plan;
-    uint64_t number;  // in the order of their beginning
-  };
-  using Flights = std::map<const void*, Flight>;  // by the slots that they fill
-
-  // The calling thread is in the context of a stream.
-  struct Within {
-    Within(Prefetcher& owner, void* stream) : owner(owner) {
-      owner.failed_.clear();
-      pushed = owner.Done("cuStreamGetCtx",
-                          owner.calls_.stream_context(stream, &context)) &&
-               owner.Done("cuCtxPushCurrent", owner.calls_.push_context(context));
-    }
-    ~Within() {
-      if (pushed) owner.calls_.pop_context(&context);
-    }
-    Prefetcher& owner;
-    void* context = nullptr;
-    bool pushed = false;
-  };
-
-  // One that nobody has waited for is of a program that failed before it did. Its event
-  // may be recorded again: what began since is later on the same stream.
-  void Forget(Flights::iterator flight) {
-    if (flight == flights_.end()) return;
-    flight->second.device->events.push_back(flight->second.done);
-    flights_.erase(flight);
-  }
-
-  bool Done(const char* what, int status) {
-    if (status != 0) failed_ = std::string(what) + " failed: " + std::to_string(status);
-    return status == 0;
-  }
-
-  // Null: it failed.
-  Device* DeviceOf(void* context) {
-    std::unique_ptr<Device>& known = devices_[context];
-    if (known != nullptr) return known.get();
-    constexpr unsigned non_blocking = 1;
-    auto device = std::make_unique<Device>();
+  bool Open(Device& device) override {
     void* module = nullptr;
-    if (Done("cuModuleLoadData", calls_.load(&module, image_.data())) &&
-        Done("cuModuleGetFunction",
-             calls_.function(&device->copy, module, "moe_edge_prefetch")) &&
-        Done("cuStreamCreate", calls_.create_stream(&device->stream, non_blocking)) &&
-        (device->begun = EventOf(*device)) != nullptr) {
-      known = std::move(device);
-    }
-    return known.get();
+    return Done("cuModuleLoadData", calls_.load(&module, image_.data())) &&
+           Done("cuModuleGetFunction",
+                calls_.function(&device.kernel, module, "moe_edge_prefetch"));
   }
 
-  // One that nobody uses; null: it failed.
-  void* EventOf(Device& device) {
-    constexpr unsigned no_timing = 2;
-    void* event = nullptr;
-    if (device.events.empty()) {
-      Done("cuEventCreate", calls_.create_event(&event, no_timing));
-    } else {
-      event = device.events.back();
-      device.events.pop_back();
-    }
-    return event;
-  }
-
-  const CudaCalls calls_;
   const std::vector<char> image_;
-  std::mutex mutex_;
-  std::string failed_;  // of the call that runs
-  std::map<void*, std::unique_ptr<Device>> devices_;  // by context
-  Flights flights_;
-  uint64_t started_ = 0;
 };
 
 Prefetcher& OnHost() {
-  static Prefetcher prefetcher(shim::kCalls, {});
+  static Prefetcher prefetcher(shim::Calls<shim::kPrefetch>(), {});
   return prefetcher;
 }
 
@@ -255,11 +146,11 @@ const char* moe_edge_prefetch_open(const char* image, int64_t bytes) {
 }
 
 // How many events the shim has made.
-int64_t moe_edge_prefetch_events() { return moe_edge::shim::Events(); }
+int64_t moe_edge_side_events() { return moe_edge::shim::Events(); }
 
 // What the shim's streams were given since the last call, a line each; notes from now
 // on if wanted. The text stands until the next call.
-const char* moe_edge_prefetch_watch(int wanted) {
+const char* moe_edge_side_watch(int wanted) {
   static std::string text;
   moe_edge::shim::Notes& notes = moe_edge::shim::Noted();
   const std::lock_guard<std::mutex> lock(notes.mutex);

@@ -1,0 +1,55 @@
+"""A step whose absent experts the host helps with, as XLA schedules it for a GPU."""
+
+import dataclasses
+import importlib.util
+import re
+
+import ml_dtypes
+import pytest
+
+from moe_edge.engine import fused
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.kernels import native
+from moe_edge.model.record import RecordLayout
+from moe_edge.offload.assist_base import AssistCosts
+from tests.support.layered import StoreReader, forced_logits
+from tests.support.tiny_models import ALL, random_prompts
+
+if importlib.util.find_spec("jax_cuda12_plugin") is None:
+    pytest.skip("needs jax-cuda12-plugin, see CONTRIBUTING.md", allow_module_level=True)
+
+from tests.support.gpu_compiler import compile_all, launches, programs_of
+
+pytestmark = pytest.mark.cuda
+FEW, LOOK_UP = "moe_edge_few/pallas_call", "moe_edge_look_up/pallas_call"
+START, WAIT = "moe_edge_assist_start", "moe_edge_assist_wait"
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs the host kernels")
+@pytest.mark.parametrize("lengths", [(20,), (20, 3, 33)])
+def test_a_layers_products_stand_between_start_and_wait(lengths, monkeypatch):
+    """Of three layers; and nobody copies slots or reads a flag on the host."""
+    even = AssistCosts(1.0, 1.0, 0.0)
+    monkeypatch.setattr(fused, "measure_costs", lambda *given: even)
+    config = dataclasses.replace(ALL["gqa"], dense_layers=())
+    options = OffloadOptions(
+        device_memory="75%",
+        **{"mode": "fused", "slot_plan": "equal", "zero_copy": True},
+        **{"assist": "two_pointer", "assist_in_fused": True},
+    )
+
+    def run():
+        reader = StoreReader(config, dtype=ml_dtypes.bfloat16)
+        with make_offloaded(reader, options) as engine:
+            forced_logits(engine, random_prompts(config, lengths), 2)
+
+    calls = [call for call in programs_of(run) if "_decode_step" in f"{call}"]
+    (text,) = compile_all(calls)
+    names = START, WAIT, LOOK_UP, FEW
+    order = [name for line in launches(text) for name in names if re.search(name, line)]
+    assert order == 3 * [START, LOOK_UP, FEW, FEW, WAIT]
+    for loop in ("while", "conditional", "custom-call-start"):
+        assert f" {loop}(" not in text
+    size = RecordLayout.of(config).size
+    assert not re.findall(rf"\[\d+,{size}\]\S* (copy\S*|fusion)\(", text)
