@@ -4,6 +4,7 @@ Backends compute absent experts in the meantime, and a predictor of partial stat
 of SMoE) looks at what the experts that are here already give.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,8 +33,7 @@ class LayerHelp:
     def __init__(self, layer_step: LayerStep, backends: Sequence[Backend], peeks: bool):
         self._layer_step, self._backends, self._peeks = layer_step, backends, peeks
         self._residency = layer_step.residency
-        self._predictions, spec = layer_step.predictor_run, layer_step.spec
-        self._nowhere = spec.num_slots
+        self._predictions = layer_step.predictor_run
         self.is_idle = not backends and not peeks
         # By number of tokens. Programs are compiled by whoever runs first, so backends
         # and peeks run once before anything may pass them by.
@@ -74,15 +74,14 @@ class LayerHelp:
         fetched = self._layer_step.bring(visit, absent, meanwhile)
         for backend in self._backends:
             backend.note(fetched)
-        slot_TK = self._residency.slots(reading.layer, reading.ids_TK)
-        if elsewhere:
-            # One may be on its way for the next token already: not for this one.
-            slot_TK[np.isin(reading.ids_TK, elsewhere)] = self._nowhere
+        # One may be on its way for the next token already: not for this one.
+        where = reading.layer, reading.ids_TK
+        slot_TK = self._residency.slots(*where, leave_out=elsewhere)
         if not outputs:
             return slot_TK, None
         # NumPy's always, the zeros too: an array of the device would compile a program
         # of its own. On a CPU putting one there takes 60 us, a call with it 2.
-        other_TD = sum(outputs[1:], outputs[0])
+        other_TD = functools.reduce(np.add, outputs)
         if not elsewhere:
             other_TD = self.zeros.setdefault(len(other_TD), other_TD)
         return slot_TK, other_TD

@@ -21,7 +21,7 @@ from moe_edge.checkpoint.schema import (
     item_shapes,
     layer_shapes,
 )
-from moe_edge.core.checks import CheckpointError, check_shape
+from moe_edge.core.checks import CheckpointError
 from moe_edge.core.large_pages import LargePages
 from moe_edge.core.progress import progress
 from moe_edge.model.config import ModelConfig
@@ -79,6 +79,21 @@ def to_device(array: np.ndarray) -> jax.Array:
         return jnp.array(array)
     np.copyto(room, array)
     return jax.device_put(room, may_alias=True)
+
+
+def _room_for(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array to read into that `_own_to_device` need not copy, where that is so."""
+    is_host = jax.default_backend() == "cpu"
+    room = _large_pages.empty(shape, dtype) if is_host else None
+    return np.empty(shape, dtype) if room is None else room
+
+
+def _own_to_device(array: np.ndarray) -> jax.Array:
+    """As `to_device`, of an array that nobody else holds: on a CPU it stays where it
+    is, unless it has to be widened."""
+    if jax.default_backend() != "cpu":
+        return to_device(array)
+    return jax.device_put(kept(array), may_alias=True)
 
 
 def weight_shapes(reader) -> Weights:
@@ -170,18 +185,15 @@ def load_weights(
         layers.append(dense.layers[layer] if dense else read_dense(layer, where))
         records = None
         if with_experts and layer in config.moe_layers:
-            count = config.moe.num_experts
-            if own_experts is None:
-                read = reader.experts(layer)
-            else:
-                count = len(own_experts)
-                read = np.empty((count, layout.size), reader.dtype)
-                if count:
-                    reader.read_experts(layer, own_experts.start, read)
-            shape = (count, layout.size)
-            check_shape(f"expert records of layer {layer}", read, shape)
+            some = range(config.moe.num_experts) if own_experts is None else own_experts
+            # Straight to where it stays, so that no layer is in memory twice.
+            read = _room_for((len(some), layout.size), reader.dtype)
+            if some:
+                reader.read_experts(layer, some.start, read)
             given = where, "experts", read, layout.numbers(read)
-            own_put = put_experts and functools.partial(put_experts, layer)
-            records = place(*given, own_put or put)
+            own_put = _own_to_device if put is to_device else put
+            if put_experts is not None:
+                own_put = functools.partial(put_experts, layer)
+            records = place(*given, own_put)
         experts.append(records)
     return Weights(config, top, tuple(layers), tuple(experts))

@@ -68,10 +68,9 @@ def library() -> ctypes.CDLL | None:
     lib.moe_edge_instructions.restype = ctypes.c_char_p
     lib.moe_edge_experts_at.restype = ctypes.c_char_p
     lib.moe_edge_experts_at.argtypes = (
-        *[ctypes.c_void_p] * 5,
-        *[ctypes.c_int] * 7,
-        ctypes.c_float,
+        *[ctypes.c_void_p] * 4,
         *[ctypes.c_int] * 2,
+        *(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
     )
     lib.moe_edge_copy.restype = None
     lib.moe_edge_copy.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64

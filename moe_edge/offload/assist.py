@@ -110,19 +110,16 @@ class HostExperts:
         Args:
           experts: ids of the experts that the host computes.
           x_TD: float32, anywhere.
-          ids_TK: chosen experts; those not in `experts` are left out.
+          ids_TK: int32, chosen experts; those not in `experts` are left out.
           weights_TK: float32.
         Returns:
           float32 `[T, D]`.
         """
         if not len(experts):
             return np.zeros(x_TD.shape, np.float32)
-        experts = np.asarray(experts)
         if self._kernel is not None and len(ids_TK) <= native.MAX_ROWS:
-            E = len(self._records)
-            record_E = np.full(E + 1, E, np.int32)  # E: none, also for padding
-            record_E[experts] = experts
-            return self._kernel(np.asarray(x_TD), record_E[ids_TK], weights_TK)
+            return self._kernel(np.asarray(x_TD), ids_TK, weights_TK, experts)
+        experts = np.asarray(experts)
         is_it_NTK = np.asarray(ids_TK)[None] == experts[:, None, None]
         weights_NT = np.where(is_it_NTK, np.asarray(weights_TK)[None], 0).sum(axis=2)
         arrays = zip(experts, weights_NT, is_it_NTK.any(axis=2), strict=True)

@@ -119,7 +119,7 @@ class LayerStep:
         late = self.residency.underway(visit.layer, visit.late)
         for transfer in late:
             self.queue.promote(transfer)
-        fetched = self.demand(visit, absent)
+        fetched = self.demand(visit, absent) if absent else []
         if len(fetched) < len(absent):
             # Transfers under way have taken slots: when they have ended, all fits.
             self.wait(visit, late + fetched)

@@ -226,11 +226,22 @@ class Residency:
                 return None
         return np.array(slots, np.int32).reshape(ids_TK.shape)
 
-    def slots(self, layer: int, ids_TK, arrived_only: bool = False) -> np.ndarray:
-        """int32 slot of every chosen expert; S where there is none (or none yet)."""
+    def slots(
+        self,
+        layer: int,
+        ids_TK,
+        arrived_only: bool = False,
+        leave_out: Collection[int] = (),
+    ) -> np.ndarray:
+        """int32 slot of every chosen expert; S where there is none (or none yet).
+
+        Args:
+          leave_out: experts that get S wherever they are.
+        """
         row, nowhere = self.cache.rows[layer], self.spec.num_slots
         away = self.pins.moving if arrived_only else ()
-        slots = [row[expert] for expert in ids_TK.reshape(-1).tolist()]
+        ids = ids_TK.reshape(-1).tolist()
+        slots = [-1 if expert in leave_out else row[expert] for expert in ids]
         slots = [nowhere if s < 0 or s in away else s for s in slots]
         return np.array(slots, np.int32).reshape(ids_TK.shape)
 

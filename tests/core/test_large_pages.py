@@ -1,3 +1,4 @@
+import dataclasses
 import mmap
 import threading
 from pathlib import Path
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from moe_edge.core.large_pages import LargePages
-from moe_edge.engine.weights import to_device
+from moe_edge.engine.weights import load_weights, to_device
+from tests.support.tiny_models import BF16, GQA, RandomReader
 
 MB = 1 << 20
 FLOAT32 = np.dtype(np.float32)
@@ -113,3 +115,18 @@ def test_weights_on_the_device_are_a_copy_that_steps_may_even_be_given(dtype):
     np.testing.assert_array_equal(array, values)
     changed = jax.jit(lambda x: x + np.ones((), dtype), donate_argnums=0)(array)
     np.testing.assert_array_equal(changed, values + np.ones((), dtype))
+
+
+def test_experts_are_read_to_where_they_stay():
+    """So no layer of them is in memory twice while a model loads."""
+    read = []
+
+    class Noting(RandomReader):
+        def read_experts(self, layer, first, out_NR):
+            read.append(out_NR.ctypes.data)
+            super().read_experts(layer, first, out_NR)
+
+    moe = dataclasses.replace(GQA.moe, expert_dim=1024)
+    weights = load_weights(Noting(dataclasses.replace(GQA, moe=moe), 0, BF16))
+    experts = [each for each in weights.experts if each is not None]
+    assert [each.unsafe_buffer_pointer() for each in experts] == read

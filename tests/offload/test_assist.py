@@ -146,7 +146,7 @@ def test_host_outputs_of_one_expert_match_numpy():
     gate, up, down = (layout.part(records_ER[4], p) for p in ("gate", "up", "down"))
     pre_TF = x_TD.astype(np.float64) @ gate.T
     expected_TD = (pre_TF / (1 + np.exp(-pre_TF)) * (x_TD @ up.T)) @ down.T
-    ids_TK, weights_TK = np.full((5, 1), 4), np.ones((5, 1), np.float32)
+    ids_TK, weights_TK = np.full((5, 1), 4, np.int32), np.ones((5, 1), np.float32)
     host = HostExperts(config, list(records_ER))
     assert_close(host.outputs([4], x_TD, ids_TK, weights_TK), expected_TD)
 

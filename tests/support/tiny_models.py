@@ -199,6 +199,9 @@ class RandomReader:
             return np.stack([self.layout.encode(record_R) for record_R in records])
         return records.astype(self.dtype)
 
+    def read_experts(self, layer, first, out_NR):
+        out_NR[:] = self.experts(layer)[first : first + len(out_NR)]
+
 
 def random_weights(config: ModelConfig, seed: int = 0, dtype=np.float32):
     """Weights of a random model on the device."""

@@ -496,21 +496,41 @@ int moe_edge_use(const char* name) {
 // Of what the library was built, see build_id.py.
 const char* moe_edge_build_id() { return MOE_EDGE_BUILD_ID; }
 
+// What does not change from call to call of experts anywhere in memory; as in
+// kernels/experts_at.py.
+struct KeptExperts {
+  const uint8_t* const* each;
+  float limit;
+  int32_t E, D, F, has_bias, activation, kind, int8;
+};
+
 // The experts of records anywhere in memory, without a program; what is wrong with an
-// id, or null. The text stands until the thread's next call.
-const char* moe_edge_experts_at(const float* x, const int32_t* ids,
-                                const float* weights, const uint8_t* const* each,
-                                float* y, int T, int K, int E, int D, int F,
-                                int has_bias, int activation, float limit, int kind,
-                                int int8) {
+// id, or null. The text stands until the thread's next call. Of all ids those count that
+// are among the `count` taken ones, or all where `taken` is null.
+const char* moe_edge_experts_at(const KeptExperts* kept, const float* x,
+                                const int32_t* ids, const float* weights, int T, int K,
+                                const int32_t* taken, int count, float* y) {
   static thread_local std::string wrong;
+  static thread_local std::vector<int32_t> some;
+  static thread_local std::vector<uint8_t> is_taken;
+  const int D = kept->D, E = kept->E;
   moe_edge::ExpertArgs a{};
-  a.layout = {D, F, has_bias != 0, static_cast<moe_edge::Activation>(activation), limit,
-              static_cast<moe_edge::Kind>(kind), 0};
-  a.layout.record_bytes = moe_edge::RowBytes(a.layout.kind, 3 * size_t(D) * F);
-  a.x = x, a.ids = ids, a.weights = weights, a.each = each, a.y = y;
+  a.layout = {D, kept->F, kept->has_bias != 0,
+              static_cast<moe_edge::Activation>(kept->activation), kept->limit,
+              static_cast<moe_edge::Kind>(kept->kind), 0};
+  a.layout.record_bytes = moe_edge::RowBytes(a.layout.kind, 3 * size_t(D) * kept->F);
+  a.x = x, a.ids = ids, a.weights = weights, a.each = kept->each, a.y = y;
   a.T = T, a.K = K, a.E = E;
-  if (int8 != 0 && moe_edge::MeetsRounded(a.layout.kind)) {
+  if (taken != nullptr) {
+    is_taken.assign(E, 0);
+    for (int i = 0; i < count; ++i) {
+      if (taken[i] >= 0 && taken[i] < E) is_taken[taken[i]] = 1;
+    }
+    some.assign(ids, ids + size_t(T) * K);
+    for (int32_t& id : some) id = id < 0 || (id < E && is_taken[id]) ? id : E;
+    a.ids = some.data();
+  }
+  if (kept->int8 != 0 && moe_edge::MeetsRounded(a.layout.kind)) {
     a.int8 = &moe_edge::BestRounded(), a.rounded = moe_edge::RoundedRowsOf(x, T, D);
   }
   wrong = moe_edge::RunExperts(a);
