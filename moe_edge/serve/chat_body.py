@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 from moe_edge.serve.body import (
     IGNORED,
     NEUTRAL,
+    TOP_LOGPROBS,
     Body,
     Encoded,
     check_rows,
     common_readers,
     common_values,
     encode,
-    top_logprobs_reader,
 )
 from moe_edge.serve.chat_template import RESERVED, ChatTemplate
 from moe_edge.serve.errors import ApiError, shown
@@ -143,7 +143,7 @@ def read_chat(body: bytes, model: ServedModel) -> ChatBody:
         "max_tokens": whole(1, 2**31 - 1),  # the context bounds both further
         "max_completion_tokens": whole(1, 2**31 - 1),
         "logprobs": flag,
-        "top_logprobs": top_logprobs_reader(),
+        "top_logprobs": TOP_LOGPROBS,
         "chat_template_kwargs": template_variables,
         "reasoning_effort": one_of(*EFFORTS),
         "tools": tools_reader(chat_tool, "function.name"),

@@ -7,13 +7,13 @@ from moe_edge.serve.body import (
     IGNORED,
     MOST_ROWS,
     NEUTRAL,
+    TOP_LOGPROBS,
     Body,
     Encoded,
     check_rows,
     common_readers,
     common_values,
     encode,
-    top_logprobs_reader,
 )
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.fields import Reader, flag, invalid, read_fields, read_object
@@ -43,7 +43,7 @@ def read_completion(body: bytes, model: ServedModel) -> CompletionBody:
     """
     readers = common_readers(model) | {
         "prompt": _prompts_reader(model.vocab_size),
-        "logprobs": top_logprobs_reader(),
+        "logprobs": TOP_LOGPROBS,
         "echo": flag,
     }
     values = read_fields(read_object(body), readers, _NEUTRAL, IGNORED)

@@ -117,6 +117,13 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def some_text(name: str, value: Any) -> str:
+    """A string that is not empty."""
+    if not text(name, value):
+        raise invalid(name, value, "some text")
+    return value
+
+
 def one_of(*known: Any) -> Reader:
     """One of some values."""
 

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from moe_edge.serve.errors import ApiError
-from moe_edge.serve.fields import Reader, flag, invalid, read_fields, text
+from moe_edge.serve.fields import (
+    Reader,
+    flag,
+    invalid,
+    read_fields,
+    some_text,
+    text,
+)
 from moe_edge.serve.grammar import GrammarSpec
 
 FORMATS = ("response_format", "structured_outputs")
@@ -88,10 +95,7 @@ def _pattern(name: str, value: Any) -> str:
 def _choice(name: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_CHOICES:
         raise invalid(name, value, f"a list of 1 to {MOST_CHOICES} texts")
-    for i, each in enumerate(value):
-        if not text(f"{name}[{i}]", each):
-            raise invalid(f"{name}[{i}]", each, "some text")
-    return value
+    return [some_text(f"{name}[{i}]", each) for i, each in enumerate(value)]
 
 
 def grammar_of(values: Mapping[str, Any], ignore_eos: bool) -> GrammarSpec | None:
