@@ -9,7 +9,7 @@ from moe_edge.checkpoint.manifest import REPORT_NAME
 from moe_edge.engine.slot_rows import MOST_LOGPROBS
 from moe_edge.model.sampling import Sampling
 from moe_edge.serve.chat_template import ChatTemplate
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.errors import ApiError, bad_value
 from moe_edge.serve.fields import (
     Reader,
     flag,
@@ -118,11 +118,7 @@ class Body:
         """
         length, most = len(prompt.ids), model.max_context
         if not length:
-            raise ApiError(
-                "invalid_value",
-                "the prompt is empty; expected some text",
-                param=self.PROMPT,
-            )
+            raise bad_value(self.PROMPT, "the prompt is empty; expected some text")
         wanted = 1 if self.max_new_tokens is None else self.max_new_tokens
         wanted = max(wanted, 1 if length == 1 else 0)
         if length + wanted > most:
@@ -153,17 +149,15 @@ def encode(
       ApiError: context_length_exceeded, invalid_value.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    longest, most = (
-        max((len(each.encode()) for each in texts), default=0),
-        model.longest_text,
-    )
-    if most is not None and longest > most:  # in whatever tokens
-        raise ApiError(
-            "context_length_exceeded",
-            f"the prompt has {longest} bytes, which are more than {model.max_context} "
-            "tokens, the context, could hold; shorten it",
-            param=request.PROMPT,
-        )
+    most = model.longest_text
+    for size in (len(each.encode()) for each in texts):
+        if most is not None and size > most:  # in whatever tokens
+            raise ApiError(
+                "context_length_exceeded",
+                f"the prompt has {size} bytes, which are more than {model.max_context} "
+                "tokens, the context, could hold; shorten it",
+                param=request.PROMPT,
+            )
     rows = iter(model.tokenizer.encode_batch(texts, begin=begin, end=end))
     encoded = []
     for prompt in prompts:
@@ -191,7 +185,7 @@ def check_rows(rows: int, top_logprobs: int | None) -> None:
         )
     else:
         return
-    raise ApiError("invalid_value", f"{message}; send several requests", param="n")
+    raise bad_value("n", f"{message}; send several requests")
 
 
 def common_readers(model: ServedModel) -> dict[str, Reader]:
@@ -224,10 +218,9 @@ def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, An
     """
     get, ignore_eos = values.get, values.get("ignore_eos", False)
     if "stream_options" in values and not get("stream"):
-        raise ApiError(
-            "invalid_value",
+        raise bad_value(
+            "stream_options",
             "stream_options without stream: true; leave one out or add the other",
-            param="stream_options",
         )
     temperature = get("temperature", 1.0)
     return {

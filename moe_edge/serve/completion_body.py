@@ -15,7 +15,7 @@ from moe_edge.serve.body import (
     common_values,
     encode,
 )
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.errors import bad_value
 from moe_edge.serve.fields import Reader, flag, invalid, read_fields, read_object
 from moe_edge.serve.fields import token_ids as read_ids
 from moe_edge.serve.served_model import ServedModel
@@ -48,7 +48,7 @@ def read_completion(body: bytes, model: ServedModel) -> CompletionBody:
     }
     values = read_fields(read_object(body), readers, _NEUTRAL, IGNORED)
     if "prompt" not in values:
-        raise ApiError("invalid_value", "there is no prompt; give one", param="prompt")
+        raise bad_value("prompt", "there is no prompt; give one")
     common, prompts = common_values(values, model), values["prompt"]
     check_rows(len(prompts) * common["n"], values.get("logprobs"))
     tokens, echo = values.get("max_tokens", DEFAULT_TOKENS), values.get("echo", False)
