@@ -14,11 +14,10 @@ import numpy as np
 
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.roles import FIRST, MAIN, SHADOW
-from moe_edge.cluster.scheduler.programme import Programme
+from moe_edge.cluster.scheduler.programme import Programme, served_rows
 from moe_edge.cluster.scheduler.requests import Failure, NobodyLeft
 from moe_edge.cluster.scheduler.scheduler import NOTES_S, Scheduler
 from moe_edge.cluster.scheduler.serving import Serving
-from moe_edge.cluster.scheduler.written import served_rows
 from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json

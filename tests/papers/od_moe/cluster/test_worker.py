@@ -246,7 +246,7 @@ def test_emulated_link_takes_its_time_unless_it_was_foretold(make, monkeypatch):
     monkeypatch.setattr(workers, "time", clock)
     worker = make()
     block_bytes = worker.slots.queue.block_bytes
-    worker.set_link(block_bytes / BLOCK_S)
+    worker.begin(bytes_per_s=block_bytes / BLOCK_S)
     ask(worker, decode(1, [1, 2]))
     worker.expect(2, LAYER, [1, 2])
     clock.sleep(2.5 * BLOCK_S)
@@ -262,12 +262,12 @@ def test_emulated_link_takes_its_time_unless_it_was_foretold(make, monkeypatch):
 
 def test_resident_worker_loads_nothing(make):
     worker = make()
-    worker.set_resident(True)
+    worker.begin(resident=True)
     worker.expect(5, LAYER, [3])
     ask(worker, decode(5, [8, 1, 3]))
     ask(worker, prompt(7))
     assert loads(worker) == (0, 0) and len(worker.compute_s) == 1
-    worker.set_resident(False)
+    worker.begin()
     ask(worker, decode(6, [3]))
     assert loads(worker) == (0, 1)
 
