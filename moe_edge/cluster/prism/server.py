@@ -240,12 +240,12 @@ class Server(ServingNode):
             if self._alone is not None:
                 self._alone.close()
 
-    def warm(self, fields, arrays) -> None:
+    def compile(self, fields, arrays) -> None:
         if "alone" in fields and self._alone is None:
             where = self._reader, self._weights, self.options.slots, fields["alone"]
             given = self.engine.programs, self.options.route
             self._alone = load_alone(*where, *given)
-        super().warm(fields, arrays)
+        super().compile(fields, arrays)
 
     def rehearse(self, sizes) -> None:
         if self._alone is not None:

@@ -213,7 +213,7 @@ class WorkerNode(Node):
         return super().make_orders() | {
             "load": Order(self._load, of_others=True),
             "passed": Order(self._passed, of_others=True),
-            "warm": Order(self._warm),
+            "warm": Order(self.warm),
             "prepare": Order(self._prepare),
             "notes": Order(self._notes),
         }
@@ -227,11 +227,9 @@ class WorkerNode(Node):
         self.worker.passed(fields["count"])
         self.answered()
 
-    def _warm(self, fields, arrays) -> None:
-        started_s = time.perf_counter()
+    def compile(self, fields, arrays) -> None:
         self._buckets = arrays["buckets"].tolist()
         self.worker.rehearse(self._buckets)
-        self.tell("warm", {"seconds": time.perf_counter() - started_s})
 
     def _prepare(self, fields, arrays) -> None:
         """A new pass: with all blocks here, or with few slots behind a slow link."""
