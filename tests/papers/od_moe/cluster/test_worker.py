@@ -9,8 +9,8 @@ from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
 from moe_edge.cluster.transport.base import Call
 from moe_edge.core.checks import RequestError
-from moe_edge.papers.od_moe.cluster import dated_carrier
 from moe_edge.papers.od_moe.cluster import worker as workers
+from moe_edge.papers.od_moe.cluster import worker_slots
 from moe_edge.papers.od_moe.cluster.worker import ATTEMPTS, Worker
 from tests.support.layered import StoreReader
 from tests.support.tiny_models import ALL, BF16
@@ -242,7 +242,7 @@ class Clock:
 
 def test_emulated_link_takes_its_time_unless_it_was_foretold(make, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(dated_carrier, "time", clock)
+    monkeypatch.setattr(worker_slots, "time", clock)
     monkeypatch.setattr(workers, "time", clock)
     worker = make()
     block_bytes = worker.slots.queue.block_bytes
