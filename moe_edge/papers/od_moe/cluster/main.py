@@ -44,8 +44,8 @@ class MainNode(ServingNode):
         config = weights.config
         shape = config.num_layers, config.moe.num_experts
         self._groups, self._call_s = groups, call_s
-        # A worker that is left alone loads all blocks of a layer for one call.
         self._nothing = Holdings(0, shape, BlockReader(reader))
+        # A worker that is left alone loads all blocks of a layer for one call.
         self._layer_bytes = self._nothing.blocks.block_bytes * shape[1]
         self._link = ShadowLink(transport, groups, periods)
         self.answers = Answers(programs, self._nothing)
