@@ -22,6 +22,16 @@ from moe_edge.training.generators import FAMILIES
 MAX_SERVERS = 64
 
 
+def check_name(option: str, value: object, what: str) -> None:
+    """Raises ConfigError for a plug-in that is given as an object."""
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"{option} is {value!r:.60}, and the processes of a cluster know names "
+            f"alone; install the {what} as a package (docs/plug_ins.md) and give its "
+            "name"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterOptions(abc.ABC):
     """A cluster and what it serves; a mode's class has options of its own.
@@ -123,12 +133,7 @@ class ClusterOptions(abc.ABC):
         if self.link_mbps is not None:
             check_positive("link_mbps", self.link_mbps)
         self._check_asked()
-        if not isinstance(self.route, str):
-            raise ConfigError(
-                f"route is {self.route!r:.60}, and the processes of a cluster know "
-                "names alone; install the route as a package (docs/plug_ins.md) and "
-                "give its name"
-            )
+        check_name("route", self.route, "route")
         self.chosen_route  # noqa: B018  refuses what cannot be
         if self.workload is not None:
             for family in self.families:

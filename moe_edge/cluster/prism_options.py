@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moe_edge.cluster.modes import Mode
-from moe_edge.cluster.options import ClusterOptions
+from moe_edge.cluster.options import ClusterOptions, check_name
 from moe_edge.cluster.roles import FIRST
 from moe_edge.core.checks import ConfigError, check_count, check_positive, chosen
 from moe_edge.core.files import check_there
@@ -79,12 +79,7 @@ class PrismOptions(ClusterOptions):
             )
 
     def _check_methods(self) -> None:
-        if not isinstance(self.methods, str):
-            raise ConfigError(
-                f"methods is {self.methods!r:.60}, and the processes of a cluster know "
-                "names alone; install the placer as a package (docs/plug_ins.md) and "
-                "give its name"
-            )
+        check_name("methods", self.methods, "placer")
         if self.placement is None:
             listed_placers(self.methods, self.placer_options, ALONE)
         elif self.is_scheduler:

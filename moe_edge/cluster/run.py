@@ -70,9 +70,7 @@ def run_cluster(run: RunFolder, *, options: ClusterOptions) -> dict[str, Any]:
         ):
             hosts, prefixes = _hosts(options), {}
             if network is not None:
-                names = {
-                    number: options.name_of(number) for number in _numbers(options)
-                }
+                names = {n: options.name_of(n) for n in _numbers(options)}
                 hosts = {n: network.address(name) for n, name in names.items()}
                 prefixes = {n: network.command(name) for n, name in names.items()}
                 address = f"{hosts[0]}:{PORT}"

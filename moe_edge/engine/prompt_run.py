@@ -13,7 +13,6 @@ from moe_edge.engine.base import Engine
 from moe_edge.engine.prompt_cache import Kept, PromptCache
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
 from moe_edge.engine.slot_rows import SlotRow
-from moe_edge.engine.slot_tokens import scores_of
 
 
 class PromptRun:
@@ -133,4 +132,4 @@ class PromptRun:
             self._engine.weights.top, x_BSD, *row_next
         )
         found = [each[: len(following)] for each in jax.device_get(found)]
-        row.prompt_scores += scores_of(row, found)
+        row.prompt_scores += row.scores(found)

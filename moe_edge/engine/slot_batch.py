@@ -10,7 +10,7 @@ all steps have one shape). A row that left is ignored, and a step begun at anoth
 before a row joined, is run again: so no step begins early where layers keep states.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -20,8 +20,12 @@ from moe_edge.engine.base import Engine
 from moe_edge.engine.session import Session
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
 from moe_edge.engine.slot_rows import SlotRow
-from moe_edge.engine.slot_tokens import next_tokens, rules_of
 from moe_edge.model.new_token import NewToken
+from moe_edge.model.row_sampling import Rules, make_rules
+from moe_edge.model.sampling import Sampling
+
+Rows = Sequence[SlotRow | None]  # by place; None: nobody asks
+_IDLE = Sampling(), 0
 
 
 class _Begun(NamedTuple):
@@ -49,13 +53,19 @@ class SlotBatch:
         return [row for row in self.places if row is not None]
 
     def insert(
-        self, rows: Sequence[SlotRow], session: Session, places: Sequence[int]
-    ) -> None:
+        self, through: Rows, logits_BV: jax.Array, session: Session
+    ) -> list[NewToken]:
         """Copies rows out of the prompts' session into free places.
 
         Args:
-          places: of the rows in that session.
+          through: of its places; logits_BV: after their last tokens.
+        Returns:
+          their first tokens.
         """
+        rules = _rules_of(through, self._engine)
+        new, *_ = self._next_tokens(logits_BV, through, rules)
+        places = [place for place, row in enumerate(through) if row is not None]
+        rows = [through[place] for place in places]
         self._begun = None
         if not self._suits(rows):
             self._resize(rows)
@@ -67,6 +77,7 @@ class SlotBatch:
         self.session.caches = [
             self._copy(layer, *pair, moves) for layer, pair in enumerate(pairs)
         ]
+        return new
 
     def remove(self, row: SlotRow) -> None:
         """A row's place is free."""
@@ -92,19 +103,72 @@ class SlotBatch:
                 self._tokens_B = tokens_B
                 self._begun = self._begin()
 
-        new, self._tokens_B, self._rules = next_tokens(
-            self._programs,
-            self._engine,
-            begun.logits_BV,
-            rows,
-            self._rules,
-            begin_next,
+        new, self._tokens_B, self._rules = self._next_tokens(
+            begun.logits_BV, rows, self._rules, begin_next
         )
         for row in rows:
             if row is not None:
                 row.length += 1
                 self.changed |= not row.is_active
         return new
+
+    def _next_tokens(
+        self,
+        logits_BV: jax.Array,
+        rows: Rows,
+        rules: Rules | None,
+        meanwhile: Callable[[jax.Array], None] = lambda tokens_B: None,
+    ) -> tuple[list[NewToken], jax.Array, Rules | None]:
+        """Every row's next token, a forced or a drawn one; waits for the device.
+
+        What a row's guide allows after its token is asked at the end, while the device
+        computes what `meanwhile` gave it.
+
+        Args:
+          meanwhile: gives the device more to do before this waits for the tokens.
+        Returns:
+          (tokens of the rows, the same as int32 [B] on the device, rules of the next
+          step).
+        """
+        programs, put, may_come_BV = self._programs, self._engine.put, logits_BV
+        guided = [row and row.guide and row.emitted >= 0 for row in rows]
+        if any(guided):
+            bits_BW = np.full((len(rows), -(-logits_BV.shape[1] // 32)), ~np.uint32(0))
+            for place, row in enumerate(rows):
+                if guided[place]:
+                    bits_BW[place] = row.allowed(bits_BW.shape[1])
+            may_come_BV = programs.allow(logits_BV, put(bits_BW))
+        if rules is None:
+            tokens_B = programs.greedy(may_come_BV)
+        else:
+            tokens_B, rules = programs.draw(may_come_BV, rules)
+        forced = {
+            place: row.next_forced
+            for place, row in enumerate(rows)
+            if row is not None and row.emitted < 0
+        }
+        if forced:
+            given_B = np.array(tokens_B)
+            given_B[[*forced]] = [*forced.values()]
+            tokens_B = put(given_B)
+        asked = any(row and row.top_logprobs is not None for row in rows)
+        found = programs.log_probs(logits_BV, tokens_B) if asked else ()
+        meanwhile(tokens_B)
+        tokens, found = np.asarray(tokens_B).tolist(), jax.device_get(found)
+        new = []
+        for place, row in enumerate(rows):
+            if row is None:
+                continue
+            row.tokens.append(tokens[place])
+            score = None
+            if row.top_logprobs is not None:
+                (score,) = row.scores([each[place : place + 1] for each in found])
+            new.append(NewToken(row.id, tokens[place], score, place in forced))
+            if guided[place]:
+                row.guide.accept(tokens[place])
+                row.allowed_W = None
+                row.allowed(bits_BW.shape[1])
+        return new, tokens_B, rules
 
     def _begin(self, on_routing=None) -> _Begun:
         """Gives the device the next step of the active rows."""
@@ -131,7 +195,7 @@ class SlotBatch:
         self.changed = True  # the device's positions are a step ahead of the rows
         return None
 
-    def _is_steady(self, rows: Sequence[SlotRow | None]) -> bool:
+    def _is_steady(self, rows: Rows) -> bool:
         """Whether the step after this one is of the same rows in the same session."""
         active = [row for row in rows if row is not None]
         return (
@@ -185,7 +249,7 @@ class SlotBatch:
         self.changed = True
         return place
 
-    def _tell(self, rows: Sequence[SlotRow | None]) -> None:
+    def _tell(self, rows: Rows) -> None:
         """Tells the device who runs, at what K and by which rule."""
         session, put = self.session, self._engine.put
         session.lengths = [0 if row is None else row.length for row in self.places]
@@ -196,5 +260,13 @@ class SlotBatch:
         session.k_B = put(np.array(ks, np.int32))
         self._tokens_B = put(np.array(tokens, np.int32))
         self._active_B = put(np.array([row is not None for row in rows]))
-        self._rules = rules_of(rows, self._engine)
+        self._rules = _rules_of(rows, self._engine)
         self.changed = False
+
+
+def _rules_of(rows: Rows, engine: Engine) -> Rules | None:
+    """How rows draw next, on the device; None if all are greedy: no draw is paid."""
+    pairs = [_IDLE if row is None else (row.sampling, row.emitted) for row in rows]
+    if all(sampling.temperature == 0 for sampling, _ in pairs):
+        return None
+    return engine.put(make_rules(pairs))

@@ -1,7 +1,7 @@
 """A row of a running batch: what was asked for, and how far it has come."""
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -79,6 +79,21 @@ class SlotRow:
     def is_active(self) -> bool:
         """Whether it takes part in the next step."""
         return self.place is not None and self.emitted < self.max_new_tokens
+
+    def allowed(self, words: int) -> np.ndarray:
+        """Bits of tokens that its guide lets come next, uint32 `[words]`."""
+        if self.allowed_W is None:  # once a token
+            self.allowed_W = np.empty(words, np.uint32)
+            self.guide.fill(self.allowed_W)
+        return self.allowed_W
+
+    def scores(self, found: Sequence[np.ndarray]) -> list[Score]:
+        """From arrays of `row_sampling.log_probs`, as many likely tokens as it asks."""
+        each = zip(*(array.tolist() for array in found), strict=True)
+        return [
+            Score(own, tuple(zip(ids_N, values_N, strict=True))[: self.top_logprobs])
+            for own, values_N, ids_N in each
+        ]
 
     def checked(self, vocab_size: int, own_k: int, max_context: int) -> "SlotRow":
         """A fresh row for slots of a model, of a known K.

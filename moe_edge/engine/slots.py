@@ -34,7 +34,6 @@ from moe_edge.engine.sizes import capacity_for
 from moe_edge.engine.slot_batch import SlotBatch
 from moe_edge.engine.slot_programs import SlotPrograms, SlotShapes
 from moe_edge.engine.slot_rows import SlotRow, check_k
-from moe_edge.engine.slot_tokens import next_tokens, rules_of
 from moe_edge.engine.slot_warm_up import warm_up
 from moe_edge.model.new_token import NewToken
 from moe_edge.model.router import Routing
@@ -289,11 +288,7 @@ class RowSlots:
             self._run = None
         if logits_BV is None:
             return []
-        rules = rules_of(through, self.engine)
-        new, *_ = next_tokens(self._programs, self.engine, logits_BV, through, rules)
-        places = [place for place, row in enumerate(through) if row is not None]
-        self._batch.insert([through[place] for place in places], run.session, places)
-        return new
+        return self._batch.insert(through, logits_BV, run.session)
 
     def decode(self) -> list[NewToken]:
         """A token of every running row."""

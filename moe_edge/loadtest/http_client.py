@@ -4,6 +4,7 @@ Times of tokens are taken as they arrive, so there is little between socket and 
 """
 
 import asyncio
+import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -121,13 +122,38 @@ class Client:
             writer.close()
         self._idle.clear()
 
-    def request(self, method: str, path: str, body: bytes = b"") -> "_Request":
+    @contextlib.asynccontextmanager
+    async def request(
+        self, method: str, path: str, body: bytes = b""
+    ) -> AsyncIterator[Answer]:
         """`async with client.request(...) as answer:` reads its body or drops it.
 
         Raises:
           OSError: nobody is there; HttpError: what is there speaks no HTTP.
         """
-        return _Request(self, method, path, body)
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}"
+        sent = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        while True:
+            is_fresh = not self._idle
+            if is_fresh:
+                where = self._host, self._port
+                streams = await asyncio.open_connection(*where, ssl=self._ssl)
+            else:
+                streams = self._idle.pop()
+            try:
+                answer = await _ask(*streams, sent)
+                break
+            except BaseException as error:
+                streams[1].close()
+                if is_fresh or not isinstance(error, BROKEN):
+                    raise  # else an idle connection that the server had closed
+        try:
+            yield answer
+        finally:
+            if answer.keeps_alive:
+                self._idle.append(streams)
+            else:
+                streams[1].close()
 
     async def get_json(self, method: str, path: str, given: Any = None) -> Any:
         """What a route says.
@@ -143,57 +169,20 @@ class Client:
         return found
 
 
-class _Request:
-    """A request on its way, as a context."""
-
-    def __init__(self, client: Client, method: str, path: str, body: bytes):
-        self._client, self._fresh = client, False
-        head = f"{method} {client._prefix}{path} HTTP/1.1\r\n{client._head}"
-        self._bytes = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-    async def __aenter__(self) -> Answer:
-        while True:
-            await self._connect()
-            try:
-                self._answer = await self._ask()
-            except BROKEN:
-                self._writer.close()
-                if self._fresh:
-                    raise
-                continue  # an idle connection that the server had closed
-            except BaseException:
-                self._writer.close()
-                raise
-            return self._answer
-
-    async def _connect(self) -> None:
-        client = self._client
-        self._fresh = not client._idle
-        if self._fresh:
-            pair = await asyncio.open_connection(
-                client._host, client._port, ssl=client._ssl
-            )
-        else:
-            pair = client._idle.pop()
-        self._reader, self._writer = pair
-
-    async def _ask(self) -> Answer:
-        self._writer.write(self._bytes)
-        await self._writer.drain()
-        version, _, rest = (await _line(self._reader)).partition(" ")
-        if not version.startswith("HTTP/1."):
-            raise HttpError(f"answer begins with {version[:20]!r}, expected HTTP/1.1")
-        headers = {}
-        while line := await _line(self._reader):
-            name, _, value = line.partition(":")
-            headers[name.strip().lower()] = value.strip()
-        return Answer(self._reader, _number(rest[:3], 10, "status"), headers)
-
-    async def __aexit__(self, *error) -> None:
-        if self._answer.keeps_alive:
-            self._client._idle.append((self._reader, self._writer))
-        else:
-            self._writer.close()
+async def _ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytes
+) -> Answer:
+    """The head of the answer to a request."""
+    writer.write(sent)
+    await writer.drain()
+    version, _, rest = (await _line(reader)).partition(" ")
+    if not version.startswith("HTTP/1."):
+        raise HttpError(f"answer begins with {version[:20]!r}, expected HTTP/1.1")
+    headers = {}
+    while line := await _line(reader):
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return Answer(reader, _number(rest[:3], 10, "status"), headers)
 
 
 def message_of(found: Any) -> str:

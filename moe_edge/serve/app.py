@@ -17,7 +17,7 @@ from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.completion_body import read_completion
 from moe_edge.serve.engine_thread import EngineThread
 from moe_edge.serve.errors import ApiError
-from moe_edge.serve.generation import Generation
+from moe_edge.serve.generation import Generation, Workers
 from moe_edge.serve.guards import (
     ClientGone,
     Headers,
@@ -31,7 +31,6 @@ from moe_edge.serve.responses_body import read_responses
 from moe_edge.serve.served_model import ServedModel
 from moe_edge.serve.server_options import ServerOptions
 from moe_edge.serve.tokenizer_routes import detokenize, tokenize, tokenizer_info
-from moe_edge.serve.workers import Workers
 
 MOST_BODIES = 16  # of the largest size, that are read or wait for it
 

@@ -5,17 +5,18 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from moe_edge.checkpoint.manifest import REPORT_NAME
 from moe_edge.engine.slot_rows import MOST_LOGPROBS
 from moe_edge.model.sampling import Sampling
 from moe_edge.serve.chat_template import ChatTemplate
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.errors import ApiError, bad_value
 from moe_edge.serve.fields import (
     Reader,
     flag,
     invalid,
     number,
     read_fields,
-    text,
+    some_text,
     whole,
 )
 from moe_edge.serve.grammar import GrammarSpec
@@ -37,6 +38,8 @@ MOST_TEMPERATURE = 2.0  # OpenAI's; above it text is noise
 # Below, a temperature counts as 0: logits divided by it would leave float32.
 LEAST_TEMPERATURE = 1e-4
 MOST_DEADLINE_MS = 86_400_000  # a day: whoever waits longer needs no deadline
+
+TOP_LOGPROBS = whole(0, MOST_LOGPROBS)  # what a step reports at most
 
 # Accepted without any effect: they concern OpenAI's own bookkeeping.
 IGNORED = ("user", "metadata", "store", "service_tier")
@@ -105,21 +108,6 @@ class Body:
         """Whether log probabilities of the prompt's own tokens are wanted."""
         return self.echo and self.top_logprobs is not None
 
-    def check_size(self, prompt: str, model: ServedModel) -> None:
-        """Refuses a text that is too long in whatever tokens, without encoding it.
-
-        Raises:
-          ApiError: context_length_exceeded.
-        """
-        size, most = len(prompt.encode()), model.longest_text
-        if most is not None and size > most:
-            raise ApiError(
-                "context_length_exceeded",
-                f"the prompt has {size} bytes, which are more than {model.max_context} "
-                "tokens, the context, could hold; shorten it",
-                param=self.PROMPT,
-            )
-
     def new_tokens(self, prompt: Encoded, model: ServedModel) -> int:
         """Tokens to compute after a prompt.
 
@@ -130,11 +118,7 @@ class Body:
         """
         length, most = len(prompt.ids), model.max_context
         if not length:
-            raise ApiError(
-                "invalid_value",
-                "the prompt is empty; expected some text",
-                param=self.PROMPT,
-            )
+            raise bad_value(self.PROMPT, "the prompt is empty; expected some text")
         wanted = 1 if self.max_new_tokens is None else self.max_new_tokens
         wanted = max(wanted, 1 if length == 1 else 0)
         if length + wanted > most:
@@ -165,8 +149,15 @@ def encode(
       ApiError: context_length_exceeded, invalid_value.
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    for each in texts:
-        request.check_size(each, model)
+    most = model.longest_text
+    for size in (len(each.encode()) for each in texts):
+        if most is not None and size > most:  # in whatever tokens
+            raise ApiError(
+                "context_length_exceeded",
+                f"the prompt has {size} bytes, which are more than {model.max_context} "
+                "tokens, the context, could hold; shorten it",
+                param=request.PROMPT,
+            )
     rows = iter(model.tokenizer.encode_batch(texts, begin=begin, end=end))
     encoded = []
     for prompt in prompts:
@@ -194,7 +185,7 @@ def check_rows(rows: int, top_logprobs: int | None) -> None:
         )
     else:
         return
-    raise ApiError("invalid_value", f"{message}; send several requests", param="n")
+    raise bad_value("n", f"{message}; send several requests")
 
 
 def common_readers(model: ServedModel) -> dict[str, Reader]:
@@ -225,13 +216,11 @@ def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, An
     Raises:
       ApiError: fields that contradict each other.
     """
-    get, stream = values.get, values.get("stream", False)
-    ignore_eos = get("ignore_eos", False)
-    if "stream_options" in values and not stream:
-        raise ApiError(
-            "invalid_value",
+    get, ignore_eos = values.get, values.get("ignore_eos", False)
+    if "stream_options" in values and not get("stream"):
+        raise bad_value(
+            "stream_options",
             "stream_options without stream: true; leave one out or add the other",
-            param="stream_options",
         )
     temperature = get("temperature", 1.0)
     return {
@@ -240,19 +229,44 @@ def common_values(values: Mapping[str, Any], model: ServedModel) -> dict[str, An
         "seed": secrets.randbits(63) if get("seed") is None else get("seed"),
         "temperature": 0.0 if temperature < LEAST_TEMPERATURE else temperature,
         "top_p": get("top_p", 1.0),
-        "floor": model.floor(get("min_k"), get("quality")),
+        "floor": floor_of(model, get("min_k"), get("quality")),
         "stop": get("stop", ()),
         "ignore_eos": ignore_eos,
         "grammar": grammar_of(values, ignore_eos) if {*FORMATS} & {*values} else None,
         "deadline_s": None if get("deadline_ms") is None else get("deadline_ms") / 1e3,
-        "stream": stream,
+        "stream": get("stream", False),
         "include_usage": get("stream_options", {}).get("include_usage", False),
     }
 
 
-def top_logprobs_reader() -> Reader:
-    """How many of the likeliest tokens: what a step reports at most."""
-    return whole(0, MOST_LOGPROBS)
+def floor_of(model: ServedModel, min_k: int | None, quality: float | None) -> int:
+    """The least K that meets both; what is None asks for nothing.
+
+    `quality` counts as met from the smallest K on from which every measured one
+    has ppl(own K) / ppl(K) of at least so much: a row may run at any K above its
+    floor.
+
+    Raises:
+      ApiError: quality_unmeasured.
+    """
+    if min_k is None and quality is None:
+        return model.default_floor
+    if quality is None:
+        return min_k
+    ppl = model.perplexities or {}
+    if model.own_k not in ppl:
+        raise ApiError(
+            "quality_unmeasured",
+            f"quality needs the perplexity at K {model.own_k} in the checkpoint's "
+            f"{REPORT_NAME}, which moe-edge refactor writes; give min_k instead",
+            param="quality",
+        )
+    least = model.own_k
+    for k in sorted((k for k in ppl if k < model.own_k), reverse=True):
+        if ppl[model.own_k] < quality * ppl[k]:
+            break
+        least = k
+    return max(least, min_k or 1)
 
 
 def _stop(name: str, value: Any) -> tuple[str, ...]:
@@ -260,9 +274,7 @@ def _stop(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(given, list) or len(given) > MOST_STOPS:
         raise invalid(name, value, f"a string or a list of up to {MOST_STOPS}")
     for i, each in enumerate(given):
-        if not text(f"{name}[{i}]", each):
-            raise invalid(f"{name}[{i}]", each, "some text")
-        if len(each) > MOST_STOP_LETTERS:
+        if len(some_text(f"{name}[{i}]", each)) > MOST_STOP_LETTERS:
             expected = f"at most {MOST_STOP_LETTERS} characters, not {len(each)}"
             raise invalid(f"{name}[{i}]", each, expected)
     return tuple(dict.fromkeys(given))

@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 from moe_edge.serve.body import (
     IGNORED,
     NEUTRAL,
+    TOP_LOGPROBS,
     Body,
     Encoded,
     check_rows,
     common_readers,
     common_values,
     encode,
-    top_logprobs_reader,
 )
 from moe_edge.serve.chat_template import RESERVED, ChatTemplate
-from moe_edge.serve.errors import ApiError, shown
+from moe_edge.serve.errors import ApiError, bad_value, shown
 from moe_edge.serve.fields import (
     Reader,
     flag,
@@ -143,7 +143,7 @@ def read_chat(body: bytes, model: ServedModel) -> ChatBody:
         "max_tokens": whole(1, 2**31 - 1),  # the context bounds both further
         "max_completion_tokens": whole(1, 2**31 - 1),
         "logprobs": flag,
-        "top_logprobs": top_logprobs_reader(),
+        "top_logprobs": TOP_LOGPROBS,
         "chat_template_kwargs": template_variables,
         "reasoning_effort": one_of(*EFFORTS),
         "tools": tools_reader(chat_tool, "function.name"),
@@ -152,22 +152,17 @@ def read_chat(body: bytes, model: ServedModel) -> ChatBody:
     }
     values = read_fields(read_object(body), readers, _NEUTRAL, IGNORED)
     if "messages" not in values:
-        raise ApiError(
-            "invalid_value", "there are no messages; give one", param="messages"
-        )
+        raise bad_value("messages", "there are no messages; give one")
     old, new = values.get("max_tokens"), values.get("max_completion_tokens")
     if None not in (old, new) and old != new:
-        raise ApiError(
-            "invalid_value",
+        raise bad_value(
+            "max_tokens",
             f"max_tokens {old} and max_completion_tokens {new} differ; give one",
-            param="max_tokens",
         )
     wants, top = values.get("logprobs", False), values.get("top_logprobs")
     if top is not None and not wants:
-        raise ApiError(
-            "invalid_value",
-            f"top_logprobs {top} without logprobs: true; add it",
-            param="top_logprobs",
+        raise bad_value(
+            "top_logprobs", f"top_logprobs {top} without logprobs: true; add it"
         )
     given = chat_values(values, model)
     check_rows(given["n"], top)
@@ -229,16 +224,12 @@ def template_variables(path: str, value: Any) -> dict[str, Any]:
     for name in value:
         at = f"{path}.{shown(name)[1:-1]}"
         if name in RESERVED:
-            raise ApiError(
-                "invalid_value",
-                f"{at} is a field of the request itself; leave it out here",
-                param=at,
+            raise bad_value(
+                at, f"{at} is a field of the request itself; leave it out here"
             )
         if not name.isidentifier():
-            raise ApiError(
-                "invalid_value",
-                f"{at} is no name of a template's variable; leave it out",
-                param=at,
+            raise bad_value(
+                at, f"{at} is no name of a template's variable; leave it out"
             )
     return value
 
@@ -254,7 +245,7 @@ def _message(path: str, value: Any) -> Message:
         raise invalid(path, value, "an object with role and content")
     readers = {
         "role": one_of("system", "developer", "user", "assistant", "tool"),
-        "content": _content,
+        "content": content_reader("text"),
         "name": text,
         "reasoning_content": text,
         "tool_calls": calls_reader,
@@ -268,21 +259,23 @@ def _message(path: str, value: Any) -> Message:
         values.pop("tool_calls", None)
     for name in ("role", "content"):
         if name not in values:
-            raise ApiError(
-                "invalid_value", f"{path} has no {name}", param=f"{path}.{name}"
-            )
+            raise bad_value(f"{path}.{name}", f"{path} has no {name}")
     return values
 
 
-def _content(path: str, value: Any) -> str:
-    """Text, or the lines of its parts: a model of text has no other parts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise invalid(path, value, "a string, or a list of parts of text")
-    return "\n".join(
-        part_text(f"{path}[{i}]", part, ("text",)) for i, part in enumerate(value)
-    )
+def content_reader(*kinds: str) -> Reader:
+    """Of a text, or the lines of its parts: a model of text has no other parts."""
+
+    def read(path: str, value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list) or not value:
+            raise invalid(path, value, "a string, or a list of parts of text")
+        return "\n".join(
+            part_text(f"{path}[{i}]", part, kinds) for i, part in enumerate(value)
+        )
+
+    return read
 
 
 def part_text(path: str, part: Any, kinds: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from moe_edge.convert.special_tokens import (
     read_tokenizer_config,
 )
 from moe_edge.core.checks import CheckpointError
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.errors import bad_value
 from moe_edge.serve.reasoning import markers_of
 from moe_edge.serve.template_limits import MOST_CHARACTERS, TooMuch, limits
 from moe_edge.serve.template_sandbox import Refusal, Sandbox
@@ -102,11 +102,10 @@ class ChatTemplate:
             with limits():
                 return self._prompt(messages, add_generation_prompt, variables, tools)
         except Exception as error:
-            raise ApiError(
-                "invalid_value",
+            raise bad_value(
+                "messages",
                 f"the chat template ({self.name}) refuses these messages: "
                 f"{type(error).__name__}: {str(error)[:200]}",
-                param="messages",
             ) from error
 
     def check(self) -> None:
@@ -184,19 +183,17 @@ def _find(
     folder: Path | None, file: str | Path | None, tool_parser: str
 ) -> ChatTemplate:
     config = read_tokenizer_config(folder)
-    tokens = read_special_tokens(folder).names
+    given = {"tokens": read_special_tokens(folder).names, "tool_parser": tool_parser}
     if file is not None:
-        return ChatTemplate(
-            _read(Path(file)), str(file), tokens, tool_parser=tool_parser
-        )
+        return ChatTemplate(_read(Path(file)), str(file), **given)
     own = None if folder is None else folder / "chat_template.jinja"
     if own is not None and own.is_file():
-        return ChatTemplate(_read(own), own.name, tokens, tool_parser=tool_parser)
-    given = config.get("chat_template")
-    if isinstance(given, list):
+        return ChatTemplate(_read(own), own.name, **given)
+    source = config.get("chat_template")
+    if isinstance(source, list):
         named = {
             each["name"]: each.get("template")
-            for each in given
+            for each in source
             if isinstance(each, dict) and isinstance(each.get("name"), str)
         }
         if "default" not in named:
@@ -204,15 +201,15 @@ def _find(
                 f"{CONFIG} has chat templates {sorted(named)}, expected one named "
                 "'default'; give --chat_template FILE"
             )
-        given = named["default"]
-    if given is None:
-        return ChatTemplate(PLAIN, "plain, built in", tokens, True, tool_parser)
-    if not isinstance(given, str):
+        source = named["default"]
+    if source is None:
+        return ChatTemplate(PLAIN, "plain, built in", adds_special=True, **given)
+    if not isinstance(source, str):
         raise CheckpointError(
-            f"{CONFIG}: chat_template is {given!r:.60}, expected text; give "
+            f"{CONFIG}: chat_template is {source!r:.60}, expected text; give "
             "--chat_template FILE"
         )
-    return ChatTemplate(given, CONFIG, tokens, tool_parser=tool_parser)
+    return ChatTemplate(source, CONFIG, **given)
 
 
 def _read(path: Path) -> str:

@@ -9,7 +9,6 @@ import os
 import queue
 import sys
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -81,14 +80,8 @@ class Holder(Server):
         self._answered.clear()  # nobody asks for these notes
         return rows
 
-    def warm(self, fields, arrays) -> None:
-        """Compiles what the front will ask for: a program a number of its tokens."""
-        started_s = time.perf_counter()
-        self.compile()
-        self.tell("warm", {"seconds": time.perf_counter() - started_s})
-
-    def compile(self) -> None:
-        """All programs of this server."""
+    def compile(self, fields, arrays) -> None:
+        """What the front will ask for: a program a number of its tokens."""
         shapes, config = self._shapes, self.engine.config
         tokens = {*shapes.rows, *(R * size for R, size, _ in shapes.prompt_shapes())}
         for count in progress(sorted(tokens), "compiling calls"):
@@ -128,7 +121,7 @@ class Front(Holder):
         )
         self._socket = listen(server.host, server.port)
 
-    def compile(self) -> None:
+    def compile(self, fields, arrays) -> None:
         """Row slots, with experts here, elsewhere and both."""
         serving, fail_step = self._cluster.serving, self._cluster.server.fail_step
         self._driver = make_driver(self.engine, serving, fail_step=fail_step)

@@ -7,15 +7,15 @@ from moe_edge.serve.body import (
     IGNORED,
     MOST_ROWS,
     NEUTRAL,
+    TOP_LOGPROBS,
     Body,
     Encoded,
     check_rows,
     common_readers,
     common_values,
     encode,
-    top_logprobs_reader,
 )
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.errors import bad_value
 from moe_edge.serve.fields import Reader, flag, invalid, read_fields, read_object
 from moe_edge.serve.fields import token_ids as read_ids
 from moe_edge.serve.served_model import ServedModel
@@ -43,12 +43,12 @@ def read_completion(body: bytes, model: ServedModel) -> CompletionBody:
     """
     readers = common_readers(model) | {
         "prompt": _prompts_reader(model.vocab_size),
-        "logprobs": top_logprobs_reader(),
+        "logprobs": TOP_LOGPROBS,
         "echo": flag,
     }
     values = read_fields(read_object(body), readers, _NEUTRAL, IGNORED)
     if "prompt" not in values:
-        raise ApiError("invalid_value", "there is no prompt; give one", param="prompt")
+        raise bad_value("prompt", "there is no prompt; give one")
     common, prompts = common_values(values, model), values["prompt"]
     check_rows(len(prompts) * common["n"], values.get("logprobs"))
     tokens, echo = values.get("max_tokens", DEFAULT_TOKENS), values.get("echo", False)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from moe_edge.serve.call import Call
 from moe_edge.serve.driver import Driver
 from moe_edge.serve.engine_steps import EngineSteps, News
-from moe_edge.serve.errors import ApiError, refusal
+from moe_edge.serve.errors import ApiError, bad_value, refusal
 from moe_edge.serve.observers import Observer, Observers
 
 LOADING, OK, DRAINING, FAILED = "loading", "ok", "draining", "failed"
@@ -99,11 +99,10 @@ class EngineThread:
             return
         most = loop.limits.max_waiting + loop.policy.max_batch
         if count > most:
-            raise ApiError(
-                "invalid_value",
+            raise bad_value(
+                "n",
                 f"{count} choices of one request, expected at most {most}: what this "
                 "server runs and lets wait; send several requests",
-                param="n",
             )
         there = self._coming + sum(call.num_left for call in self._open)
         if there + count > most:

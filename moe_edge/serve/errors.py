@@ -70,6 +70,11 @@ class ApiError(Exception):
         }
 
 
+def bad_value(param: str, message: str) -> ApiError:
+    """Of a field that cannot be as it is, or beside others."""
+    return ApiError("invalid_value", message, param=param)
+
+
 _REASONS = {
     "loading": "the model is being loaded; try again",
     "draining": "the server is about to end; ask another one",

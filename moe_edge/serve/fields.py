@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from moe_edge.core.json_reader import parse_json
-from moe_edge.serve.errors import ApiError, shown
+from moe_edge.serve.errors import ApiError, bad_value, shown
 
 MAX_DEPTH = 64  # of nested lists and objects, for JSON schemas; other fields have 4
 
@@ -70,9 +70,7 @@ def read_fields(
 
 def invalid(name: str, value: Any, expected: str) -> ApiError:
     """The error of a field with a wrong value."""
-    return ApiError(
-        "invalid_value", f"{name} is {shown(value)}, expected {expected}", param=name
-    )
+    return bad_value(name, f"{name} is {shown(value)}, expected {expected}")
 
 
 # Readers.
@@ -114,6 +112,13 @@ def text(name: str, value: Any) -> str:
     """A string, which may be empty."""
     if not isinstance(value, str):
         raise invalid(name, value, "a string")
+    return value
+
+
+def some_text(name: str, value: Any) -> str:
+    """A string that is not empty."""
+    if not text(name, value):
+        raise invalid(name, value, "some text")
     return value
 
 

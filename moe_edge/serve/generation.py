@@ -1,9 +1,15 @@
-"""The routes that make text: from a body to rows of the engine, and their answer."""
+"""The routes that make text: from a body to rows of the engine, and their answer.
+
+What takes long runs in threads of its own (`Workers`), so that the event loop goes on.
+"""
 
 import asyncio
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,13 +22,14 @@ from moe_edge.serve.chat_template import ChatTemplate
 from moe_edge.serve.completion_body import CompletionBody
 from moe_edge.serve.engine_thread import EngineThread
 from moe_edge.serve.errors import ApiError, refusal
-from moe_edge.serve.guards import read_body, until_gone
+from moe_edge.serve.guards import ClientGone, read_body, until_gone
 from moe_edge.serve.responses_answer import ResponsesAnswer
 from moe_edge.serve.responses_body import ResponsesBody
 from moe_edge.serve.served_model import ServedModel
-from moe_edge.serve.workers import Workers
 
+T = TypeVar("T")
 GONE = "client_gone"
+SHORT_BYTES = 2048  # of a body: a text of that takes the tokenizer a millisecond or two
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"x-accel-buffering", b"no"),  # of proxies
@@ -38,6 +45,69 @@ _ANSWERS: dict[type[Body], type[Answer]] = {
 def make_answer(call: Call, model: ServedModel) -> Answer:
     """The answer of a call, in the shape of its body."""
     return _ANSWERS[type(call.body)](call, model)
+
+
+class Workers:
+    """Does what is short at once, all else in threads.
+
+    The tokenizer leaves Python's lock alone meanwhile.
+
+    Args:
+      name: of the threads.
+      most_bytes: of bodies that are read or wait for it: how long the last one waits
+        goes by their size, not their number.
+    """
+
+    def __init__(self, name: str, threads: int, most_bytes: float = math.inf):
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._most_bytes, self._num_bytes = most_bytes, 0
+
+    def has_room(self, body: bytes) -> bool:
+        """Whether a body may be read, or wait for it."""
+        if len(body) <= SHORT_BYTES:
+            return True
+        return self._num_bytes + len(body) <= self._most_bytes
+
+    async def read(
+        self,
+        receive: Receive,
+        do: Callable[..., T],
+        body: bytes,
+        *given,
+        is_short: bool = True,
+    ) -> T:
+        """`do(body, *given)`; never begun if the client goes before.
+
+        Args:
+          is_short: whether a short body takes no time worth a thread.
+        Raises:
+          ApiError: queue_full: there is no room.
+          ClientGone: before the end.
+        """
+        if is_short and len(body) <= SHORT_BYTES:
+            return do(body, *given)
+        size = max(len(body), SHORT_BYTES)
+        if self._num_bytes + size > self._most_bytes:
+            raise refusal("queue_full")
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._pool, do, body, *given)
+        gone = asyncio.create_task(until_gone(receive, work.cancel))
+        self._num_bytes += size
+        try:
+            await asyncio.wait([work])
+            if work.cancelled():
+                raise ClientGone
+            return work.result()
+        finally:
+            self._num_bytes -= size
+            work.cancel()
+            gone.cancel()
+
+    async def run(self, size: int, do: Callable[..., T], *given) -> T:
+        """`do(*given)`, which handles so many bytes."""
+        if size <= SHORT_BYTES:
+            return do(*given)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, do, *given)
 
 
 class Generation:

@@ -18,7 +18,7 @@ import llguidance
 import numpy as np
 
 from moe_edge.convert.tokenizer import Tokenizer
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.errors import ApiError, bad_value
 from moe_edge.serve.grammar_trial import LIMITS, first_fault, try_grammar
 from moe_edge.serve.reasoning import Reasoning
 from moe_edge.serve.tools.base import WHITE_SPACE, Rules, enforced_part
@@ -108,11 +108,7 @@ class Grammars:
                 matcher.compute_bitmask()  # the first mask is the slowest
             fault = first_fault(matcher)
         if fault is not None:
-            raise ApiError(
-                "invalid_value",
-                f"{spec.field} cannot be enforced: {fault}",
-                param=spec.field,
-            )
+            raise bad_value(spec.field, f"{spec.field} cannot be enforced: {fault}")
         given = self._tokenizer.token_bytes, self._eos_ids, max(num_bytes, LEAST_BYTES)
         return self._opened((spec.field, text), Grammar(matcher, spec.field, *given))
 
@@ -160,10 +156,8 @@ def text_of(spec: GrammarSpec) -> str:
     try:
         return found(text)
     except ValueError as error:
-        raise ApiError(
-            "invalid_value",
-            f"{spec.field} cannot be enforced: {str(error)[:300]}",
-            param=spec.field,
+        raise bad_value(
+            spec.field, f"{spec.field} cannot be enforced: {str(error)[:300]}"
         ) from error
 
 
@@ -270,8 +264,6 @@ class RowGuide:
         if reason is None:
             return None
         field = self._grammar.field
-        return ApiError(
-            "invalid_value",
-            f"{field} could not be enforced to the end: {reason}; simplify it",
-            param=field,
+        return bad_value(
+            field, f"{field} could not be enforced to the end: {reason}; simplify it"
         )

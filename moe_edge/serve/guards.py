@@ -8,7 +8,7 @@ point here (`Host`: 403). No page of another origin may read an answer, unless a
 import hmac
 import ipaddress
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
@@ -55,10 +55,9 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return next((value for key, value in scope["headers"] if key == name), None)
 
 
-def error_response(error: ApiError, close: bool = False) -> JSONResponse:
+def error_response(error: ApiError) -> JSONResponse:
     """An error as an answer."""
-    more = {"connection": "close"} if close else {}
-    return JSONResponse(error.body(), error.status, error.headers | more)
+    return JSONResponse(error.body(), error.status, error.headers)
 
 
 class Reported:
@@ -75,16 +74,16 @@ class Reported:
 
 
 class Headers:
-    """Adds headers to every answer that has none of that name."""
+    """Adds `SECURITY` to every answer that has no header of that name."""
 
-    def __init__(self, app: ASGIApp, headers: Mapping[str, str] = SECURITY):
-        self._app, self._headers = app, headers
+    def __init__(self, app: ASGIApp):
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_more(message: Message) -> None:
             if message["type"] == "http.response.start":
                 there = MutableHeaders(scope=message)
-                for name, value in self._headers.items():
+                for name, value in SECURITY.items():
                     there.setdefault(name, value)
             await send(message)
 
@@ -133,14 +132,14 @@ class HostGuard:
 class KeyGuard:
     """Refuses requests without the key (`Authorization: Bearer KEY`)."""
 
-    def __init__(self, app: ASGIApp, key: bytes, open_paths=OPEN_PATHS):
-        self._app, self._key, self._open = app, key, open_paths
+    def __init__(self, app: ASGIApp, key: bytes):
+        self._app, self._key = app, key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scheme, _, given = (header(scope, b"authorization") or b"").partition(b" ")
         same = hmac.compare_digest(given.strip(), self._key)
         path = scope["path"]
-        is_open = path in self._open or path.startswith("/page/")
+        is_open = path in OPEN_PATHS or path.startswith("/page/")
         if is_open or (same and scheme.lower() == b"bearer"):
             await self._app(scope, receive, send)
         else:

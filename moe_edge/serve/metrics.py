@@ -10,9 +10,9 @@ microseconds. What the engine counts itself (experts, bytes) and what only stand
 """
 
 import bisect
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import prometheus_client as prometheus
 from prometheus_client.core import (
@@ -51,21 +51,25 @@ _HISTOGRAMS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Figures:
+_GAUGES = {
+    "requests_running": "Requests that run.",
+    "requests_waiting": "Requests in the queue.",
+    "kv_bytes": "Caches reserved by what runs.",
+    "kv_budget_bytes": "The most of them.",
+    "prompt_cache_bytes": "Kept caches.",
+    "compiled_programs": "Programs compiled.",
+}
+
+
+class Figures(NamedTuple):
     """What stands there at one moment, and what the engine counts itself.
 
     Attributes:
-      kv_bytes: reserved by the requests that run, within kv_budget_bytes.
+      gauges: of `_GAUGES`, in order.
       lookups: (phase, result) -> distinct experts; bytes: cause -> that were brought.
     """
 
-    running: int
-    waiting: int
-    kv_bytes: float
-    kv_budget_bytes: float
-    prompt_cache_bytes: int
-    compiled_programs: int
+    gauges: tuple[float, ...]
     lookups: dict[tuple[str, str], int]
     bytes: dict[str, int]
 
@@ -74,17 +78,13 @@ def take_figures(driver: Driver) -> Figures:
     """As of now; waits for the device."""
     slots, lane = driver.slots, driver.loop.lanes[0]
     state = slots.engine.expert_state()
+    gauges = driver.num_running, driver.num_waiting, lane.kv_bytes(), lane.budget_bytes
     lookups = {}
     for phase, is_decode in (("decode", True), ("prefill", False)):
         hits, misses = state.lookups[is_decode].sum(axis=0).tolist()
         lookups |= {(phase, "hit"): hits, (phase, "miss"): misses}
     return Figures(
-        driver.num_running,
-        driver.num_waiting,
-        lane.kv_bytes(),
-        lane.budget_bytes,
-        slots.cache.num_bytes,
-        slots.num_compiled(),
+        (*gauges, slots.cache.num_bytes, slots.num_compiled()),
         lookups,
         {"demand": state.demand_bytes, "prefetch": state.prefetch_bytes},
     )
@@ -199,14 +199,7 @@ class Metrics(Collector, Observer):
             yield family
         if (now := self._figures) is None:
             return
-        for name, text, value in (
-            ("requests_running", "Requests that run.", now.running),
-            ("requests_waiting", "Requests in the queue.", now.waiting),
-            ("kv_bytes", "Caches reserved by what runs.", now.kv_bytes),
-            ("kv_budget_bytes", "The most of them.", now.kv_budget_bytes),
-            ("prompt_cache_bytes", "Kept caches.", now.prompt_cache_bytes),
-            ("compiled_programs", "Programs compiled.", now.compiled_programs),
-        ):
+        for (name, text), value in zip(_GAUGES.items(), now.gauges, strict=True):
             yield GaugeMetricFamily(PREFIX + name, text, value)
         lookups = CounterMetricFamily(
             PREFIX + "expert_lookups",

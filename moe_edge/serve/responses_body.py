@@ -11,10 +11,10 @@ from moe_edge.serve.chat_body import (
     Message,
     chat_values,
     check_number,
-    part_text,
+    content_reader,
     template_variables,
 )
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.errors import bad_value
 from moe_edge.serve.fields import (
     Reader,
     flag,
@@ -89,7 +89,7 @@ def read_responses(body: bytes, model: ServedModel) -> ResponsesBody:
     given = read_object(body)
     values = read_fields(given, readers, _NEUTRAL, _IGNORED)
     if "input" not in values:
-        raise ApiError("invalid_value", "there is no input; give some", param="input")
+        raise bad_value("input", "there is no input; give some")
     messages = values["input"]
     if "instructions" in values:
         messages = [{"role": "system", "content": values["instructions"]}, *messages]
@@ -148,10 +148,11 @@ def _fields(path: str, item: Mapping[str, Any], **readers: Reader) -> dict[str, 
     values = read_fields(given, readers, ignored=_OF_ANSWERS, within=f"{path}.")
     for name in readers:
         if name not in values:
-            raise ApiError(
-                "invalid_value", f"{path} has no {name}", param=f"{path}.{name}"
-            )
+            raise bad_value(f"{path}.{name}", f"{path} has no {name}")
     return values
+
+
+_content = content_reader("input_text", "output_text", "reasoning_text", "text")
 
 
 def _message(path: str, item: Mapping[str, Any]) -> Message:
@@ -183,17 +184,6 @@ _ITEMS: dict[str, Callable[[str, Mapping[str, Any]], Message]] = {
     "function_call_output": _call_output,
     "reasoning": _thought,
 }
-
-
-def _content(path: str, value: Any) -> str:
-    """A text, or the lines of its parts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise invalid(path, value, "a string, or a list of parts of text")
-    kinds = ("input_text", "output_text", "reasoning_text", "text")
-    texts = (part_text(f"{path}[{i}]", part, kinds) for i, part in enumerate(value))
-    return "\n".join(texts)
 
 
 # What is asked for.

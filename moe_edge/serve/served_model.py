@@ -55,35 +55,6 @@ class ServedModel:
             )
         return value
 
-    def floor(self, min_k: int | None, quality: float | None) -> int:
-        """The least K that meets both; what is None asks for nothing.
-
-        `quality` counts as met from the smallest K on from which every measured one
-        has ppl(own K) / ppl(K) of at least so much: a row may run at any K above its
-        floor.
-
-        Raises:
-          ApiError: quality_unmeasured.
-        """
-        if min_k is None and quality is None:
-            return self.default_floor
-        if quality is None:
-            return min_k
-        ppl = self.perplexities or {}
-        if self.own_k not in ppl:
-            raise ApiError(
-                "quality_unmeasured",
-                f"quality needs the perplexity at K {self.own_k} in the checkpoint's "
-                f"{REPORT_NAME}, which moe-edge refactor writes; give min_k instead",
-                param="quality",
-            )
-        least = self.own_k
-        for k in sorted((k for k in ppl if k < self.own_k), reverse=True):
-            if ppl[self.own_k] < quality * ppl[k]:
-                break
-            least = k
-        return max(least, min_k or 1)
-
     def entry(self) -> dict[str, Any]:
         """Its entry of /v1/models."""
         return {

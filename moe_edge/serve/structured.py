@@ -6,8 +6,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from moe_edge.serve.errors import ApiError
-from moe_edge.serve.fields import Reader, flag, invalid, read_fields, text
+from moe_edge.serve.errors import bad_value
+from moe_edge.serve.fields import (
+    Reader,
+    flag,
+    invalid,
+    read_fields,
+    some_text,
+    text,
+)
 from moe_edge.serve.grammar import GrammarSpec
 
 FORMATS = ("response_format", "structured_outputs")
@@ -30,10 +37,9 @@ def response_format(name: str, value: Any) -> GrammarSpec | None:
     if kind == "json_object":
         return GrammarSpec("json", ANY_OBJECT, name)
     if "json_schema" not in values:
-        raise ApiError(
-            "invalid_value",
+        raise bad_value(
+            f"{name}.json_schema",
             f'{name} has no json_schema, expected {{"name": .., "schema": {{..}}}}',
-            param=f"{name}.json_schema",
         )
     return GrammarSpec("json", values["json_schema"], f"{name}.json_schema.schema")
 
@@ -88,10 +94,7 @@ def _pattern(name: str, value: Any) -> str:
 def _choice(name: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_CHOICES:
         raise invalid(name, value, f"a list of 1 to {MOST_CHOICES} texts")
-    for i, each in enumerate(value):
-        if not text(f"{name}[{i}]", each):
-            raise invalid(f"{name}[{i}]", each, "some text")
-    return value
+    return [some_text(f"{name}[{i}]", each) for i, each in enumerate(value)]
 
 
 def grammar_of(values: Mapping[str, Any], ignore_eos: bool) -> GrammarSpec | None:
@@ -102,17 +105,15 @@ def grammar_of(values: Mapping[str, Any], ignore_eos: bool) -> GrammarSpec | Non
     """
     given = [name for name in FORMATS if values.get(name) is not None]
     if len(given) > 1:
-        raise ApiError(
-            "invalid_value",
+        raise bad_value(
+            "structured_outputs",
             "response_format and structured_outputs both say what the answer is; give "
             "one",
-            param="structured_outputs",
         )
     if given and ignore_eos:
-        raise ApiError(
-            "invalid_value",
+        raise bad_value(
+            "ignore_eos",
             f"ignore_eos with {values[given[0]].field}, whose grammar ends with an "
             "end-of-text token; leave one out",
-            param="ignore_eos",
         )
     return values[given[0]] if given else None

@@ -8,7 +8,7 @@ from typing import Any
 from moe_edge.convert.special_tokens import read_special_tokens, read_tokenizer_config
 from moe_edge.serve.chat_body import messages_reader, template_variables
 from moe_edge.serve.chat_template import ChatTemplate
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.errors import bad_value
 from moe_edge.serve.fields import flag, read_fields, read_object, text, token_ids
 from moe_edge.serve.served_model import ServedModel
 
@@ -38,16 +38,12 @@ def tokenize(body: bytes, model: ServedModel, template: ChatTemplate) -> dict[st
     }
     values = read_fields(read_object(body), readers, _CHAT_NEUTRAL)
     if ("prompt" in values) == ("messages" in values):
-        raise ApiError(
-            "invalid_value", "expected either a prompt or messages", param="prompt"
-        )
+        raise bad_value("prompt", "expected either a prompt or messages")
     if "prompt" in values:
         prompt, begin = values["prompt"], True
         for name in ("add_generation_prompt", "chat_template_kwargs"):
             if name in values:
-                raise ApiError(
-                    "invalid_value", f"{name} is for messages; leave it out", param=name
-                )
+                raise bad_value(name, f"{name} is for messages; leave it out")
     else:
         prompt = template.render(
             values["messages"],
@@ -73,9 +69,7 @@ def detokenize(body: bytes, model: ServedModel) -> dict[str, Any]:
     readers = {"model": model.check_id, "tokens": token_ids(model.vocab_size)}
     values = read_fields(read_object(body), readers)
     if "tokens" not in values:
-        raise ApiError(
-            "invalid_value", "there are no tokens; give a list", param="tokens"
-        )
+        raise bad_value("tokens", "there are no tokens; give a list")
     return {"prompt": model.tokenizer.decode(values["tokens"], special=True)}
 
 

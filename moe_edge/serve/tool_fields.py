@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from moe_edge.serve.errors import ApiError
+from moe_edge.serve.errors import ApiError, bad_value
 from moe_edge.serve.fields import Reader, flag, invalid, one_of, read_fields, text
 from moe_edge.serve.tools.base import Tool, json_value
 
@@ -128,7 +128,7 @@ def chosen_tools(values: Mapping[str, Any]) -> tuple[tuple[Tool, ...], ToolChoic
 
 
 def _contradiction(message: str) -> ApiError:
-    return ApiError("invalid_value", message, param="tool_choice")
+    return bad_value("tool_choice", message)
 
 
 def calls_reader(path: str, value: Any) -> list[dict[str, Any]]:

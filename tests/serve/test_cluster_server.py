@@ -26,7 +26,7 @@ def test_table_is_taken_over_between_two_steps():
 
 def test_warming_up_compiles_the_programs_of_calls():
     holder = server(Holder)
-    holder.compile = lambda: holder.told.append("compiled")
+    holder.compile = lambda *_: holder.told.append("compiled")
     holder.make_orders()["warm"].later({}, {})
     assert holder.told == ["compiled", "warm"]
 

@@ -2,7 +2,7 @@
 
 from tools.request_walk import request_walk
 
-MOST = 24
+MOST = 21
 
 
 def test_a_request_passes_few_files():

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from moe_edge.core.checks import CheckpointError
+from moe_edge.serve.body import floor_of
 from moe_edge.serve.errors import ApiError
 from moe_edge.serve.served_model import read_perplexities
 
@@ -25,16 +26,16 @@ from moe_edge.serve.served_model import read_perplexities
 )
 def test_floor_is_the_higher_of_both(model, min_k, quality, floor):
     model = dataclasses.replace(model, default_floor=20)
-    assert model.floor(min_k, quality) == floor
+    assert floor_of(model, min_k, quality) == floor
 
 
 @pytest.mark.parametrize("perplexities", [None, {8: 12.0}])
 def test_quality_without_measurement_is_refused(model, perplexities):
     model = dataclasses.replace(model, perplexities=perplexities)
     with pytest.raises(ApiError, match="perplexity at K 32 in .* report.json") as error:
-        model.floor(4, 0.5)
+        floor_of(model, 4, 0.5)
     assert (error.value.code, error.value.param) == ("quality_unmeasured", "quality")
-    assert model.floor(4, None) == 4
+    assert floor_of(model, 4, None) == 4
 
 
 def test_listing_names_the_model(model):

@@ -9,8 +9,8 @@ import pytest
 
 from moe_edge.serve import app
 from moe_edge.serve.errors import ApiError
+from moe_edge.serve.generation import SHORT_BYTES, Workers
 from moe_edge.serve.guards import ClientGone
-from moe_edge.serve.workers import SHORT_BYTES, Workers
 from tests.support.live_server import WAIT_S, completion, live_server, read_reply
 
 LONG = b" " * (SHORT_BYTES + 1)

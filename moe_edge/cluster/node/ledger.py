@@ -25,8 +25,8 @@ class Ledger:
     Attributes:
       me: this server.
       states, rows: hidden states sent and rows returned, of its own calls.
-      local_pairs, pairs: computed here, and all; as of the last `counts`, as are
-      remote_blocks: blocks a step and layer that others computed.
+      local_pairs, pairs: computed here, and all; as of the last `counts` or `sums`, as
+        are remote_blocks: blocks a step and layer that others computed.
     """
 
     def __init__(self, me: int, num_servers: int, shape_LE: tuple[int, int]):
@@ -145,6 +145,12 @@ class Ledger:
             "call_s_N": self.call_s_N,
             "blocks_N": self.blocks_N,
         }
+
+    def sums(self) -> dict[str, int]:
+        """What of all was sent, came back, and was computed where, since `clear`."""
+        self._pack()
+        names = "states", "rows", "pairs", "local_pairs", "remote_blocks"
+        return {name: getattr(self, name) for name in names}
 
     def lookups(self) -> dict[str, np.ndarray]:
         """Rows of a route trace: request, phase, step, layer, ids, weights, holder,

@@ -77,6 +77,7 @@ class Node:
             "lost": Order(self._lost),
             "stop": Order(self.stop),
             "away": Order(self._away),
+            "warm": Order(later=self.warm),
             "finish": Order(later=self.finish),
         }
 
@@ -232,6 +233,15 @@ class Node:
             if name != "wake":
                 with self.faults_end_it(name):
                     self.orders[name].later(fields, arrays)
+
+    def warm(self, fields, arrays) -> None:
+        """Compiles what requests need."""
+        started_s = time.perf_counter()
+        self.compile(fields, arrays)
+        self.tell("warm", {"seconds": time.perf_counter() - started_s})
+
+    def compile(self, fields, arrays) -> None:
+        """All programs of this node; arrays: sizes of what will be asked."""
 
     def finish(self, fields, arrays) -> None:
         """All requests have ended; what was on its way has come."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
-from moe_edge.engine.programs import TopPrograms, jit_step
+from moe_edge.engine.programs import jit_step
 from moe_edge.model.branches import add_experts, seam
 from moe_edge.model.config import ModelConfig
 
@@ -24,8 +24,8 @@ class PlacedPrograms(LayerPrograms):
 
     device: jax.Device | None = None
 
-    def __init__(self, config: ModelConfig, dtype, top: TopPrograms | None = None):
-        super().__init__(config, dtype, top)
+    def __init__(self, config: ModelConfig, dtype):
+        super().__init__(config, dtype)
         self.rows = jit_step(self._rows)
         # A program of its own where sums are no loop: XLA would put the choice of rows
         # into the sum and round it differently, whatever barrier stands between.

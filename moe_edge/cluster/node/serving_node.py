@@ -72,18 +72,12 @@ class ServingNode(Node):
         self._active_B = jax.device_put(np.ones(1, bool))  # once: it takes 60 us
 
     def make_orders(self) -> dict[str, Order]:
-        return super().make_orders() | {
-            "warm": Order(later=self.warm),
-            "request": Order(later=self._request),
-        }
+        return super().make_orders() | {"request": Order(later=self._request)}
 
-    def warm(self, fields, arrays) -> None:
-        """Compiles what requests of some sizes need."""
+    def compile(self, fields, arrays) -> None:
         sizes = arrays["sizes"].tolist()
-        started_s = time.perf_counter()
         warm_up(self.engine, self.answers, sizes)
         self.rehearse(sizes)
-        self.tell("warm", {"seconds": time.perf_counter() - started_s})
 
     def rehearse(self, sizes: list[tuple[int, int]]) -> None:
         """Compiles what else they need here."""

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from moe_edge.cluster.prism.method import MethodRun
+from moe_edge.cluster.scheduler.programme import served_rows
 from moe_edge.cluster.scheduler.serving import ServingResult
-from moe_edge.cluster.scheduler.written import served_rows
 from moe_edge.cluster.transport.wire import Kind
 from moe_edge.core.events import Event, write_events
 from moe_edge.place.plan import Placement

@@ -37,9 +37,6 @@ from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.weights import Weights
 from moe_edge.route.base import Route
 
-# By the ledger, in what a server notes.
-COUNTED = ("states", "rows", "pairs", "local_pairs", "remote_blocks")
-
 
 @dataclasses.dataclass(frozen=True)
 class ServerOptions:
@@ -121,12 +118,14 @@ class Server(ServingNode):
 
     def make_orders(self) -> dict[str, Order]:
         return super().make_orders() | {
-            "counts": Order(self._counts),
+            "counts": Order(lambda *_: ({}, self.ledger.counts())),
             "table": Order(self._table_comes, self.install_table),
             "drop": Order(self._drop),
             "bring": Order(self._bring),
             "return": Order(later=self._return),
-            "taken_in": Order(self._taken_in),
+            "taken_in": Order(
+                lambda fields, _: self._way_back.taken_in(fields["number"])
+            ),
             "notes": Order(self._notes),
             "alone": Order(later=self._prepare_alone),
             "prepare": Order(later=self._prepare),
@@ -163,9 +162,6 @@ class Server(ServingNode):
         if not (0 <= layer < self._shape[0] and 0 <= block < self._shape[1]):
             return None
         return self.holdings.record(layer, block)
-
-    def _counts(self, fields, arrays):
-        return {}, self.ledger.counts()
 
     def _table_comes(self, fields, arrays) -> None:
         """Who waits in the midst of a step sees it at once."""
@@ -205,9 +201,6 @@ class Server(ServingNode):
             self.back(fields | {"server": server}, {})
         self._prepare(fields, arrays)
 
-    def _taken_in(self, fields, arrays) -> None:
-        self._way_back.taken_in(fields["number"])
-
     def fail(self, error: BaseException) -> None:
         if not self._stopped.is_set():
             self.tables.close(error)  # whatever it waits for
@@ -215,12 +208,11 @@ class Server(ServingNode):
 
     def _notes(self, fields, arrays):
         """What this server has noted."""
-        self.ledger.counts()
         sent = {
             f"{peer}:{int(kind)}": [count.messages, count.bytes]
             for (peer, kind), count in self.transport.traffic.sent().items()
         }
-        facts = {name: getattr(self.ledger, name) for name in COUNTED} | {
+        facts = self.ledger.sums() | {
             "most_used": self.holdings.most_used,
             "sent": sent,
             "interface": self._interface.sent,
@@ -248,12 +240,12 @@ class Server(ServingNode):
             if self._alone is not None:
                 self._alone.close()
 
-    def warm(self, fields, arrays) -> None:
+    def compile(self, fields, arrays) -> None:
         if "alone" in fields and self._alone is None:
             where = self._reader, self._weights, self.options.slots, fields["alone"]
             given = self.engine.programs, self.options.route
             self._alone = load_alone(*where, *given)
-        super().warm(fields, arrays)
+        super().compile(fields, arrays)
 
     def rehearse(self, sizes) -> None:
         if self._alone is not None:

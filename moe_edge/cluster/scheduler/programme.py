@@ -1,6 +1,7 @@
 """What the runs of both modes begin with and leave."""
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from moe_edge.cluster.options import ClusterOptions
 from moe_edge.cluster.scheduler.requests import ClusterRequest
 from moe_edge.cluster.scheduler.scheduler import Scheduler
 from moe_edge.cluster.scheduler.wanted import Wanted, wanted_of
-from moe_edge.cluster.scheduler.written import write_texts
+from moe_edge.convert.text_stream import decode_after
 from moe_edge.convert.tokenizer import load_tokenizer
+from moe_edge.workload.cluster_run import RequestRow
 
 WARM_S = 600.0  # compiling on a slow machine
 
@@ -62,5 +64,25 @@ class Programme:
         return max(fields["seconds"] for fields in said.values())
 
     def write_texts(self, asked: Sequence[ClusterRequest]) -> None:
-        """`generations.jsonl`"""
-        write_texts(self.folder, asked, self.wanted.texts, self.tokenizer)
+        """`generations.jsonl`: a line a request, in order of arrival."""
+        lines = []
+        for one, text in zip(asked, self.wanted.texts, strict=True):
+            said = decode_after(self.tokenizer, list(one.prompt), one.tokens)
+            line = {"id": text.id, "text": said, "tokens": one.tokens}
+            line["server"] = one.home
+            if one.error is not None:
+                line["error"] = one.error
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        (self.folder / "generations.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def served_rows(asked: Sequence[ClusterRequest]) -> list[RequestRow]:
+    """A line a request, times from its arrival."""
+    rows = []
+    for one in asked:
+        first = last = float("nan")
+        if one.done:
+            first = one.times_s[0] - one.arrived_s
+            last = one.times_s[-1] - one.arrived_s
+        rows.append(RequestRow(one.home, one.domain, one.arrival_s, first, last))
+    return rows

@@ -205,18 +205,15 @@ class Scheduler:
         """Server -> its clock minus ours, by the quickest of some questions."""
         found = {}
         for server in self.alive:
-            best = None
+            seen = []  # (seconds of a question, offset)
             for _ in range(5):
                 before_s = time.perf_counter()
-                answer = self.ask(server, "time")
-                after_s = time.perf_counter()
-                if answer is not None and (
-                    best is None or after_s - before_s < best[0]
-                ):
-                    middle_s = (before_s + after_s) / 2
-                    best = after_s - before_s, answer[0]["now_s"] - middle_s
-            if best is not None:
-                found[server] = best[1]
+                if (answer := self.ask(server, "time")) is not None:
+                    after_s = time.perf_counter()
+                    offset_s = answer[0]["now_s"] - (before_s + after_s) / 2
+                    seen.append((after_s - before_s, offset_s))
+            if seen:
+                found[server] = min(seen)[1]
         return found
 
     def take_in(self, server: int, fields: dict) -> None:

@@ -110,9 +110,9 @@ def read_prefix(frame: bytes) -> Prefix:
     return Prefix(kind, flags, number)
 
 
-def prefix(kind: Kind, number: int, flags: int = 0) -> bytes:
+def prefix(kind: Kind, number: int) -> bytes:
     """The beginning of a message; all of a NOT_HERE."""
-    return PREFIX.pack(MAGIC, WIRE_VERSION, kind, flags, number)
+    return PREFIX.pack(MAGIC, WIRE_VERSION, kind, 0, number)
 
 
 def encode_call(number: int, call: Call) -> bytes:

@@ -170,6 +170,28 @@ class Dialect:
         return rf"{before} /\n?/ {call} {more} /\n?/ {after}"
 
 
+class NameFirst(Dialect):
+    """A call is a tool's name, a text between, and its arguments as JSON.
+
+    Attributes:
+      middle: the text between.
+    """
+
+    middle: ClassVar[str]
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (*super().markers, self.middle)
+
+    def read(self, text: str, tools: Mapping[str, Tool]) -> ToolCall | None:
+        name, _, arguments = text.partition(self.middle)
+        return call_of(name.strip(), arguments, tools)
+
+    def body(self, tool: Tool, rules: Rules) -> str:
+        name, middle = rules.literal(tool.name), rules.literal(self.middle)
+        return f"{name} {middle} {rules.json(tool.parameters)}"
+
+
 def read_object(text: str) -> dict[str, Any] | None:
     """A JSON object; None if it is none."""
     found = json_value(text)

@@ -37,14 +37,7 @@ from moe_edge.schedule.continuous import Continuous
 from moe_edge.schedule.loop import RequestLoop
 from moe_edge.schedule.policy import Scheduler
 from moe_edge.simulate.cluster.calls import CallTable, GpuIndex, StepCalls, StepPlanner
-from moe_edge.simulate.cluster.drive import (
-    ADMIT,
-    AGAIN,
-    ARRIVE,
-    END,
-    LAYER,
-    drive,
-)
+from moe_edge.simulate.cluster.drive import ADMIT, AGAIN, ARRIVE, END, LAYER, drive
 from moe_edge.simulate.cluster.drive_measured import drive_measured
 from moe_edge.simulate.cluster.links import PROMPT, Links
 from moe_edge.simulate.cluster.migration import Migration

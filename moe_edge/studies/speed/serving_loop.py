@@ -127,26 +127,16 @@ def policy_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Ro
         return make_row(case, found[ours], "s", **given)
 
     # What the loop gives, what sub-experts give, and both together.
+    on_original, one_k = ", continuous, original", "continuous_one_k"
+    same_floor = ", all floors the model's K, continuous"
     return [
         row("ours", "fifo", "fifo, original", FIFO_GAIN, ", continuous"),
-        row("ours", "one_k", "continuous_one_k, original", ONE_K_GAIN, ", continuous"),
-        row("ours, original", "fifo", "fifo", None, ", continuous, original"),
-        row(
-            "ours, original",
-            "one_k",
-            "continuous_one_k",
-            None,
-            ", continuous, original",
-        ),
+        row("ours", "one_k", f"{one_k}, original", ONE_K_GAIN, ", continuous"),
+        row("ours, original", "fifo", "fifo", None, on_original),
+        row("ours, original", "one_k", one_k, None, on_original),
         row("ours", "ours, original", "the original", None, ", continuous"),
-        row("ours", "ours_one_k", "continuous_one_k, refactored", None, ", continuous"),
-        row(
-            "ours, one floor",
-            "one_k, one floor",
-            "continuous_one_k",
-            SAME_FLOOR_GAIN,
-            ", all floors the model's K, continuous",
-        ),
+        row("ours", "ours_one_k", f"{one_k}, refactored", None, ", continuous"),
+        row("ours, one floor", "one_k, one floor", one_k, SAME_FLOOR_GAIN, same_floor),
     ]
 
 

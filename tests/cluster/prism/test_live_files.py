@@ -11,7 +11,7 @@ from moe_edge.cluster.prism.outcome import (
     trace_of,
     write_method,
 )
-from moe_edge.cluster.scheduler.written import served_rows
+from moe_edge.cluster.scheduler.programme import served_rows
 from moe_edge.cluster.transport.wire import Kind
 from moe_edge.place.plan import Placement
 from moe_edge.workload.cluster_run import ClusterFacts, locality, method_file

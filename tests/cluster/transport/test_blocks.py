@@ -11,7 +11,7 @@ import pytest
 
 from moe_edge.cluster.transport import wire
 from moe_edge.cluster.transport.base import Address, PeerLost, SecretRefused
-from moe_edge.cluster.transport.certificate import tls_context
+from moe_edge.cluster.transport.keys import tls_context
 from moe_edge.cluster.transport.messages import blocks
 from moe_edge.cluster.transport.messages.stream import hang_up, receive, send
 from moe_edge.cluster.transport.messages.transport import Transport

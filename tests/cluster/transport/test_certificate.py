@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from moe_edge.cluster.transport.certificate import tls_context
+from moe_edge.cluster.transport.keys import tls_context
 
 
 def shake(server: bytes, client: bytes):

@@ -21,7 +21,7 @@ from moe_edge.cluster.transport.base import (
     PeerLost,
     Traffic,
 )
-from moe_edge.cluster.transport.certificate import tls_context
+from moe_edge.cluster.transport.keys import tls_context
 from moe_edge.cluster.transport.messages.answer import Answering, answer_calls
 from moe_edge.cluster.transport.messages.blocks import BlockServer, listen
 from moe_edge.cluster.transport.messages.calls import Calls

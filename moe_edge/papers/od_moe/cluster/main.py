@@ -1,12 +1,12 @@
 """The main node: all of the model but its experts, which workers compute by call."""
 
-import threading
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from moe_edge.cluster.node.answers import Answers
+from moe_edge.cluster.node.holdings import BlockReader, Holdings
 from moe_edge.cluster.node.ledger import Ledger
 from moe_edge.cluster.node.node import Order
 from moe_edge.cluster.node.programs import PlacedPrograms
@@ -17,15 +17,12 @@ from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.engine.programs import count_compiled
 from moe_edge.engine.sizes import capacity_for
 from moe_edge.engine.weights import Weights
-from moe_edge.offload.slots import make_slots
-from moe_edge.offload.store import device_dtype
 from moe_edge.papers.od_moe.cluster.groups import Groups, NoWorkers
 from moe_edge.papers.od_moe.cluster.main_engine import (
     MainEngine,
     OdMoeTables,
     ShadowLink,
 )
-from moe_edge.papers.od_moe.cluster.worker_slots import WorkerSlots
 from moe_edge.papers.od_moe.shadow.predictor import Shadow
 
 
@@ -46,12 +43,11 @@ class MainNode(ServingNode):
         super().__init__(number, transport)
         config = weights.config
         shape = config.num_layers, config.moe.num_experts
-        dtype = device_dtype(reader.dtype)
         self._groups, self._call_s = groups, call_s
+        self._nothing = Holdings(0, shape, BlockReader(reader))
         # A worker that is left alone loads all blocks of a layer for one call.
-        self._layer_bytes = reader.layout.num_bytes(dtype) * shape[1]
+        self._layer_bytes = self._nothing.blocks.block_bytes * shape[1]
         self._link = ShadowLink(transport, groups, periods)
-        self._nothing = _NoSlots(programs, reader)
         self.answers = Answers(programs, self._nothing)
         self.ledger = Ledger(groups.workers, groups.workers + 1, shape)
         self._remote = remote = Remote(
@@ -167,14 +163,3 @@ class MainNode(ServingNode):
 
 def _padded(experts: Sequence[int], size: int) -> list[int]:
     return [*experts[:size], *[-1] * (size - len(experts))]
-
-
-class _NoSlots:
-    """The main node's slots: none, but one for the shapes of programs."""
-
-    def __init__(self, programs: PlacedPrograms, reader):
-        dtype = device_dtype(reader.dtype)
-        self._slots = make_slots(1, reader.layout.size, dtype)
-        self.lock, self.nowhere = threading.RLock(), 1
-
-    array = WorkerSlots.array

@@ -14,11 +14,10 @@ import numpy as np
 
 from moe_edge.cluster.node.membership import Reception
 from moe_edge.cluster.roles import FIRST, MAIN, SHADOW
-from moe_edge.cluster.scheduler.programme import Programme
+from moe_edge.cluster.scheduler.programme import Programme, served_rows
 from moe_edge.cluster.scheduler.requests import Failure, NobodyLeft
 from moe_edge.cluster.scheduler.scheduler import NOTES_S, Scheduler
 from moe_edge.cluster.scheduler.serving import Serving
-from moe_edge.cluster.scheduler.written import served_rows
 from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_json
@@ -55,6 +54,12 @@ class OdProgramme(Programme):
         self.scheduler = Scheduler(*where, hung_s=options.hung_s)
 
     @property
+    def _slots(self) -> int:
+        """Of each worker, for its share of a layer."""
+        options = self.options
+        return slots_of(self.config.moe.top_k, options.workers, options.groups)
+
+    @property
     def _workers(self) -> list[int]:
         """Their numbers among the scheduler's servers."""
         return list(range(2, 2 + self.options.workers))
@@ -83,36 +88,28 @@ class OdProgramme(Programme):
 
     def _times(self, resident: Pass) -> dict:
         """t_main, t_worker, t_maxload; seconds. None where nothing was decoded."""
+        names = "t_main_s", "t_message_s", "t_worker_s", "t_maxload_s"
         main_s = resident.facts(MAIN - 1).get("t_main_s")
-        wait_s = resident.facts(MAIN - 1).get("t_wait_s")
         worker_s = _mean([resident.facts(w).get("t_worker_s") for w in self._workers])
         if main_s is None or worker_s is None:
-            names = "t_main_s", "t_message_s", "t_worker_s", "t_maxload_s"
             return dict.fromkeys(names)
         # Messages are the main node's: what it waits and no worker computes.
-        layer_s = main_s + max(wait_s - worker_s, 0.0)
-        most_s = longest_load_s(layer_s, worker_s, self.options.groups)
-        return {
-            "t_main_s": main_s,
-            "t_message_s": max(wait_s - worker_s, 0.0),
-            "t_worker_s": worker_s,
-            "t_maxload_s": most_s,
-        }
+        message_s = max(resident.facts(MAIN - 1)["t_wait_s"] - worker_s, 0.0)
+        most_s = longest_load_s(main_s + message_s, worker_s, self.options.groups)
+        return dict(zip(names, (main_s, message_s, worker_s, most_s), strict=True))
 
     def _rate(self, times: dict) -> float | None:
         """Bytes a second of each worker's link."""
         given = self.options.load_bytes_per_s
         if given != BALANCED:
             return float(given)
-        config, options = self.config, self.options
-        slots = slots_of(config.moe.top_k, options.workers, options.groups)
         if times["t_maxload_s"] is None:
             raise ConfigError(
                 f"--load_bytes_per_s {BALANCED} goes by the time of decode steps, but "
                 "no request had any; ask for 2 or more --max_new_tokens, or give a "
                 "number"
             )
-        return slots * self.block_bytes / times["t_maxload_s"]
+        return self._slots * self.block_bytes / times["t_maxload_s"]
 
     def _serve(self, resident: bool, bytes_per_s: float | None = None) -> Pass:
         """All requests, one after another at the main node."""
@@ -146,18 +143,18 @@ class OdProgramme(Programme):
 
     def _row(self, resident: Pass, done: Pass, times: dict, rate) -> dict:
         actual, predicted, index = self._predictions(done)[1:]
-        options, workers = self.options, [done.facts(w) for w in self._workers]
+        workers = [done.facts(w) for w in self._workers]
         loads = [w["block_load_s"] for w in workers if w.get("block_load_s")]
-        slots = slots_of(self.config.moe.top_k, options.workers, options.groups)
         shadow, main = done.facts(SHADOW - 1), done.facts(MAIN - 1)
         slot_bytes = sum(w.get("slot_bytes", 0) for w in workers)
         held = slot_bytes + shadow.get("expert_bytes", 0)
         config = self.config
         whole = len(config.moe_layers) * config.moe.num_experts * self.block_bytes
-        device_bytes = {"main": main.get("weight_bytes")}
-        device_bytes["shadow"] = shadow.get("weight_bytes")
-        for number, facts in enumerate(workers):
-            device_bytes[f"worker{number}"] = facts.get("slot_bytes")
+        device_bytes = {
+            "main": main.get("weight_bytes"),
+            "shadow": shadow.get("weight_bytes"),
+            **{f"worker{i}": w.get("slot_bytes") for i, w in enumerate(workers)},
+        }
         by_index = recall_by_index(index, actual, predicted)
         return {
             "recall": _finite(recall(actual, predicted)),
@@ -171,7 +168,7 @@ class OdProgramme(Programme):
             "restarts": shadow.get("restarts", 0),
             **times,
             "t_shadow_s": shadow.get("t_shadow_s"),
-            "t_load_s": float(np.mean(loads)) * slots if loads else None,
+            "t_load_s": float(np.mean(loads)) * self._slots if loads else None,
             "load_bytes_per_s": rate,
             "device_bytes": device_bytes,
             "expert_bytes_share": held / whole,
@@ -195,13 +192,12 @@ class OdProgramme(Programme):
             return None
         steps = len(actual) / sum(one.max_new_tokens > 1 for one in self.wanted.asked)
         missed_NL = count_correct(actual, predicted) < config.moe.top_k
-        slots = slots_of(config.moe.top_k, options.workers, options.groups)
         named = options.shadow != "none"
         timing = Timing(
             layers=len(config.moe_layers),
             main_s=times["t_main_s"] + times["t_message_s"],
             worker_s=times["t_worker_s"],
-            load_s=float(np.mean(loads)) * slots,
+            load_s=float(np.mean(loads)) * self._slots,
             shadow_s=(shadow_s or 0.0) if named else None,
             groups=options.groups,
             worker_layers=options.worker_layers,
@@ -257,7 +253,7 @@ class OdProgramme(Programme):
             for name, one in (("resident", resident), ("od_moe", done))
             for failure in one.failures
         ]
-        same = [a.tokens == b.tokens for a, b in _both(resident, done)]
+        both = zip(resident.asked, done.asked, strict=True)
         write_json(
             folder / "cluster.json",
             {
@@ -268,7 +264,7 @@ class OdProgramme(Programme):
                     "failures": failures,
                     "bad_pairs": self.scheduler.accusations.found_bad,
                     "lost_requests": sum(not one.done for one in done.asked),
-                    "same_tokens": all(same),
+                    "same_tokens": all(a.tokens == b.tokens for a, b in both),
                 },
             },
         )
@@ -294,10 +290,6 @@ def _show_recall(row: Mapping[str, Any]) -> None:
             f"used: {100 * by_index[0]:.1f} % in the first decode step, "
             f"{100 * by_index[-1]:.1f} % in the last of {len(by_index)}"
         )
-
-
-def _both(first: Pass, second: Pass):
-    return zip(first.asked, second.asked, strict=True)
 
 
 def _finite(value: float) -> float | None:

@@ -69,7 +69,6 @@ class ShadowNode(Node):
 
     def make_orders(self) -> dict[str, Order]:
         return super().make_orders() | {
-            "warm": Order(later=self._warm),
             "prepare": Order(later=self._prepare),
             "begin": Order(later=self._begin, of_others=True),
             "token": Order(later=self._token, of_others=True),
@@ -77,14 +76,11 @@ class ShadowNode(Node):
             "notes": Order(self._notes),
         }
 
-    def _warm(self, fields, arrays) -> None:
-        started_s = time.perf_counter()
-        if self._shadow is not None:
-            self._rehearse(arrays["sizes"].tolist())
-        self.tell("warm", {"seconds": time.perf_counter() - started_s})
-
-    def _rehearse(self, sizes) -> None:
-        """Compiles what texts of these sizes need."""
+    def compile(self, fields, arrays) -> None:
+        """What texts of these sizes need."""
+        if self._shadow is None:
+            return
+        sizes = arrays["sizes"].tolist()
         shapes = {shape_of([range(n)], new): (n, new) for n, new in sizes}
         for length, new in shapes.values():
             follower = Follower(self._shadow, 1, length + new)

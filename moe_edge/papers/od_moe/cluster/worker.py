@@ -28,7 +28,6 @@ class Worker:
     """A worker's side; its methods belong to the thread that answers calls.
 
     Attributes:
-      resident: whether it computes from a copy of all blocks: for comparison.
       reloads: blocks that were loaded when they were asked for in decoding.
       compute_s: of each decode call.
       wait_s: count of a layer -> how long its call waited for blocks.
@@ -44,9 +43,7 @@ class Worker:
         self._coming: dict[int, list[tuple[int, int]]] = {}
         self._passed = -1
         self._over: int | None = None  # the layer that was answered last
-        self.slots: WorkerSlots | None = None
-        self._all: Holdings | None = None
-        self.set_link(None)
+        self.begin()
         self.clear()
 
     def clear(self) -> None:
@@ -54,27 +51,30 @@ class Worker:
         self.reloads = 0
         self.compute_s: list[float] = []
         self.wait_s: dict[int, float] = {}
-        if self.slots is not None:
-            self.slots.queue.reset_stats()
+        self.slots.queue.reset_stats()
 
-    def set_link(self, bytes_per_s: float | None) -> None:
-        """Slots behind a link of this rate (None: a plain copy), all empty."""
+    def begin(self, resident: bool = False, bytes_per_s: float | None = None) -> None:
+        """All slots are empty.
+
+        Args:
+          resident: holds all blocks instead, for comparison.
+          bytes_per_s: of the link that slots are behind; None: a plain copy.
+        """
         self.slots = WorkerSlots(self._store, self.num_slots, bytes_per_s)
-        self._answers = Answers(self._programs, self.slots)
+        self._is_resident = resident
+        held = self._all_blocks() if resident else self.slots
+        self._answers = Answers(self._programs, held)
         self._coming.clear()
         self._passed = -1
 
-    def set_resident(self, resident: bool) -> None:
-        """Holds all blocks (for comparison), or none again."""
-        self._all = None
-        if resident:
-            layers, experts = self._shape
-            blocks = BlockReader(self._reader)
-            count = len(self._store.moe_layers) * experts
-            self._all = Holdings(count, self._shape, blocks)
-            held_LE = np.zeros(self._shape, bool)
-            held_LE[list(self._store.moe_layers)] = True
-            self._all.fill(held_LE)
+    def _all_blocks(self) -> Holdings:
+        layers = list(self._store.moe_layers)
+        count = len(layers) * self._experts
+        found = Holdings(count, self._shape, BlockReader(self._reader))
+        held_LE = np.zeros(self._shape, bool)
+        held_LE[layers] = True
+        found.fill(held_LE)
+        return found
 
     def expect(self, count: int, layer: int, experts: list[int]) -> None:
         """A prediction: what a coming layer will ask of this worker.
@@ -82,7 +82,7 @@ class Worker:
         One that comes too late is nothing; a later one of a layer takes the place of
         an earlier one (the shadow has started over).
         """
-        if self._all is None and count > self._passed:
+        if not self._is_resident and count > self._passed:
             some = experts[: self.num_slots]
             self._coming[count] = [(layer, expert) for expert in some]
             self._load_next()
@@ -108,9 +108,9 @@ class Worker:
 
     def compute(self, call: Call) -> np.ndarray:
         """Rows of a call; what is not here is loaded first."""
-        if self._all is not None:
+        if self._is_resident:
             started_s = time.perf_counter()
-            rows = Answers(self._programs, self._all).compute(call)
+            rows = self._answers.compute(call)
             if call.bucket == 1:
                 self.compute_s.append(time.perf_counter() - started_s)
             return rows
@@ -176,15 +176,12 @@ class Worker:
 
     def rehearse(self, buckets: Iterable[int]) -> None:
         """Compiles the calls of so many tokens, from the slots in use."""
-        answers = self._answers
-        if self._all is not None:
-            answers = Answers(self._programs, self._all)
         config = self._programs.config
         for tokens in sorted({1, *buckets}):
             x_TD = np.zeros((tokens, config.d_model), np.float32)
             one_P = np.zeros(1, np.uint16)
             layer = config.moe_layers[0]
-            answers.rehearse(Call(layer, tokens, 0, x_TD, one_P, one_P))
+            self._answers.rehearse(Call(layer, tokens, 0, x_TD, one_P, one_P))
 
     def num_compiled(self) -> int:
         """How many programs have been compiled so far."""
@@ -216,7 +213,7 @@ class WorkerNode(Node):
         return super().make_orders() | {
             "load": Order(self._load, of_others=True),
             "passed": Order(self._passed, of_others=True),
-            "warm": Order(self._warm),
+            "warm": Order(self.warm),
             "prepare": Order(self._prepare),
             "notes": Order(self._notes),
         }
@@ -230,16 +227,13 @@ class WorkerNode(Node):
         self.worker.passed(fields["count"])
         self.answered()
 
-    def _warm(self, fields, arrays) -> None:
-        started_s = time.perf_counter()
+    def compile(self, fields, arrays) -> None:
         self._buckets = arrays["buckets"].tolist()
         self.worker.rehearse(self._buckets)
-        self.tell("warm", {"seconds": time.perf_counter() - started_s})
 
     def _prepare(self, fields, arrays) -> None:
         """A new pass: with all blocks here, or with few slots behind a slow link."""
-        self.worker.set_resident(fields["resident"])
-        self.worker.set_link(fields["bytes_per_s"])
+        self.worker.begin(fields["resident"], fields["bytes_per_s"])
         self.worker.rehearse(self._buckets)
         self.worker.clear()
         self._compiled = self.worker.num_compiled()

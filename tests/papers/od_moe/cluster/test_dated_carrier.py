@@ -3,8 +3,8 @@
 import pytest
 
 from moe_edge.offload.block_queue import BlockQueue
-from moe_edge.papers.od_moe.cluster import dated_carrier
-from moe_edge.papers.od_moe.cluster.dated_carrier import DatedCarrier
+from moe_edge.papers.od_moe.cluster import worker_slots
+from moe_edge.papers.od_moe.cluster.worker_slots import DatedCarrier
 
 
 class Clock:
@@ -37,7 +37,7 @@ class Blocks:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(dated_carrier, "time", clock)
+    monkeypatch.setattr(worker_slots, "time", clock)
     return clock
 
 

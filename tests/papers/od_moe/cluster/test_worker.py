@@ -9,8 +9,8 @@ from moe_edge.cluster.node.answers import Answers
 from moe_edge.cluster.node.holdings import BlockReader, Holdings
 from moe_edge.cluster.transport.base import Call
 from moe_edge.core.checks import RequestError
-from moe_edge.papers.od_moe.cluster import dated_carrier
 from moe_edge.papers.od_moe.cluster import worker as workers
+from moe_edge.papers.od_moe.cluster import worker_slots
 from moe_edge.papers.od_moe.cluster.worker import ATTEMPTS, Worker
 from tests.support.layered import StoreReader
 from tests.support.tiny_models import ALL, BF16
@@ -242,11 +242,11 @@ class Clock:
 
 def test_emulated_link_takes_its_time_unless_it_was_foretold(make, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(dated_carrier, "time", clock)
+    monkeypatch.setattr(worker_slots, "time", clock)
     monkeypatch.setattr(workers, "time", clock)
     worker = make()
     block_bytes = worker.slots.queue.block_bytes
-    worker.set_link(block_bytes / BLOCK_S)
+    worker.begin(bytes_per_s=block_bytes / BLOCK_S)
     ask(worker, decode(1, [1, 2]))
     worker.expect(2, LAYER, [1, 2])
     clock.sleep(2.5 * BLOCK_S)
@@ -262,12 +262,12 @@ def test_emulated_link_takes_its_time_unless_it_was_foretold(make, monkeypatch):
 
 def test_resident_worker_loads_nothing(make):
     worker = make()
-    worker.set_resident(True)
+    worker.begin(resident=True)
     worker.expect(5, LAYER, [3])
     ask(worker, decode(5, [8, 1, 3]))
     ask(worker, prompt(7))
     assert loads(worker) == (0, 0) and len(worker.compute_s) == 1
-    worker.set_resident(False)
+    worker.begin()
     ask(worker, decode(6, [3]))
     assert loads(worker) == (0, 1)
 
