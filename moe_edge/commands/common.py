@@ -1,4 +1,4 @@
-"""What all commands share: common flags, exit codes, errors in one line, JSON last.
+"""What all commands share: common flags, exit codes, JSON last.
 
 A command calls `run(ROOT, __doc__)`, which derives its flags from the root's signature
 and docstring (`root_flags.py`), or adds flags named like parameters of the root. A
@@ -6,7 +6,6 @@ value comes from, in rising order: the function's default, a gin file,
 `--gin_param`, a flag that was given. gin files may use the macros `OUT_DIR` and `SEED`.
 """
 
-import contextlib
 import inspect
 import json
 import logging as python_logging
@@ -16,14 +15,21 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gin
 from absl import app, flags, logging
 
 from moe_edge.commands import gin_files, out_dir, root_flags, signals
-from moe_edge.commands.gin_data import GIN_ERRORS, Names, check_settings
+from moe_edge.commands.errors import (
+    BAD_INPUT,
+    USER_ERRORS,
+    gin_errors,
+    one_line,
+    report,
+)
+from moe_edge.commands.gin_data import Names, check_settings
 from moe_edge.core import processes
 from moe_edge.core.checks import ConfigError, MoeEdgeError
 from moe_edge.core.progress import counter
@@ -48,11 +54,7 @@ SEED = flags.DEFINE_integer(
     lower_bound=0,
     upper_bound=2**31 - 1,
 )
-DEBUG = flags.DEFINE_bool("debug", False, "show the traceback of an error")
 
-# User errors: what a person can mend without reading our code.
-USER_ERRORS = (MoeEdgeError, OSError, MemoryError, flags.Error)
-BAD_INPUT = 2
 INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 + the signal, as shells say
 
 
@@ -280,49 +282,6 @@ def choose_out_dir(
 def experiment_name(root: str) -> str:
     """The last gin file's name without its ending, or the root's name."""
     return Path(GIN_FILE.value[-1]).stem if GIN_FILE.value else root
-
-
-@contextlib.contextmanager
-def gin_errors() -> Iterator[None]:
-    """gin raises many types for a bad file or binding: all are user errors."""
-    try:
-        yield
-    except USER_ERRORS:
-        raise
-    except GIN_ERRORS as error:
-        raise ConfigError(f"gin: {error}") from error
-
-
-def report(error: BaseException) -> int:
-    """Prints one line (or the traceback, with --debug); returns the exit code."""
-    if DEBUG.value or os.environ.get("MOE_EDGE_DEBUG"):
-        traceback.print_exception(error)
-    else:
-        print(f"error: {gin_place(error)}{one_line(error)}", file=sys.stderr)
-    return getattr(error, "exit_code", BAD_INPUT)
-
-
-def gin_place(error: BaseException) -> str:
-    """Which line of a gin file gave the value that is refused, if one did."""
-    if not isinstance(error, ConfigError):
-        return ""
-    with contextlib.suppress(OSError):  # a file that is gone by now
-        return gin_files.place_of(str(error), GIN_FILE.value)
-    return ""
-
-
-def one_line(error: BaseException) -> str:
-    """The message without what gin appends and without line breaks.
-
-    Python's own message of a file, `[Errno 21] Is a directory: 'x'`, starts with the
-    file instead.
-    """
-    text = str(error).split("\n  In call to configurable")[0]
-    if found := re.fullmatch(r"\[Errno \d+\] (.+?): '([^']+)'", text):
-        text = f"{found[2]}: {found[1].lower()}; check the path"
-    if isinstance(error, MemoryError):
-        text = f"not enough memory for what was asked; ask for less ({text})"
-    return " ".join(text.split()) or type(error).__name__
 
 
 def plain(value):

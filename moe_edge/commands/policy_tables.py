@@ -14,7 +14,8 @@ from pathlib import Path
 
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.files import write_text
-from moe_edge.core.plug_in import Registry, is_ours, options_of
+from moe_edge.core.plug_in import Registry, is_ours
+from moe_edge.core.plug_in_options import options_of
 from moe_edge.engine.refusals import RULES
 from moe_edge.offload.assist_base import ASSISTS
 from moe_edge.offload.evict_base import EVICTIONS

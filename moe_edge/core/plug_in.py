@@ -19,6 +19,7 @@ from moe_edge.core import tables
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.context import Context
 from moe_edge.core.entry_points import REMEDY, entry_points, load, origin, warn
+from moe_edge.core.plug_in_options import needed
 from moe_edge.core.typed import check_options
 
 EXPECTED = "a subclass of Eviction, Predictor, Route, Assist, Placer or Scheduler"
@@ -278,23 +279,6 @@ class Registry(Mapping[str, type[Any]]):
                 f"{self.kind} class {kind.__qualname__} cannot be made without "
                 f"arguments: {error}; give an object instead of the class"
             ) from error
-
-
-def options_of(found: type) -> list[dataclasses.Field]:
-    """Fields that can be given; a class that is no dataclass has none."""
-    if not dataclasses.is_dataclass(found):
-        return []
-    return [field for field in dataclasses.fields(found) if field.init]
-
-
-def needed(found: type) -> list[str]:
-    """Options that have no default."""
-    return [
-        field.name
-        for field in options_of(found)
-        if field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    ]
 
 
 def _place(found: type) -> tuple[str, str]:

@@ -17,12 +17,13 @@ import numpy as np
 
 from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.core.interrupts import check_interrupt
-from moe_edge.engine.expert_state import ExpertState, Moved, all_resident
+from moe_edge.engine.expert_state import Watched
 from moe_edge.engine.programs import Programs
 from moe_edge.engine.session import (
     Session,
-    cache_bytes,
     check_prompts,
+    check_room,
+    padded,
     plan_chunks,
 )
 from moe_edge.engine.sizes import capacity_for
@@ -34,7 +35,7 @@ from moe_edge.model.transformer import layer_window
 _sequence_numbers = itertools.count()  # of all engines: points of one share sessions
 
 
-class Engine:
+class Engine(Watched):
     """Steps of a model; a subclass runs the layers.
 
     Args:
@@ -135,44 +136,6 @@ class Engine:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def reset_records(self) -> None:
-        """Forgets counters, traces and events so far: after a warm-up."""
-
-    def restart(self) -> None:
-        """As new, but for what is compiled: no expert in a slot, nothing on record."""
-        self.reset_records()
-
-    def recover(self) -> None:
-        """After a step that raised: new sessions run as before it.
-
-        Those that ran are lost, and so may be what an engine keeps between steps:
-        offloaded ones begin with empty slots.
-        """
-
-    def movement(self) -> dict:
-        """`hit_ratio` (decode) and `bytes_moved` since `reset_records`."""
-        return {"hit_ratio": None, "bytes_moved": 0}  # resident: nothing can miss
-
-    def moved(self) -> Moved:
-        """What moved since `reset_records`; cheap once a step's tokens are known."""
-        return Moved()
-
-    def device_bytes(self) -> int:
-        """Bytes of the device that it holds between sessions: weights and slots."""
-        return self.weights.num_bytes
-
-    def expert_state(self) -> ExpertState:
-        """Where experts are and what lookups met; waits for the device."""
-        return all_resident(self.config)
-
-    def report(self) -> dict:
-        """More of the same: what a run's `offload.json` holds; empty if resident."""
-        return {}
-
-    def remarks(self) -> list[str]:
-        """What a user should know of the run, a line each."""
-        return []
-
     # Steps.
 
     def new_cache(self, layer: int, batch: int, capacity: int) -> kv_cache.Cache:
@@ -213,24 +176,9 @@ class Engine:
         Raises:
           CapacityError: more than the model's context.
         """
-        if capacity > self.config.max_positions:
-            raise CapacityError(
-                f"{capacity} tokens (prompt and new) exceed the model's context of "
-                f"{self.config.context_words}; shorten the prompt or ask for fewer"
-            )
-        needed_bytes = cache_bytes(self.config, batch, capacity)
-        if self.kv_limit_bytes is not None and needed_bytes > self.kv_limit_bytes:
-            raise CapacityError(
-                f"the KV cache of {batch} rows of {capacity} tokens takes "
-                f"{needed_bytes} bytes, the device budget left {self.kv_limit_bytes}; "
-                "load the engine for more (max_batch, max_context), ask for fewer rows "
-                "or tokens, or give "
-                "device_memory in per cent, which counts experts only"
-            )
+        check_room(self.config, batch, capacity, self.kv_limit_bytes)
         capacity = capacity_for(capacity)
-        caches = []
-        if with_caches:
-            caches = self.new_caches(batch, capacity)
+        caches = self.new_caches(batch, capacity) if with_caches else []
         numbers = [next(_sequence_numbers) for _ in range(batch)]
         positions_B = jnp.zeros(batch, jnp.int32)
         return Session(caches, positions_B, capacity, [0] * batch, numbers)
@@ -256,19 +204,14 @@ class Engine:
         session.grow(lengths)
         self.begin_prompts(session, prompts)
         chunks = plan_chunks(max(lengths), session.capacity)
-        padded = sum(chunks[-1])
-        tokens = np.zeros((len(prompts), padded), np.int32)
-        for row, prompt in enumerate(prompts):
-            tokens[row, : len(prompt)] = prompt
-        lengths = np.asarray(lengths, np.int32)
-        valid = np.arange(padded)[None, :] < lengths[:, None]
+        tokens_BP, valid_BP = padded(prompts, sum(chunks[-1]))
         for start, size in chunks:
             check_interrupt()
             start_B = np.full(len(prompts), start, np.int32)
             here = slice(start, start + size)
-            chunk = tokens[:, here], valid[:, here], start_B
+            chunk = tokens_BP[:, here], valid_BP[:, here], start_B
             yield start, self.run_chunk(session, *chunk, on_routing)
-        session.positions_B = self.put(lengths)
+        session.positions_B = self.put(np.asarray(lengths, np.int32))
 
     def run_chunk(
         self, session: Session, tokens_BS, valid_BS, start_B, on_routing=None

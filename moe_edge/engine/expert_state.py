@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from moe_edge.engine.weights import Weights
 from moe_edge.model.config import ModelConfig
 
 
@@ -63,3 +64,48 @@ def all_resident(config: ModelConfig) -> ExpertState:
     return ExpertState(
         "resident", resident_LE.sum(axis=1).tolist(), resident_LE, nothing
     )
+
+
+class Watched:
+    """What an engine tells of its run; where all experts are resident, little."""
+
+    config: ModelConfig
+    weights: Weights
+
+    def reset_records(self) -> None:
+        """Forgets counters, traces and events so far: after a warm-up."""
+
+    def restart(self) -> None:
+        """As new, but for what is compiled: no expert in a slot, nothing on record."""
+        self.reset_records()
+
+    def recover(self) -> None:
+        """After a step that raised: new sessions run as before it.
+
+        Those that ran are lost, and so may be what an engine keeps between steps:
+        offloaded ones begin with empty slots.
+        """
+
+    def movement(self) -> dict:
+        """`hit_ratio` (decode) and `bytes_moved` since `reset_records`."""
+        return {"hit_ratio": None, "bytes_moved": 0}  # resident: nothing can miss
+
+    def moved(self) -> Moved:
+        """What moved since `reset_records`; cheap once a step's tokens are known."""
+        return Moved()
+
+    def device_bytes(self) -> int:
+        """Bytes of the device that it holds between sessions: weights and slots."""
+        return self.weights.num_bytes
+
+    def expert_state(self) -> ExpertState:
+        """Where experts are and what lookups met; waits for the device."""
+        return all_resident(self.config)
+
+    def report(self) -> dict:
+        """More of the same: what a run's `offload.json` holds; empty if resident."""
+        return {}
+
+    def remarks(self) -> list[str]:
+        """What a user should know of the run, a line each."""
+        return []

@@ -12,12 +12,13 @@ import jax
 import numpy as np
 
 from moe_edge.engine.home_programs import HomePrograms
-from moe_edge.engine.layer_exchange import Placed
+from moe_edge.engine.layer_exchange import Arrays, Placed, Words
 from moe_edge.kernels import native
 from moe_edge.model import expert_groups
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.home_slots import HomeSlots
 from moe_edge.offload.homes import Homes
+from moe_edge.offload.slots import Slots
 
 PIECE = 64  # rows that a home sends at once, at least where it has more
 
@@ -163,3 +164,12 @@ class AtHome(Placed):
         rows_PD = self._calls.joined(self._programs, rows, home_P)
         given = reading.ids_TK, reading.weights_TK
         return self._programs.finish(routed, rows_PD, *given)
+
+
+def exchange_of(
+    homes: Homes | None, slots: Slots | HomeSlots, in_words: bool
+) -> Arrays:
+    """How a layered engine calls its programs, by where its slots are."""
+    if isinstance(slots, HomeSlots):
+        return AtHome(homes, slots)
+    return Words(jax.local_devices()[0]) if in_words else Arrays()

@@ -1,38 +1,45 @@
 """What a layered engine tells of its run: what lookups met, what moved, who helped."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
-from moe_edge.engine.expert_state import ExpertState, Moved
+from moe_edge.engine.backends import Backend
+from moe_edge.engine.companion import Companion
+from moe_edge.engine.expert_state import ExpertState, Moved, Watched
 from moe_edge.offload.layer_step import LayerStep
+from moe_edge.route.base import Route
 
 
-class LayerReport:
-    """Of a `LayerStep`, since its counters were reset."""
+class LayerReport(Watched):
+    """What `Watched` asks of an engine over a `LayerStep`."""
 
-    def __init__(self, layer_step: LayerStep):
-        self._cache, self._queue = layer_step.cache, layer_step.queue
-        self._run, self._statistics = layer_step.predictor_run, layer_step.statistics
+    layer_step: LayerStep
+    route: Route
+    backends: Sequence[Backend]
+    shadow: Companion | None
 
     def movement(self) -> dict:
-        """`hit_ratio` of decoding and `bytes_moved`."""
-        stats = self._queue.stats()
+        stats = self.layer_step.queue.stats()
         moved = stats.demand.bytes + stats.prefetch.bytes
-        decode = self._statistics.counters[True]
+        decode = self.layer_step.statistics.counters[True]
         return {"hit_ratio": decode.hit_ratio, "bytes_moved": moved}
 
     def moved(self) -> Moved:
-        """See `Engine.moved`."""
-        counted, sent = self._statistics, self._queue.stats()
+        counted, sent = self.layer_step.statistics, self.layer_step.queue.stats()
         sent_bytes = sent.demand.bytes, sent.prefetch.bytes, sent.wasted_bytes
         return Moved(*sent_bytes, counted.choices, counted.rerouted)
 
+    def device_bytes(self) -> int:
+        held = self.weights.num_bytes + self.layer_step.queue.slots.num_bytes
+        return held + (self.shadow.num_bytes if self.shadow else 0)
+
     def expert_state(self) -> ExpertState:
         """Where experts are; one on its way counts as resident."""
-        cache, stats, run = self._cache, self._queue.stats(), self._run
-        lookups = {}
-        for phase, layers in self._statistics.layers.items():
+        cache, run = self.layer_step.cache, self.layer_step.predictor_run
+        stats, lookups = self.layer_step.queue.stats(), {}
+        for phase, layers in self.layer_step.statistics.layers.items():
             lookups[phase] = np.zeros((cache.spec.num_layers, 2), np.int64)
             for layer, counts in layers.items():
                 lookups[phase][layer] = counts
@@ -47,43 +54,45 @@ class LayerReport:
             None if run.is_idle else run.accuracy.summary(),
         )
 
-    def rerouted(self) -> dict:
-        """What a lossy route changed."""
-        counted = self._statistics
-        return {"choices": counted.choices, "rerouted": counted.rerouted}
-
-    def summary(self) -> dict:
-        """Everything counted, ready for JSON."""
-        counters, queue = self._statistics.counters, self._queue
-        phases = {"decode": counters[True], "prefill": counters[False]}
-        return {
-            "slots": self._cache.spec.num_slots,
+    def report(self) -> dict:
+        counted, queue = self.layer_step.statistics, self.layer_step.queue
+        cache, run = self.layer_step.cache, self.layer_step.predictor_run
+        mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
+        if not self.lossless:
+            mode |= {"choices": counted.choices, "rerouted": counted.rerouted}
+        if self.shadow is not None:
+            mode["shadow_bytes"] = self.shadow.num_bytes
+        phases = {"decode": counted.counters[True], "prefill": counted.counters[False]}
+        return mode | {
+            "host_computed": sum(backend.computed for backend in self.backends),
+            "slots": cache.spec.num_slots,
             "block_bytes": queue.block_bytes,
-            "eviction": self._cache.policy.name,
-            "predictor": self._run.predictor.name,
+            "eviction": cache.policy.name,
+            "predictor": run.predictor.name,
             "link": queue.link.describe(),
             **{name: dataclasses.asdict(c) for name, c in phases.items()},
-            "decode_layers_in_waves": self._statistics.waves[True],
+            "decode_layers_in_waves": counted.waves[True],
             **self.movement(),
             **self._of_homes(),
             "transfers": dataclasses.asdict(queue.stats()),
-            "prediction": self._run.accuracy.summary(),
+            "prediction": run.accuracy.summary(),
         }
 
     def _of_homes(self) -> dict:
         """What each home has and got, where there are several."""
-        if self._cache.homes is None:
+        homes = self.layer_step.cache.homes
+        if homes is None:
             return {}
-        parts = zip(self._cache.homes.slots_N, self._queue.report(), strict=True)
+        parts = zip(homes.slots_N, self.layer_step.queue.report(), strict=True)
         return {"homes": [{"slots": slots} | each for slots, each in parts]}
 
     def remarks(self) -> list[str]:
-        """What a user should know, a line each."""
-        waves = self._statistics.waves[True]
-        if self._run.is_idle or not waves:
+        run = self.layer_step.predictor_run
+        waves = self.layer_step.statistics.waves[True]
+        if run.is_idle or not waves:
             return []
         return [
             f"{waves} decode layers ran in waves (more experts than slots, or a batch "
-            f"of many rows), where predictor {self._run.predictor.name} is off; raise "
+            f"of many rows), where predictor {run.predictor.name} is off; raise "
             "device_memory or lower batch_size to use it"
         ]

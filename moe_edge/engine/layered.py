@@ -21,10 +21,9 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.backends import Backend
 from moe_edge.engine.base import Engine
 from moe_edge.engine.companion import Choices, Companion
-from moe_edge.engine.expert_state import ExpertState, Moved
-from moe_edge.engine.homes import AtHome
+from moe_edge.engine.homes import exchange_of
 from moe_edge.engine.inline import is_inline
-from moe_edge.engine.layer_exchange import Arrays, LayerCalls, Words
+from moe_edge.engine.layer_exchange import LayerCalls, Words
 from moe_edge.engine.layer_help import LayerHelp
 from moe_edge.engine.layer_programs import LayerPrograms, Routed
 from moe_edge.engine.layer_report import LayerReport
@@ -33,11 +32,9 @@ from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.routing_reader import Reading, RoutingReader
 from moe_edge.engine.session import Session
 from moe_edge.engine.weights import Weights
-from moe_edge.offload.home_slots import HomeSlots
 from moe_edge.offload.layer_step import LayerStep
 from moe_edge.offload.layer_visit import LayerVisit
-from moe_edge.offload.slot_cache import SlotCache
-from moe_edge.offload.slots import Slots, is_lost
+from moe_edge.offload.slots import is_lost
 from moe_edge.predict.base import NOT_WANTED, rank_scores
 from moe_edge.route.base import Route, TopK
 from moe_edge.workload.traces import TraceRecorder
@@ -56,7 +53,7 @@ class _Turn:
     )
 
 
-class LayeredEngine(Engine):
+class LayeredEngine(LayerReport, Engine):
     """Runs a model whose experts do not fit the device.
 
     Args:
@@ -91,7 +88,7 @@ class LayeredEngine(Engine):
         self.cache, self.queue = layer_step.cache, layer_step.queue
         self.predictor_run = layer_step.predictor_run
         self._residency, self._slots = layer_step.residency, self.queue.slots
-        self._exchange = _exchange_of(self.cache, self._slots, in_words)
+        self._exchange = exchange_of(self.cache.homes, self._slots, in_words)
         weights = self._exchange.weights(weights)
         programs = programs or LayerPrograms(config, self._slots.dtype)
         programs.check_records(self._slots.dtype)
@@ -117,10 +114,9 @@ class LayeredEngine(Engine):
         dispatched = self.predictor_run, self._reader.note_dispatch
         self._calls = LayerCalls(*given, *dispatched)
         self._turn = _Turn()
-        self._shadow = shadow
+        self.shadow = shadow
         self._foreseen: Choices | None = None  # what it chose for the running token
         self._is_crowded = False
-        self._report = LayerReport(layer_step)
 
     @property
     def lossless(self) -> bool:
@@ -139,7 +135,7 @@ class LayeredEngine(Engine):
             route=self.route,
             backends=self.backends,
             programs=LayerPrograms(weights.config, dtype, top),
-            shadow=self._shadow and self._shadow.at_k(weights.config.moe.top_k),
+            shadow=self.shadow and self.shadow.at_k(weights.config.moe.top_k),
             in_words=isinstance(self._exchange, Words),
         )
         sibling._turn = self._turn  # they take turns at the same slots
@@ -150,7 +146,7 @@ class LayeredEngine(Engine):
 
     def num_compiled(self) -> int:
         own = super().num_compiled()
-        return own + (self._shadow.num_compiled() if self._shadow else 0)
+        return own + (self.shadow.num_compiled() if self.shadow else 0)
 
     def close(self) -> None:
         self.queue.close()
@@ -170,31 +166,6 @@ class LayeredEngine(Engine):
         is_lost((self._turn.reader, self._waves.last))
         self._turn.reader = self._waves.last = self._foreseen = None
         self.layer_step.recover()
-
-    def movement(self) -> dict:
-        return self._report.movement()
-
-    def moved(self) -> Moved:
-        return self._report.moved()
-
-    def device_bytes(self) -> int:
-        held = self.weights.num_bytes + self._slots.num_bytes
-        return held + (self._shadow.num_bytes if self._shadow else 0)
-
-    def expert_state(self) -> ExpertState:
-        return self._report.expert_state()
-
-    def report(self) -> dict:
-        helped = sum(backend.computed for backend in self.backends)
-        mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
-        if not self.lossless:
-            mode |= self._report.rerouted()
-        if self._shadow is not None:
-            mode["shadow_bytes"] = self._shadow.num_bytes
-        return mode | {"host_computed": helped} | self._report.summary()
-
-    def remarks(self) -> list[str]:
-        return self._report.remarks()
 
     def check_rows(self, deterministic: bool = False) -> None:
         refuse(
@@ -243,13 +214,13 @@ class LayeredEngine(Engine):
 
     def begin_prompts(self, session: Session, prompts) -> None:
         self._turn.step += 1
-        if self._shadow is not None:
-            self._shadow.note_prompts(session, prompts)
+        if self.shadow is not None:
+            self.shadow.note_prompts(session, prompts)
 
     def _begin_tokens(self, session: Session, tokens_B, active_B) -> None:
         self._turn.step += 1
-        if self._shadow is not None:
-            self._foreseen = self._shadow.step(session, tokens_B, active_B)
+        if self.shadow is not None:
+            self._foreseen = self.shadow.step(session, tokens_B, active_B)
 
     def _run_layers(self, session, x, chunk, on_routing):
         state = self._calls.attend(session, 0, x, chunk)
@@ -326,9 +297,3 @@ class LayeredEngine(Engine):
 
         hidden_TD = self._exchange.hidden_of(routed, reading)
         return self._help.bring(reading, visit, hidden_TD, peek)
-
-
-def _exchange_of(cache: SlotCache, slots: Slots | HomeSlots, in_words: bool) -> Arrays:
-    if isinstance(slots, HomeSlots):
-        return AtHome(cache.homes, slots)
-    return Words(jax.local_devices()[0]) if in_words else Arrays()

@@ -59,6 +59,40 @@ def cache_bytes(config: ModelConfig, batch: int, tokens: int) -> int:
     return sum(kv_cache.cache_bytes(each, batch, capacity) for each in layers)
 
 
+def check_room(
+    config: ModelConfig, batch: int, capacity: int, limit_bytes: int | None
+) -> None:
+    """Refuses a session beyond the model's context, or whose caches are too large.
+
+    Args:
+      limit_bytes: that caches may take; None: any.
+    """
+    if capacity > config.max_positions:
+        raise CapacityError(
+            f"{capacity} tokens (prompt and new) exceed the model's context of "
+            f"{config.context_words}; shorten the prompt or ask for fewer"
+        )
+    needed_bytes = cache_bytes(config, batch, capacity)
+    if limit_bytes is not None and needed_bytes > limit_bytes:
+        raise CapacityError(
+            f"the KV cache of {batch} rows of {capacity} tokens takes {needed_bytes} "
+            f"bytes, the device budget left {limit_bytes}; load the engine for more "
+            "(max_batch, max_context), ask for fewer rows or tokens, or give "
+            "device_memory in per cent, which counts experts only"
+        )
+
+
+def padded(
+    prompts: Sequence[Sequence[int]], width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts as rows, int32 `[B, width]`, and bool: which are tokens of theirs."""
+    tokens_BP = np.zeros((len(prompts), width), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens_BP[row, : len(prompt)] = prompt
+    lengths_B1 = np.asarray([[len(prompt)] for prompt in prompts])
+    return tokens_BP, np.arange(width)[None] < lengths_B1
+
+
 def plan_chunks(longest: int, capacity: int) -> list[tuple[int, int]]:
     """(start, padded size) of every chunk of prompts of up to `longest` tokens.
 

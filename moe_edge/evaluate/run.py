@@ -12,7 +12,6 @@ from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import (
     CheckpointError,
     ConfigError,
-    OutputError,
     check_positive,
 )
 from moe_edge.core.files import write_json
@@ -20,6 +19,7 @@ from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.engine.devices import check_devices
 from moe_edge.engine.load import check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
+from moe_edge.evaluate.run_logits import run_logits
 from moe_edge.evaluate.texts import (
     find_file,
     find_path,
@@ -126,7 +126,7 @@ def run_evaluate(
     if mode == "tokens":
         tokens = find_file(tokens, data_dir, "--tokens")
         given = {"offload": offload, "k": k, "devices": devices, "kv_cache": kv_cache}
-        summary = _run_logits(run, checkpoint, tokens, logits, **given)
+        summary = run_logits(run, checkpoint, tokens, logits, **given)
         if not run.dry_run:
             _write(run, summary | {"mode": mode}, [tokens])
         return summary
@@ -272,47 +272,4 @@ def _run_text(engine, ids, content: str, window, stride, batch_size) -> dict:
         "stride": result.stride,
         # Comparable between tokenizers, which perplexity is not.
         "nats_per_byte": result.nll / len(content.encode("utf-8")),
-    }
-
-
-def _run_logits(
-    run: RunFolder, checkpoint, tokens, logits, *, offload, **options
-) -> dict:
-    from moe_edge.evaluate.logits import (
-        check_logits_path,
-        read_tokens,
-        rows_together,
-        write_logits,
-    )
-    from moe_edge.evaluate.stepwise import Stepwise
-
-    tokens_BS = read_tokens(tokens)
-    if Path(logits).resolve().is_relative_to(run.path):
-        # The results folder appears as a whole, and an old one disappears so.
-        raise OutputError(
-            f"logits file {logits} is inside the results folder {run.path}; name a "
-            "file next to it"
-        )
-    path = check_logits_path(logits, run.overwrite)
-    given = {"with_tokenizer": False, "offload": offload, **options}
-    if offload is not None:
-        vocab_size = open_checkpoint(checkpoint).config.vocab_size
-        given["batch"] = rows_together(tokens_BS.shape, vocab_size)
-        given["capacity"] = tokens_BS.shape[1]
-    if run.dry_run:
-        check_checkpoint(checkpoint, **given)
-        return {"mode": "tokens", "logits": str(path)}
-    loaded = load_engine(checkpoint, **given)
-    engine = loaded.engine
-    if offload is not None and not offload.lossless:
-        engine = Stepwise(engine)
-    try:
-        shape = write_logits(engine, tokens_BS, path)
-    except OSError as error:
-        raise OutputError(f"logits file {path} cannot be written: {error}") from error
-    return {
-        "logits": str(path),
-        "shape": shape,
-        "checkpoint": loaded.name,
-        "checkpoint_hf": loaded.hf_source,
     }

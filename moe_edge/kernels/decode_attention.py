@@ -23,6 +23,7 @@ from jax.experimental.pallas import triton
 
 from moe_edge.kernels import rows, switches
 from moe_edge.kernels.decode_heads import Heads
+from moe_edge.kernels.softmax_parts import HIDDEN, Softmax
 
 VARIABLE = "MOE_EDGE_DECODE_ATTENTION"
 MOST_ROWS = 16
@@ -31,7 +32,6 @@ WARPS = 16
 VALUES = 32  # of a block of keys and of the sums of all heads, held by a thread
 QUERY_HEADS = 4  # most of a program
 JOINED = 8  # spans at once
-HIDDEN = -1e30  # a finite minus infinity
 # What is added to, multiplied with or joins the products, where a layer has it.
 VECTORS = ("q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "sinks")
 
@@ -64,35 +64,6 @@ def is_asked() -> bool:
 def describe() -> str:
     """How a step's attention runs on a GPU, for people."""
     return f"a step's attention by {'one kernel' if is_asked() else 'XLA'}"
-
-
-class Softmax(NamedTuple):
-    """Weighted sums on their way, C side by side."""
-
-    top_C: jax.Array  # largest score
-    total_C: jax.Array  # sum of exp(score - top)
-    sum_CP: jax.Array  # of the values, by these weights
-
-    @classmethod
-    def empty(cls, count: int, width: int) -> "Softmax":
-        shapes = ((count,), HIDDEN), ((count,), 0.0), ((count, width), 0.0)
-        return cls(*(jnp.full(*each, dtype=jnp.float32) for each in shapes))
-
-    def joined(self, other: "Softmax") -> "Softmax":
-        """Each with its counterpart; a hidden one with a total of 0 changes nothing."""
-        top_C = jnp.maximum(self.top_C, other.top_C)
-        old_C, new_C = jnp.exp(self.top_C - top_C), jnp.exp(other.top_C - top_C)
-        total_C = self.total_C * old_C + other.total_C * new_C
-        sum_CP = self.sum_CP * old_C[:, None] + other.sum_CP * new_C[:, None]
-        return Softmax(top_C, total_C, sum_CP)
-
-    def whole(self) -> "Softmax":
-        """All of them as one."""
-        top_1 = jnp.max(self.top_C, axis=0, keepdims=True)
-        factor_C = jnp.exp(self.top_C - top_1)
-        total_1 = jnp.sum(self.total_C * factor_C, axis=0, keepdims=True)
-        sum_CP = self.sum_CP * factor_C[:, None]
-        return Softmax(top_1, total_1, jnp.sum(sum_CP, axis=0, keepdims=True))
 
 
 def attend(
@@ -216,11 +187,8 @@ class _Step(NamedTuple):
         def place(positions_C):
             shape = positions_C.size, width
             at = jnp.broadcast_to(positions_C[:, None], shape)
-            return (
-                jnp.full(shape, cache_row),
-                at,
-                jnp.broadcast_to(columns_P[None], shape),
-            )
+            columns = jnp.broadcast_to(columns_P[None], shape)
+            return jnp.full(shape, cache_row), at, columns
 
         def add(block, states):
             at_C = block * count + numbers_C

@@ -34,7 +34,7 @@ def suits() -> bool:
 
 
 def step(q_NK, k_NK, v_NV, g_N, beta_N, state) -> tuple[jax.Array, jax.Array]:
-    """A step of N heads: see `native.delta`, also for what it leaves and returns."""
+    """A step of N heads: see `native_attention.delta`, also for what it returns."""
     (N, K), V = q_NK.shape, v_NV.shape[1]
     state_NKV = state.reshape(N, K, V)
     columns = min(STEP_COLUMNS, pl.next_power_of_2(V))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from moe_edge.kernels import decode_attention, gradients, native
+from moe_edge.kernels import decode_attention, gradients, native, native_attention
 from moe_edge.model import cached_attention, kv_cache
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import add_bias, add_params, norm_scale, rms_norm
@@ -161,7 +161,7 @@ class Attention(nnx.Module):
             given = [y[:, 0] for y in (q, k, v)], caches, norms, tables, start_B, window
             options = {"eps": self.eps, "interleaved": interleaved, "sinks_H": sinks}
             options["chunked"] = attention.chunked
-            y, k, v = native.step(*given, attention.scale, **options)
+            y, k, v = native_attention.step(*given, attention.scale, **options)
             return self._output(y.reshape(B, 1, -1), gate), {"k": k, "v": v}
         q = self._turned(self._parts(q, "q", H), "q", tables)
         q = self._tempered(q, start_B)
@@ -179,7 +179,7 @@ class Attention(nnx.Module):
         if cache is not None and native.suits(0, k):
             # The caches themselves: XLA would copy those of one row to reshape them.
             given = q, k_cache, v_cache, start_B, window, attention.scale
-            y = native.attend(*given, sinks, chunked)
+            y = native_attention.attend(*given, sinks, chunked)
             return self._output(y.reshape(B, S, -1), gate), cache
         M = k.shape[1]
         q = q.reshape(B, S, G, -1, P).transpose(0, 2, 3, 1, 4)
@@ -214,7 +214,7 @@ class Attention(nnx.Module):
         return self._output(y, gate), cache
 
     def _has_plain_heads(self, x_BSD) -> bool:
-        """Whether `native.step` knows what is between products and attention here."""
+        """Whether the host kernel `step` knows what is computed here."""
         attention = self.config
         odd = attention.qk_norm_after_rope or attention.temperature
         return not odd and native.suits(0, x_BSD)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from moe_edge.core.float32 import to_float32
-from moe_edge.kernels import delta_state, native
+from moe_edge.kernels import delta_state, native, native_attention
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.layers import add_params, rms_norm
 from moe_edge.model.matvec import einsum, linear, linear_each
@@ -41,7 +41,7 @@ def _by_kernel(kernel, q_BHK, k_BHK, v_BHV, g_BH, beta_BH, state):
     """`step` by a kernel, which reads a state once and writes it where it lies.
 
     Args:
-      kernel: of heads, as `native.delta`.
+      kernel: of heads, as `native_attention.delta`.
       state: as the cache has it.
     """
     parts = q_BHK, k_BHK, v_BHV, g_BH, beta_BH
@@ -188,7 +188,7 @@ class DeltaNet(nnx.Module):
         on_gpu = by_kernel and delta_state.suits()
         if S == 1 and (on_gpu or (by_kernel and native.suits(0, parts[0]))):
             # It leaves the bits of rows without a token: nothing keeps what was before.
-            kernel = delta_state.step if on_gpu else native.delta
+            kernel = delta_state.step if on_gpu else native_attention.delta
             y, state = _by_kernel(kernel, *(each[:, 0] for each in parts), state)
             return y[:, None], state
         before = state.reshape(B, -1, config.key_dim, config.value_dim)

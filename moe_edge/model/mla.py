@@ -3,7 +3,7 @@
 Only the compressed latent and the shared rotary key are cached. Keys and values
 are never expanded: the up-projections are absorbed into the query and the output,
 so that decoding and prefill run the same arithmetic. A step of decoding on a CPU is one
-host call (`native.step_latent`).
+host call (`native_attention.step_latent`).
 """
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from moe_edge.core.float32 import to_float32
-from moe_edge.kernels import native
+from moe_edge.kernels import native, native_attention
 from moe_edge.model import cached_attention, kv_cache
 from moe_edge.model.attention import masked_softmax
 from moe_edge.model.config import ModelConfig
@@ -94,7 +94,7 @@ class LatentAttention(nnx.Module):
         q, low = linear_each(x_B1D, self._first(), self.kv_a[...])
         norm_R = self.kv_a_norm[...].astype(jnp.float32)
         given = self._queries(q)[:, 0], low[:, 0], cache["latent"], norm_R
-        y_BHV, cache = native.step_latent(
+        y_BHV, cache = native_attention.step_latent(
             *given,
             self.kv_b[...],
             tables,

@@ -39,12 +39,8 @@ from moe_edge.model.short_conv import ShortConv
 ExpertFn = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-_MIXERS = {
-    "gqa": Attention,
-    "mla": LatentAttention,
-    "conv": ShortConv,
-    "delta": DeltaNet,
-}
+_MIXERS = {"gqa": Attention, "mla": LatentAttention, "conv": ShortConv}
+_MIXERS |= {"delta": DeltaNet}
 
 
 class Chunk(NamedTuple):
@@ -284,8 +280,7 @@ class Transformer(nnx.Module):
             window = jnp.int32(layer_window(config, layer))
             x_BSD, _, routing = block(x_BSD, chunk, window, experts[layer], expert_fn)
             routings.append(routing)
-        names = TOP_NAMES
-        top = {name: getattr(self, name)[...] for name in names if hasattr(self, name)}
+        top = {n: getattr(self, n)[...] for n in TOP_NAMES if hasattr(self, n)}
         return logits_of(config, top, x_BSD), routings
 
 

@@ -12,7 +12,8 @@ from moe_edge.core.checks import (
     check_shape,
     chosen,
 )
-from moe_edge.core.plug_in import PlugIn, Registry, needed
+from moe_edge.core.plug_in import PlugIn, Registry
+from moe_edge.core.plug_in_options import needed
 from moe_edge.core.plug_in_result import wrong_result
 from moe_edge.hardware.cost_model import CostModel
 from moe_edge.place.pack import pack, served_load

@@ -2,20 +2,16 @@
 
 import functools
 import os
-import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
 from moe_edge.engine.auto_memory import auto_memory
-from moe_edge.engine.devices import DeviceOptions, check_devices, homes_for, mesh_for
-from moe_edge.engine.load import allow_pinned, check_backend, open_run
-from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.devices import check_devices
+from moe_edge.engine.load import open_run
 from moe_edge.engine.sizes import check_context, reserved_tokens
 from moe_edge.model.config import ModelConfig
 from moe_edge.public.arguments import (
@@ -26,14 +22,9 @@ from moe_edge.public.arguments import (
     refuse_unknown,
 )
 from moe_edge.public.options import OptionsReader
+from moe_edge.public.parts import SharedParts
 
 if TYPE_CHECKING:
-    import jax
-
-    from moe_edge.engine.base import Engine as Core
-    from moe_edge.engine.mesh import DeviceMesh
-    from moe_edge.engine.weights import Weights
-    from moe_edge.offload.store import HostStore
     from moe_edge.public.engine import Engine
 _PLAIN = (str, int, float, bool, dict, type(None))
 
@@ -83,10 +74,7 @@ def load(
 
 
 class Model:
-    """A checkpoint, opened by `load`. Its engines share what they can.
-
-    That is dense weights on the device, expert records on the host (pinned once), and
-    compiled programs.
+    """A checkpoint, opened by `load`. Its engines share what they can (`parts.py`).
 
     >>> model = me.load("default")
     >>> model.config.num_layers, model.config.moe.num_experts, model.expert_bytes
@@ -108,9 +96,7 @@ class Model:
         self.source, self.devices = source, devices
         self.name, self._reader = name, reader
         self.config: ModelConfig = reader.config
-        self._stores: dict[str, HostStore] = {}
-        self._resident: Callable[[], Weights | None] = lambda: None
-        self._programs: dict[str, Any] = {}  # of engines, by mode
+        self._parts = SharedParts(reader, devices)
         self.options = OptionsReader(reader)
 
     def __repr__(self) -> str:
@@ -167,44 +153,8 @@ class Model:
         keep_heap()
         from moe_edge.public.engine import Engine
 
-        core = self._new_resident(split_attention)
-        if not split_attention:
-            self._programs["resident"] = core.programs
+        core = self._parts.resident(split_attention)
         return Engine(core, self, max_batch=max_batch, max_context=max_context)
-
-    def _new_resident(self, split_attention: bool) -> "Core":
-        from moe_edge.engine.resident import ResidentEngine
-        from moe_edge.engine.weights import load_weights
-
-        check_backend(self.config)
-        weights = self._resident()  # of another resident engine that still lives
-        check, programs = self._check_finite, self._programs.get("resident")
-        shared = DeviceOptions(devices=self.devices, split_attention=split_attention)
-        mesh = shared.mesh(self._reader, None) if split_attention else self._mesh
-        if mesh is not None and split_attention:
-            from moe_edge.engine.split_attention import make_sharded
-
-            return make_sharded(self._reader, mesh, shared, check_finite=check)
-        if mesh is not None:
-            from moe_edge.engine.sharded import ShardedEngine, load_sharded
-
-            weights = weights or load_sharded(self._reader, mesh, check)
-            self._resident = weakref.ref(weights)
-            return ShardedEngine(weights, mesh, programs=programs)
-        if weights is None:
-            weights = load_weights(self._reader, check_finite=check, dense=self._dense)
-            self._resident = weakref.ref(weights)
-        return ResidentEngine(weights, programs=programs)
-
-    @functools.cached_property
-    def _mesh(self) -> "DeviceMesh | None":
-        """Of resident engines; None: they run on one device."""
-        return mesh_for(self._reader, self.devices, None)
-
-    @functools.cached_property
-    def _homes(self) -> "tuple[jax.Device, ...]":
-        """Of offloaded engines, where experts have homes on several devices."""
-        return homes_for(self._reader, self.devices)
 
     def offload(
         self,
@@ -246,14 +196,14 @@ class Model:
             self.options.read("1B", options)  # before JAX says what is free
             device_memory = self._auto_memory()
             self._check_limits(max_batch, max_context)
-            if not read_record(record) and len(self._homes) < 2:
+            if not read_record(record) and len(self._parts.homes) < 2:
                 options = self._planned(device_memory, options, max_batch, max_context)
         given = self.options.read(device_memory, options)
         self._check_limits(max_batch, max_context)
         record = read_record(record)
         recorder = Recorder(enabled="events" in record)
         keep_heap()
-        core = self._assemble(
+        core = self._parts.offloaded(
             given, max_batch, max_context, "trace" in record, recorder
         )
         from moe_edge.public.engine import Engine
@@ -268,7 +218,7 @@ class Model:
 
     def _auto_memory(self) -> str:
         """The size that `auto` stands for now."""
-        return auto_memory(self._reader, self._homes, bool(self._stores))
+        return auto_memory(self._reader, self._parts.homes, self._parts.has_records)
 
     def _planned(
         self, budget: str, options: dict[str, Any], batch: int, context: int | None
@@ -294,62 +244,3 @@ class Model:
         check_limits(max_batch, max_context)
         if max_context is not None:
             check_context(max_context, self.config)
-
-    @property
-    def _check_finite(self) -> bool:
-        # Conversion has checked our own format already.
-        return not isinstance(self._reader, CheckpointReader)
-
-    @functools.cached_property
-    def _dense(self) -> "Weights":
-        """All weights but the experts, on the device."""
-        from moe_edge.engine.weights import load_weights
-
-        return load_weights(
-            self._reader, check_finite=self._check_finite, with_experts=False
-        )
-
-    def _store(self, memory: str) -> "HostStore":
-        from moe_edge.offload.store import HostStore
-
-        if memory not in self._stores:
-            self._stores[memory] = HostStore(self._reader, memory)
-        return self._stores[memory]
-
-    def _assemble(
-        self,
-        options: OffloadOptions,
-        max_batch: int,
-        max_context: int | None,
-        with_trace: bool,
-        recorder: Recorder,
-    ) -> "Core":
-        """The engine below the public one, on shared parts."""
-        allow_pinned(self._reader, options)
-        from moe_edge.engine.layered import LayeredEngine
-        from moe_edge.engine.offloaded import (
-            assemble,
-            check_offload,
-            is_recorded,
-        )
-
-        check_backend(self.config)
-        capacity = reserved_tokens(max_context)
-        recorded = is_recorded(recorder, with_trace)
-        given = max_batch, capacity, recorded, self._homes
-        context = check_offload(self._reader, options, *given)
-        core = assemble(
-            options,
-            self._dense,
-            self._store(options.memory),
-            context=context,
-            batch=max_batch,
-            capacity=capacity,
-            recorder=recorder,
-            with_trace=with_trace,
-            programs=self._programs.get("layered"),
-            devices=self._homes,
-        )
-        if isinstance(core, LayeredEngine):
-            self._programs["layered"] = core.programs
-        return core

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.core.plug_in import PlugIn, Registry, is_object, needed, options_of
+from moe_edge.core.plug_in import PlugIn, Registry, is_object
+from moe_edge.core.plug_in_options import needed, options_of
 
 COMING, WAITING, RUNNING = "coming", "waiting", "running"
 OUTCOMES = ("finished", "cancelled", "refused", "failed", "expired")

@@ -12,7 +12,8 @@ import moe_edge as me
 from moe_edge.commands.policy_tables import KINDS
 from moe_edge.core import entry_points
 from moe_edge.core.checks import ConfigError
-from moe_edge.core.plug_in import is_ours, needed
+from moe_edge.core.plug_in import is_ours
+from moe_edge.core.plug_in_options import needed
 from moe_edge.offload.evict_base import EVICTIONS, get_eviction
 from moe_edge.offload.evict_lru import Lru
 from moe_edge.place.placer import PLACERS

@@ -190,11 +190,11 @@ def test_a_budget_is_of_each_device_and_the_first_holds_the_rest():
 
 
 def test_a_profile_decides_about_homes_and_slots(monkeypatch):
-    from moe_edge.engine import offloaded
+    from moe_edge.engine import run_context
 
     counts_LE = np.zeros((3, 12), np.int64)
     counts_LE[1:, :2] = 100  # in turn, layer 2's would meet
-    monkeypatch.setattr(offloaded, "count_trace", lambda *_: counts_LE)
+    monkeypatch.setattr(run_context, "count_trace", lambda *_: counts_LE)
     given = {"device_memory": "30%", "profile_trace": "t", "slot_plan": "adapmoe_dp"}
     options = OffloadOptions(**given, homes="fixed")
     engine = make_offloaded(StoreReader(GQA), options, devices=devices(2))

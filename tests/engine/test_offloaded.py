@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.engine import offloaded
+from moe_edge.engine import offloaded, run_context
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layer_programs import LayerPrograms
@@ -408,7 +408,7 @@ def test_refused_assembly_leaves_no_thread(carriers, config, dtype, message):
 def test_profile_trace_is_read_once(monkeypatch):
     counts_LE, read = np.ones((3, 12), np.int64), []
     monkeypatch.setattr(
-        offloaded, "count_trace", lambda *args: read.append(args) or counts_LE
+        run_context, "count_trace", lambda *args: read.append(args) or counts_LE
     )
     options = OffloadOptions(eviction="static_oracle", profile_trace="of_the_model")
     with make_offloaded(StoreReader(GQA), options) as engine:

@@ -188,7 +188,7 @@ def test_copies_without_counts_and_more_than_there_is_room_for_are_refused(monke
     check_replicas(reader, mesh, 7)
     with pytest.raises(ConfigError, match="is 8, and a device that holds 4 of 11 exp"):
         check_replicas(reader, mesh, 8)
-    free = "moe_edge.engine.offloaded.free_device_bytes"
+    free = "moe_edge.engine.device_memory.free_device_bytes"
     monkeypatch.setattr(free, lambda: 1000)
     check_replicas(reader, mesh, 0)
     with pytest.raises(ConfigError, match="bytes, and 1000 are free; give fewer"):

@@ -175,7 +175,7 @@ def test_default_is_one_device_unless_it_cannot_hold_the_weights(monkeypatch):
     assert mesh_for(reader, "all", None).size == len(jax.devices())
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     free_bytes = iter((1 << 30, 1 << 14))
-    free = "moe_edge.engine.offloaded.free_device_bytes"
+    free = "moe_edge.engine.device_memory.free_device_bytes"
     monkeypatch.setattr(free, lambda: next(free_bytes))
     assert mesh_for(reader, None, None) is None
     assert mesh_for(reader, None, None).size == len(jax.devices())

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from moe_edge.kernels import native
+from moe_edge.kernels import native, native_attention
 from moe_edge.model import cache_types, kv_cache
 from moe_edge.model.attention_config import CACHE_TYPES
 from tests.kernels.test_native_latent import case as latent_case
@@ -45,7 +45,10 @@ def test_attention_has_the_bits_of_the_values_that_are_stored(kind, instructions
     values = [cache_types.decode(each) for each in kept]
     for window in (NO_WINDOW, 5):
         more = np.array([2, 18], np.int32), np.int32(window), 0.2
-        got, want = native.attend(q, *kept, *more), native.attend(q, *values, *more)
+        got, want = (
+            native_attention.attend(q, *kept, *more),
+            native_attention.attend(q, *values, *more),
+        )
         assert (np.asarray(got) == np.asarray(want)).all()
     assert not np.array_equal(values[0], k)
 
@@ -65,7 +68,7 @@ def test_a_step_stores_the_bytes_of_xla(kind, instructions):
         want = jax.jit(kv_cache.write)(cache, new.reshape(-1, 1, new.shape[2]), start_B)
         assert (np.asarray(got) == np.asarray(want[0])).all()
     more = start_B, np.int32(NO_WINDOW), 0.3
-    again = native.attend(products[0][:, None], *written, *more)
+    again = native_attention.attend(products[0][:, None], *written, *more)
     assert (np.asarray(again)[:, 0] == np.asarray(y)).all()
 
 
@@ -147,7 +150,7 @@ def test_caches_of_two_types_are_refused():
     q = np.zeros((1, 1, 1, 32), np.float32)
     k, v = np.zeros((4, 32), np.float32), np.zeros((4, 32), np.uint16)
     with pytest.raises(Exception, match="k .R, M, P. and v .R, M, W.*of one type"):
-        native.attend(q, k, v, np.zeros(1, np.int32), np.int32(9), 1.0)
+        native_attention.attend(q, k, v, np.zeros(1, np.int32), np.int32(9), 1.0)
     odd = np.zeros((4, 50), np.uint8)
     with pytest.raises(Exception, match="or uint8 .q8_0"):
-        native.attend(q, odd, odd, np.zeros(1, np.int32), np.int32(9), 1.0)
+        native_attention.attend(q, odd, odd, np.zeros(1, np.int32), np.int32(9), 1.0)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from moe_edge.kernels import native
+from moe_edge.kernels import native, native_attention
 from tests.support.host_kernels import needs_kernels
 
 NO_WINDOW = 1 << 30
@@ -42,7 +42,9 @@ def exact(q, k, v, start_B, window, scale, sinks_H=None, chunked=False):
 
 @functools.cache
 def compiled(scale: float, chunked: bool):
-    return jax.jit(functools.partial(native.attend, scale=scale, chunked=chunked))
+    return jax.jit(
+        functools.partial(native_attention.attend, scale=scale, chunked=chunked)
+    )
 
 
 def run(q, k, v, start_B, window, scale, sinks_H=None, chunked=False):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from moe_edge.kernels import native
+from moe_edge.kernels import native, native_attention
 from moe_edge.model.delta_net import DeltaNet
 from tests.support.host_kernels import needs_kernels
 from tests.support.tiny_models import STATES
 
 pytestmark = needs_kernels
-run = jax.jit(native.delta)
+run = jax.jit(native_attention.delta)
 
 
 def case(N, K, V, seed=0):

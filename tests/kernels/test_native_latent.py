@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.float32 import to_float32
-from moe_edge.kernels import native
+from moe_edge.kernels import native, native_attention
 from tests.support.host_kernels import needs_kernels
 
 NO_WINDOW, EPS = 1 << 30, 1e-5
@@ -21,7 +21,7 @@ SHAPES = [
 
 
 def case(B, H, nope, rope, R, value, M, dtype="uint16", seed=0):
-    """What `native.step_latent` takes, up to the start."""
+    """What `native_attention.step_latent` takes, up to the start."""
     rng = np.random.default_rng(seed)
     shapes = (B, H, nope + rope), (B, R + rope), (B, M, R + rope), (R,)
     given = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
@@ -72,7 +72,7 @@ def exact(q, low, cache, norm, weights, tables, start_B, window, interleaved):
 @functools.cache
 def compiled(value: int, interleaved: bool):
     given = {"eps": EPS, "interleaved": interleaved, "value": value, "scale": 0.05}
-    return jax.jit(functools.partial(native.step_latent, **given))
+    return jax.jit(functools.partial(native_attention.step_latent, **given))
 
 
 def run(q, low, cache, norm, weights, tables, start_B, window=NO_WINDOW, pairs=False):
@@ -141,6 +141,6 @@ def test_refuses_shapes_that_do_not_fit(changes, word):
     for place, change in changes.items():
         given[place] = change(given[place])
     options = {"scale": 1.0, "eps": EPS, "interleaved": False, "value": 7}
-    call = jax.jit(functools.partial(native.step_latent, **options))
+    call = jax.jit(functools.partial(native_attention.step_latent, **options))
     with pytest.raises(Exception, match=word):
         jax.block_until_ready(call(*given, np.int32(4)))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from moe_edge.kernels import native
+from moe_edge.kernels import native, native_attention
 from moe_edge.model import kv_cache
 from moe_edge.model.attention_config import RopeConfig
 from moe_edge.model.matvec import compiler_options
@@ -46,7 +46,7 @@ def given_of(B, H, G, P, W, rotated, pairs, normed, sunk, chunked, M=40, seed=0)
 def fused(products, caches, norms, start_B, rope, window, statics, scale, sinks_H=None):
     tables = None if rope is None else rope_tables(rope, start_B[:, None])
     given = products, caches, norms, tables, start_B, window, scale
-    return native.step(*given, **dict(statics), sinks_H=sinks_H)
+    return native_attention.step(*given, **dict(statics), sinks_H=sinks_H)
 
 
 @functools.partial(
@@ -71,7 +71,7 @@ def apart(products, caches, norms, start_B, rope, window, statics, scale, sinks_
         for cache, new in zip(caches, rows, strict=True)
     )
     more = {"chunked": options["chunked"], "sinks_H": sinks_H}
-    return native.attend(q, k, v, start_B, window, scale, **more)[:, 0], k, v
+    return native_attention.attend(q, k, v, start_B, window, scale, **more)[:, 0], k, v
 
 
 @needs_kernels
@@ -140,7 +140,9 @@ def test_caches_that_are_donated_are_not_copied():
 )
 def test_refuses_shapes_that_do_not_fit(change, word):
     products, caches, norms, start_B, _, options = given_of(*CASES[2])
-    call = jax.jit(functools.partial(native.step, scale=1.0, window=4, **options))
+    call = jax.jit(
+        functools.partial(native_attention.step, scale=1.0, window=4, **options)
+    )
     products, caches, norms, start_B = change(products, caches, norms, start_B)
     tables = [np.zeros((2, 1, 10), np.float32)] * 2
     with pytest.raises(Exception, match=word):

@@ -13,7 +13,7 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import blocks, gradients, native
+from moe_edge.kernels import blocks, gradients, native, native_attention
 from moe_edge.kernels.experts_at import ExpertsAt
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
@@ -61,7 +61,7 @@ def all_calls():
         run = jax.jit(lambda *a: native.experts(*a[:4], layout, SILU, a[4]))
         return functools.partial(run, *given)
 
-    attend = jax.jit(functools.partial(native.attend, scale=0.2))
+    attend = jax.jit(functools.partial(native_attention.attend, scale=0.2))
     start_B, window = np.array([3, 90, 50], np.int32), np.int32(1 << 30)
     x_TI, w_OI = normal(3, 256), normal(512, 256)
     q, k, v = normal(3, 4, 6, 32), normal(6, 128, 32), normal(6, 128, 32)

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from moe_edge.commands import common
+from moe_edge.commands import common, errors
 from moe_edge.core.checks import ConfigError
 from tests.launch.conftest import ROOT
 from tests.support.live_run import WITH_INTERRUPTS
@@ -20,8 +20,8 @@ def test_plain_gives_json_types():
 
 def test_one_line_drops_gins_appendix_and_line_breaks():
     error = ConfigError("bad\n value\n  In call to configurable 'x' (<function x>)")
-    assert common.one_line(error) == "bad value"
-    assert common.one_line(KeyError()) == "KeyError"
+    assert errors.one_line(error) == "bad value"
+    assert errors.one_line(KeyError()) == "KeyError"
 
 
 def test_script_unknown_flag_is_one_line(run_script):

@@ -8,7 +8,8 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count, check_known
 from moe_edge.core.context import Context
-from moe_edge.core.plug_in import Registry, needed
+from moe_edge.core.plug_in import Registry
+from moe_edge.core.plug_in_options import needed
 from moe_edge.offload.evict_base import EVICTIONS, CacheSpec, Eviction
 from moe_edge.offload.evict_belady import future_uses
 from moe_edge.offload.slot_plan import PLANS, plan_slots, static_hit_curves

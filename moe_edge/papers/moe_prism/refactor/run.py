@@ -79,7 +79,7 @@ def run_refactor(
       train_text: lg_ft, calibrated_ft: files to fine-tune on, separated by commas.
       teacher_kl: of these: follow the model as it was, each step at a K drawn at random
         (ours), instead of the text alone at rising K.
-      fine_tuning: of these: options of `settings.FineTuning`.
+      fine_tuning: of these: options of `FineTuning`.
       max_minutes: of these: stop training after so many minutes; the same call goes on.
       data_dir: where relative paths are looked up too.
     Returns:
