@@ -1,4 +1,4 @@
-"""Prism, figure 6: who computes most at home, over time."""
+"""Prism, figure 6: who computes most at home, over time, by measured usage."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,10 @@ from moe_edge.metrics.frames import OF_SEEDS, Estimate, Rows, frame, median
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
+    ASSUMED,
+    MEASURED,
     PAPERS,
+    USAGE,
     Migration,
     Runs,
     cases_of,
@@ -23,6 +26,7 @@ from moe_edge.papers.prism.studies.runs import (
 from moe_edge.papers.prism.studies.served import OPTIMUM, OURS, PRISM
 from moe_edge.papers.prism.studies.table2 import INTERVAL_S, TABLE_2
 from moe_edge.simulate.cluster.report import ClusterResult
+from moe_edge.simulate.cluster.scenario import Scenario
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,22 +72,28 @@ def share_between(result: ClusterResult, start_s: float, end_s: float) -> float:
     return float(np.nanmean(result.ratio_W[first:last]))
 
 
+def serve_each(
+    settings: Figure6, cases: Sequence[tuple[int, Scenario]], method: str
+) -> list[ClusterResult]:
+    """One method on every seed."""
+    window_s, moving = settings.window_s, settings.moving
+    return [serve(case, method, seed, window_s, **moving) for seed, case in cases]
+
+
 def measure(settings: Figure6, rows: Rows) -> None:
     """Local ratio over time for every method, placed for other data at first."""
     used = []
     for workload, model in TABLE_2:
         interval_s = INTERVAL_S[workload]
         wanted = {"workload": workload, "model": model, "interval_s": interval_s}
-        cases = cases_of(settings, **wanted, placed_for="c4")
+        wanted["placed_for"] = "c4"
+        cases = cases_of(settings, **wanted, **MEASURED)
         used.append(cases[0][1])
         end_s = 0.9 * interval_s * settings.requests_per_server
         changed_s = min(2 * settings.period_s, end_s / 2)
         spans_s = {"before": (0.0, settings.period_s), "after": (changed_s, end_s)}
         for method in settings.methods:
-            found = [
-                serve(case, method, seed, settings.window_s, **settings.moving)
-                for seed, case in cases
-            ]
+            found = serve_each(settings, cases, method)
             values = {
                 part: of_seeds([share_between(result, *span) for result in found])
                 for part, span in spans_s.items()
@@ -93,8 +103,14 @@ def measure(settings: Figure6, rows: Rows) -> None:
                 values["migrations"] = of_seeds(moved)
             rows("ratios", workload, model, method, **values)
             tell_curve(rows, (workload, model, method), found)
+        if workload == "bigbench":
+            narrow = cases_of(settings, **wanted, **ASSUMED)
+            for method in settings.methods:
+                found = serve_each(settings, narrow, method)
+                after = of_seeds([share_between(r, *spans_s["after"]) for r in found])
+                rows("assumed", workload, model, method, after=after)
         print(f"figure 6: {workload}, {model}: served", flush=True)
-    more = {"placed_for": "c4", "intervals_s": INTERVAL_S}
+    more = {"placed_for": "c4", "intervals_s": INTERVAL_S} | USAGE
     others = [m for m in settings.methods if m not in (PRISM, OPTIMUM, OURS)]
     tell(rows, settings, used, more, others)
 
@@ -135,6 +151,7 @@ STUDY = Study(
     frames={
         "ratios": frame("workload model method", before="1", after="1", migrations="1"),
         "curves": frame("workload model method minutes", local="1"),
+        "assumed": frame("workload model method", after="1"),
     },
     measure=measure,
     derive=derive,

@@ -1,4 +1,5 @@
-"""Prism, table I: serving alone against serving together."""
+"""Prism, table I: serving alone against serving together, by measured usage of experts;
+then for tasks that are assumed to be narrower."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,7 +9,14 @@ from moe_edge.bench.study import Study
 from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies.entry import tell
-from moe_edge.papers.prism.studies.runs import Runs, cases_of, serve_all
+from moe_edge.papers.prism.studies.runs import (
+    ASSUMED,
+    MEASURED,
+    USAGE,
+    Runs,
+    cases_of,
+    serve_all,
+)
 from moe_edge.papers.prism.studies.served import MethodRuns, stored
 
 ALONE = "moe_infinity"
@@ -64,11 +72,19 @@ def tell_methods(rows: Rows, served: MethodRuns, **counts: str) -> None:
 
 def measure(settings: Table1, rows: Rows) -> None:
     """Serving alone, with requests passed on, and random experts together."""
-    cases = cases_of(settings)
+    cases, narrow = cases_of(settings, **MEASURED), cases_of(settings, **ASSUMED)
     served = serve_all(cases, settings.methods, "table I", period_s=0.0)
     tell_methods(rows, served, hit_ratio="hit_ratio", redirected="redirected")
-    rows.checks["every request was served once"] = served.is_complete()
-    tell(rows, settings, [cases[0][1]], {"migration": "none"}, [ALONE])
+    assumed = serve_all(narrow, settings.methods, "narrow tasks", period_s=0.0)
+    for method in assumed.rows:
+        if method != ALONE and ALONE in assumed.rows:
+            change = median(assumed.ratio(method, ALONE) - 1, OF_SEEDS)
+            rows("assumed", method, change=change)
+    rows.files |= stored({"table I": served, "table I, assumed tasks": assumed})
+    complete = served.is_complete() and assumed.is_complete()
+    rows.checks["every request was served once"] = complete
+    more = {"migration": "none"} | USAGE
+    tell(rows, settings, [cases[0][1]], more, [ALONE])
 
 
 def derive(tables: Tables) -> dict[str, Any]:
@@ -86,6 +102,7 @@ STUDY = Study(
         "methods": frame(
             "method", over_alone="1", hit_ratio="1", redirected="requests"
         ),
+        "assumed": frame("method", change="1"),
     },
     measure=measure,
     derive=derive,
