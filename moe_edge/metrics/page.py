@@ -156,6 +156,26 @@ def markdown(
     return "\n".join(f"| {' | '.join(line)} |" for line in listed)
 
 
+WIDTHS = {"float32": 4, "bfloat16": 2}  # bytes of a weight
+
+
+def denominator(
+    what: str, model: Mapping[str, Any], form: str, params: int | None = None
+) -> str:
+    """What an entry's ratios of speed are over: the engine, its format and its bytes.
+
+    Args:
+      what: engine and policy.
+      model: of the entry.
+      form: of WIDTHS, in which the weights are kept.
+      params: those of the model, where the entry has none.
+    """
+    found = params or model["params"]
+    count = sum(found.values()) if isinstance(found, Mapping) else found
+    size = WIDTHS[form] * count / 1e6
+    return f"- Denominator: {what}; all weights are {size:.3g} MB in {form}."
+
+
 @dataclasses.dataclass
 class Figures:
     """Pictures that a template asks for.
@@ -261,7 +281,7 @@ def environment(folder: Path) -> jinja2.Environment:
     )
     found.filters |= {"where": where, "one": one, "say": say, "span": span}
     found.filters |= {"f": formatted, "ranged": ranged}
-    found.globals["table"] = markdown
+    found.globals |= {"table": markdown, "denominator": denominator}
     return found
 
 

@@ -9,8 +9,10 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics import papers
+from moe_edge.metrics.page import denominator
 from moe_edge.metrics.papers import PAGES, by_paper, read_items, up_to_date, verdict_of
 from moe_edge.metrics.ranged import NO_DIFFERENCE
+from moe_edge.metrics.schema import ROWS_VERSION
 
 ROOT = Path(__file__).parents[2]
 # Figures and tables of each paper, numbered from 1.
@@ -78,6 +80,39 @@ def test_numbers_of_ours_in_readme_are_those_of_their_entries():
         assert NO_DIFFERENCE not in row[1] or NO_DIFFERENCE in page, row
     assert not_in_entry("-10 / 123456 %, .123", "smoe_fig11") == [123456, 0.123]
     assert numbers_in(".5-0.50 and 1,060") == [(0.5, 1), (0.5, 2), (1060, 0)]
+
+
+# Measured in seconds or rates, with no ratio of speeds in their answers.
+NO_RATIO = {
+    *("coserve_fig1", "coserve_fig5", "coserve_fig17_live", "coserve_fig19"),
+    *("default_shapes", "planner_errors", "prism_fig5_live", "smoe_fig3", "smoe_fig12"),
+}
+SPEEDS = {"ms", "s", "tokens/s", "requests/s"}
+
+
+def test_every_speed_entry_names_its_denominator():
+    told = 0
+    for path in sorted((ROOT / "results").glob("*/result.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result["schema_version"] != ROWS_VERSION or result["kind"] == "simulated":
+            continue
+        units = {
+            u for each in result["frames"].values() for u in each["units"].values()
+        }
+        page = (path.parent / "README.md").read_text(encoding="utf-8")
+        found = re.findall(
+            r"^- Denominator: .+; all weights are [\d.]+ MB in", page, re.M
+        )
+        expected = bool(units & SPEEDS) and path.parent.name not in NO_RATIO
+        assert len(found) == expected, path.parent.name
+        told += expected
+    assert told > 12
+
+
+def test_a_denominator_counts_its_bytes():
+    line = denominator("FIFO", {"params": {"a": 1_000_000, "b": 500_000}}, "bfloat16")
+    assert line == "- Denominator: FIFO; all weights are 3 MB in bfloat16."
+    assert "6 MB in float32" in denominator("x", {"params": 0}, "float32", 1_500_000)
 
 
 @pytest.fixture

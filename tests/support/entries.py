@@ -29,7 +29,7 @@ def result_of(study: Study, rows: Rows) -> dict[str, Any]:
         "numbers": numbers,
         "workload": rows.about.get("workload", {}),
         "machine": {"backend": "cpu"},
-        "model": {"name": "tiny"},
+        "model": {"name": "tiny", "params": 1000},
     }
 
 

@@ -11,6 +11,7 @@ from moe_edge.workload.routing_model import (
     DOMAINS,
     FITTED,
     MULTIDATA,
+    TASKS,
     RoutingModel,
     count_ids,
     smallest,
@@ -64,6 +65,13 @@ def test_tasks_are_narrower_than_texts_and_skew_turns_even():
 
     assert min(map(covered, BIGBENCH)) > max(map(covered, ("c4", *MULTIDATA[:2])))
     assert covered("arithmetic") > covered("github") > covered("github", skew=0.2)
+
+
+def test_a_task_without_the_assumed_skew_routes_as_the_domain_it_is_built_from():
+    for task, domain in TASKS.items():
+        measured = small(narrow_tasks=False).frequencies(task)
+        np.testing.assert_array_equal(measured, small().frequencies(domain))
+        assert (small().frequencies(task) != measured).any()
 
 
 def test_correlated_tokens_repeat_experts_more_than_chance():

@@ -1,4 +1,4 @@
-"""MoE-Prism's studies of serving: figures 7 and 12."""
+"""MoE-Prism's study of serving: figures 7 and 12, from the same requests."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -82,10 +82,7 @@ class ServingStudySettings(ModelSettings):
     """
 
     make: Made = ("lg",)
-    systems: Sequence[SystemName] = (
-        *(FIFO, "FullBatch", PRISM),
-        *("one K, original", "one K", OURS_ORIGINAL, OURS, "elastic"),
-    )
+    systems: Sequence[SystemName] = tuple(SYSTEMS)
     floors: Sequence[int] = tuple(range(4, 33))
     loads: Sequence[Positive] = (0.4, 0.7, 1.0)
     duration_s: Positive = 60.0
@@ -151,33 +148,11 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-FIG7 = Study(
-    name="moe_prism_fig7",
+STUDY = Study(
+    name="moe_prism_fig12",
     settings=ServingStudySettings,
     frames=FRAMES,
     measure=later("papers.moe_prism.studies.serving.measure"),
     derive=derive,
     check=making.check_inputs,
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fig12Settings(ServingStudySettings):
-    """As figure 7, with the parts of MoE-Prism one by one, and of ours."""
-
-    systems: Sequence[SystemName] = (
-        *(FIFO, MODEL_ONLY, SCHEDULER_ONLY, PRISM),
-        *(OURS_ORIGINAL, OURS),
-    )
-    loads: Sequence[Positive] = (1.0,)
-
-
-FIG12 = Study(
-    name="moe_prism_fig12",
-    settings=Fig12Settings,
-    frames=FRAMES,
-    measure=later("papers.moe_prism.studies.serving.measure"),
-    derive=derive,
-    check=making.check_inputs,
-)
-STUDIES = {study.name: study for study in (FIG7, FIG12)}

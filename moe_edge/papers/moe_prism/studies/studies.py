@@ -35,7 +35,7 @@ class QualitySettings(ModelSettings):
     """
 
     texts: Sequence[str] = ("text/wikitext-2/test.txt",)
-    max_tokens: int = 4096
+    max_tokens: int = 16_384
     k_values: Sequence[int] = EVERY_K
 
 
@@ -47,7 +47,6 @@ class Table2Settings(QualitySettings):
       curve_k_values: K of the picture, on the first `curve_tokens` of every text.
     """
 
-    max_tokens: int = 16_384
     k_values: Sequence[int] = (4, 8, 12, 16, 20, 24, 28, 32)
     curve_k_values: Sequence[int] = EVERY_K
     curve_tokens: int = 4096

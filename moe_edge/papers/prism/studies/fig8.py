@@ -15,8 +15,6 @@ from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
-    MEASURED,
-    USAGE,
     Method,
     Model,
     Runs,
@@ -70,8 +68,7 @@ def measure(settings: Figure8, rows: Rows) -> None:
     share = PRISM_MEMORY_SHARE.get(settings.model, 1.0)
     for gpus, interval_s in itertools.product(settings.gpus, settings.intervals_s):
         options = {"num_gpus": gpus}
-        asked = {"interval_s": interval_s, "cluster_options": options}
-        cases = cases_of(settings, **asked, **MEASURED)
+        cases = cases_of(settings, interval_s=interval_s, cluster_options=options)
         first = first or cases[0][1]
         rates = settings.mbps if interval_s == longest_s else ()
         for mbps in dict.fromkeys((MBPS, *rates)):
@@ -89,7 +86,7 @@ def measure(settings: Figure8, rows: Rows) -> None:
         f"{g} GPUs, {i:g} s, {m:g} Mbps": one for (g, i, m), one in points.items()
     }
     rows.files |= stored(labels)
-    tell(rows, settings, [first], {"migration": "none"} | USAGE)
+    tell(rows, settings, [first], {"migration": "none"})
 
 
 def tell_points(

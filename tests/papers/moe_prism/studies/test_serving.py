@@ -16,13 +16,14 @@ from moe_edge.papers.moe_prism.studies.serving_entry import (
 from moe_edge.papers.moe_prism.studies.serving_studies import (
     COMPUTED,
     FIFO,
-    FIG7,
     MEASURED,
+    MODEL_ONLY,
     OURS,
     OURS_ORIGINAL,
     PRISM,
     SAME,
-    Fig12Settings,
+    SCHEDULER_ONLY,
+    STUDY,
     ServingStudySettings,
 )
 
@@ -64,10 +65,10 @@ def runs_of(settings, computed_error: float = 0.0, below: int = 0) -> Runs:
 
 def told(settings, runs):
     """Frames and numbers of runs."""
-    rows = Rows(FIG7.frames)
+    rows = Rows(STUDY.frames)
     tell_runs(rows, settings, runs, 10.0)
     found = tables(rows.stored())
-    return found, plain(FIG7.derive(found))
+    return found, plain(STUDY.derive(found))
 
 
 def gains_of(rows):
@@ -128,12 +129,20 @@ def test_every_run_is_kept(settings):
     assert all(len(row["rounds"]) == 2 for row in kept)
 
 
+def test_one_study_runs_the_systems_of_both_figures():
+    settings = ServingStudySettings(lg="unused")
+    figure_7 = ("FIFO", "FullBatch", "MoE-Prism", "continuous", "elastic")
+    figure_12 = (FIFO, MODEL_ONLY, SCHEDULER_ONLY, PRISM, OURS_ORIGINAL, OURS)
+    assert {*figure_7, *figure_12} <= set(settings.systems)
+    assert settings.systems[0] == FIFO and {0.4, 0.7, 1.0} == set(settings.loads)
+
+
 def test_systems_and_loads_are_checked():
     with pytest.raises(ConfigError, match="system 'LIFO'.*FIFO.*elastic"):
         ServingStudySettings(systems=("LIFO",))
     with pytest.raises(ConfigError, match=r"\['FIFO', 'FIFO'\] name one twice"):
-        Fig12Settings(systems=(FIFO, FIFO))
+        ServingStudySettings(systems=(FIFO, FIFO))
     with pytest.raises(ConfigError, match=r"systems are \['FIFO'\], expected two"):
-        Fig12Settings(systems=(FIFO,))
+        ServingStudySettings(systems=(FIFO,))
     with pytest.raises(ConfigError, match="loads must be positive, got 0.0"):
         ServingStudySettings(loads=(0.0,))
