@@ -38,7 +38,7 @@ def nothing_to_check(settings: Any) -> None:
     """A study whose settings check themselves."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Study:
     """A question, and how it is answered.
 
@@ -62,6 +62,7 @@ class Study:
     measure: Callable[..., Findings | None]
     frames: Mapping[str, Frame] = dataclasses.field(default_factory=dict)
     derive: Callable[[Tables], Mapping[str, Any]] = nothing_derived
+    _: dataclasses.KW_ONLY
     question: str = ""
     check: Callable[[Any], None] = nothing_to_check
     inline: bool = False

@@ -73,9 +73,22 @@ class Frame:
     units: Mapping[str, str]
 
 
-def frame(keys: str, **units: str) -> Frame:
-    """A frame whose keys are words of `keys`."""
-    return Frame(tuple(keys.split()), units)
+# The last word of a measure's name -> its unit; all others are plain numbers.
+UNITS = {"s": "s", "ms": "ms", "us": "us", "kb": "kB", "mb": "MB", "bytes": "bytes"}
+
+
+def frame(keys: str, measures: str = "", **units: str) -> Frame:
+    """A frame of keys and measures, the words of both.
+
+    Args:
+      measures: such as `tpot_ms rate:tokens/s`: with a unit that the name does not say.
+      units: of further ones.
+    """
+    named = (measure.partition(":") for measure in measures.split())
+    told = {
+        name: unit or UNITS.get(name.rpartition("_")[2], "1") for name, _, unit in named
+    }
+    return Frame(tuple(keys.split()), told | units)
 
 
 class Rows:

@@ -89,25 +89,18 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"trials": trials, "chosen": real.nsmallest(1, "loss")}
 
 
+FRAMES = {
+    "shapes": frame(
+        "of",
+        "loss:nats/token half_cost usage_ratio fall gain own fixed "
+        "independent parameters tokens_per_s:tokens/s",
+    ),
+    "margins": frame("of a", "top alternatives seen"),
+}
 STUDY = Study(
-    name="default_shapes",
-    settings=ShapeSettings,
-    frames={
-        "shapes": frame(
-            "of",
-            loss="nats/token",
-            half_cost="1",
-            usage_ratio="1",
-            fall="1",
-            gain="1",
-            own="1",
-            fixed="1",
-            independent="1",
-            parameters="1",
-            tokens_per_s="tokens/s",
-        ),
-        "margins": frame("of a", top="1", alternatives="1", seen="1"),
-    },
-    measure=later("studies.default_model.trials.measure"),
-    derive=derive,
+    "default_shapes",
+    ShapeSettings,
+    later("studies.default_model.trials.measure"),
+    FRAMES,
+    derive,
 )

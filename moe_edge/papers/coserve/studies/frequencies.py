@@ -143,9 +143,7 @@ STUDIES = {
         name="coserve_fig11",
         settings=Curves,
         frames={
-            "needed": frame(
-                "frequencies share", decay="types", all_experts="1", experts="1"
-            )
+            "needed": frame("frequencies share", "decay:types all_experts experts")
         },
         measure=measure_curves,
         derive=derive_curves,
@@ -157,10 +155,7 @@ STUDIES = {
         frames={
             "runs": frame(
                 "machine sweep at policy",
-                throughput_per_s="requests/s",
-                switches="1",
-                longest_wait_s="s",
-                over_least="1",
+                "throughput_per_s:requests/s switches longest_wait_s over_least",
             )
         },
         measure=measure_sensitivity,

@@ -43,11 +43,9 @@ def _study(name: str, measure: str, derive: str, more: Mapping[str, Frame]) -> S
     """A study of networks, whose frame `networks` is filled by all."""
     networks = frame(
         "network device",
-        **dict.fromkeys(("k_ms", "b_ms", "image_ms"), "ms"),
-        **dict.fromkeys(("r2", "line_miss", "best_batch", "image_experts"), "1"),
-        **dict.fromkeys(("image_bytes", "batch_bytes", "record_bytes"), "bytes"),
-        **dict.fromkeys(("load_disk_ms", "load_host_ms"), "ms"),
-        **dict.fromkeys(("share_disk", "share_host"), "1"),
+        "k_ms b_ms image_ms r2 line_miss best_batch image_experts "
+        "image_bytes batch_bytes record_bytes load_disk_ms load_host_ms "
+        "share_disk share_host",
     )
     here = "papers.coserve.studies.measuring"
     return Study(
@@ -59,7 +57,7 @@ def _study(name: str, measure: str, derive: str, more: Mapping[str, Frame]) -> S
     )
 
 
-BATCHES = frame("group network device batch", image_ms="ms", memory_bytes="bytes")
+BATCHES = frame("group network device batch", "image_ms memory_bytes")
 STUDIES = {
     "coserve_fig1": _study("coserve_fig1", "measure_switches", "derive_switches", {}),
     "coserve_fig5": _study(

@@ -117,7 +117,7 @@ def _study(name: str, settings: type) -> Study:
         settings=settings,
         frames={
             "runs": frame("place task policy", **UNITS),
-            "over": frame("place policy base", low="1", high="1"),
+            "over": frame("place policy base", "low high"),
         },
         measure=measure,
         derive=derive,

@@ -144,10 +144,5 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"ratios": ratios}
 
 
-STUDY = Study(
-    name="coserve_uma",
-    settings=Variants,
-    frames={"variants": frame("variant", **UNITS)},
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {"variants": frame("variant", **UNITS)}
+STUDY = Study("coserve_uma", Variants, measure, FRAMES, derive)

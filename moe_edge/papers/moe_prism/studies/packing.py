@@ -138,13 +138,8 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="moe_prism_packing",
-    settings=Packing,
-    frames={
-        "cards": frame("model card_gb memory", whole="1", sub_experts="1"),
-        "sweep": frame("model memory", mean="1", most="1"),
-    },
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {
+    "cards": frame("model card_gb memory", "whole sub_experts"),
+    "sweep": frame("model memory", "mean most"),
+}
+STUDY = Study("moe_prism_packing", Packing, measure, FRAMES, derive)

@@ -105,19 +105,13 @@ class ServingStudySettings(ModelSettings):
 
 
 FRAMES = {
-    "sustained": frame("system", rate="requests/s"),
+    "sustained": frame("system", "rate:requests/s"),
     "figures": frame(
         "kind load system",
-        throughput="requests/s",
-        ttft_ms="ms",
-        ttft_p95_ms="ms",
-        tpot_ms="ms",
-        e2e_ms="ms",
-        in_time="1",
-        mean_k="1",
+        "throughput:requests/s ttft_ms ttft_p95_ms tpot_ms e2e_ms in_time mean_k",
     ),
-    "gains": frame("figure kind load system over", gain="1"),
-    "differences": frame("figure system load", error="1", allowed="1"),
+    "gains": frame("figure kind load system over", "gain"),
+    "differences": frame("figure system load", "error allowed"),
 }
 
 
@@ -152,11 +146,11 @@ def derive(tables: Tables) -> dict[str, Any]:
 
 
 FIG7 = Study(
-    name="moe_prism_fig7",
-    settings=ServingStudySettings,
-    frames=FRAMES,
-    measure=later("papers.moe_prism.studies.serving.measure"),
-    derive=derive,
+    "moe_prism_fig7",
+    ServingStudySettings,
+    later("papers.moe_prism.studies.serving.measure"),
+    FRAMES,
+    derive,
     check=making.check_inputs,
 )
 
@@ -173,11 +167,11 @@ class Fig12Settings(ServingStudySettings):
 
 
 FIG12 = Study(
-    name="moe_prism_fig12",
-    settings=Fig12Settings,
-    frames=FRAMES,
-    measure=later("papers.moe_prism.studies.serving.measure"),
-    derive=derive,
+    "moe_prism_fig12",
+    Fig12Settings,
+    later("papers.moe_prism.studies.serving.measure"),
+    FRAMES,
+    derive,
     check=making.check_inputs,
 )
 STUDIES = {study.name: study for study in (FIG7, FIG12)}

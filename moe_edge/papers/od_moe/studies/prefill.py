@@ -107,15 +107,8 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="od_moe_prefill",
-    settings=PrefillSettings,
-    frames={
-        "ttft": frame("mbps tokens mini_batches", ttft_s="s"),
-        "layer": frame(
-            "mbps tokens", **dict.fromkeys(("load_ms", "main_ms", "send_ms"), "ms")
-        ),
-    },
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {
+    "ttft": frame("mbps tokens mini_batches", "ttft_s"),
+    "layer": frame("mbps tokens", "load_ms main_ms send_ms"),
+}
+STUDY = Study("od_moe_prefill", PrefillSettings, measure, FRAMES, derive)

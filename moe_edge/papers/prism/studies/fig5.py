@@ -109,10 +109,5 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="prism_fig5",
-    settings=Figure5,
-    frames={"layers": frame("model tokens share", layer_ms="ms", remote="1")},
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {"layers": frame("model tokens share", "layer_ms remote")}
+STUDY = Study("prism_fig5", Figure5, measure, FRAMES, derive)

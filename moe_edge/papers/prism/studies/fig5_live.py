@@ -198,16 +198,10 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "trends": frame("method", "slope_ms within_ms ratio home_ms"),
+    "bins": frame("method remote percent", "layer_ms"),
+}
 STUDY = Study(
-    name="prism_fig5_live",
-    settings=Figure5Live,
-    frames={
-        "trends": frame(
-            "method", slope_ms="ms", within_ms="ms", ratio="1", home_ms="ms"
-        ),
-        "bins": frame("method remote percent", layer_ms="ms"),
-    },
-    measure=measure,
-    derive=derive,
-    check=live_seeds.check,
+    "prism_fig5_live", Figure5Live, measure, FRAMES, derive, check=live_seeds.check
 )

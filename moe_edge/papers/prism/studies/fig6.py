@@ -131,14 +131,8 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="prism_fig6",
-    settings=Figure6,
-    frames={
-        "ratios": frame("workload model method", before="1", after="1", migrations="1"),
-        "curves": frame("workload model method minutes", local="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check,
-)
+FRAMES = {
+    "ratios": frame("workload model method", "before after migrations"),
+    "curves": frame("workload model method minutes", "local"),
+}
+STUDY = Study("prism_fig6", Figure6, measure, FRAMES, derive, check=check)

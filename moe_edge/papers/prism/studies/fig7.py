@@ -165,20 +165,13 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="prism_fig7",
-    settings=Figure7,
-    frames={
-        "runs": frame(
-            "start method rule",
-            **{"mean_s": "s", "new_data_s": "s", "local": "1", "over": "1"},
-            **dict.fromkeys(("over_new", "worse", "seeds"), "1"),
-            **dict.fromkeys(("migrations", "moved"), "1"),
-        ),
-        "servers": frame("start method rule server", seconds="s"),
-        "placers": frame("start rule", over="1", over_new="1"),
-        "curves": frame("start method rule minutes", local="1"),
-    },
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {
+    "runs": frame(
+        "start method rule",
+        "mean_s new_data_s local over over_new worse seeds migrations moved",
+    ),
+    "servers": frame("start method rule server", "seconds:s"),
+    "placers": frame("start rule", "over over_new"),
+    "curves": frame("start method rule minutes", "local"),
+}
+STUDY = Study("prism_fig7", Figure7, measure, FRAMES, derive)

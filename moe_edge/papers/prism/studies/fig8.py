@@ -133,15 +133,16 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "methods": frame("gpus interval_s mbps method", "mean_s local"),
+    "changes": frame("kind at", "ratio"),
+    "slower": frame("gpus interval_s mbps method", "ratio"),
+}
 STUDY = Study(
-    name="prism_fig8",
-    settings=Figure8,
-    frames={
-        "methods": frame("gpus interval_s mbps method", mean_s="s", local="1"),
-        "changes": frame("kind at", ratio="1"),
-        "slower": frame("gpus interval_s mbps method", ratio="1"),
-    },
-    measure=measure,
-    derive=derive,
+    "prism_fig8",
+    Figure8,
+    measure,
+    FRAMES,
+    derive,
     check=lambda settings: check_has_prism(settings.methods),
 )

@@ -154,22 +154,16 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"measured": usage[usage.kind == MEASURED], "counted": counted}
 
 
+FRAMES = {
+    "usage": frame("kind model", "own another apart least_entropy most_entropy"),
+    "experts": frame("model layer domain place", "share"),
+    "layers": frame("model domain layer", "entropy"),
+}
 STUDY = Study(
-    name="prism_fig2",
-    settings=PatternSettings,
-    frames={
-        "usage": frame(
-            "kind model",
-            own="1",
-            another="1",
-            apart="1",
-            least_entropy="1",
-            most_entropy="1",
-        ),
-        "experts": frame("model layer domain place", share="1"),
-        "layers": frame("model domain layer", entropy="1"),
-    },
-    measure=measure,
-    derive=derive,
+    "prism_fig2",
+    PatternSettings,
+    measure,
+    FRAMES,
+    derive,
     check=lambda settings: find_file(settings.counts, settings.data_dir),
 )

@@ -147,15 +147,10 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="prism_prediction",
-    settings=Prediction,
-    frames={
-        "methods": frame("workload model variant method", over="1"),
-        "points": frame("workload model variant", over_least="1", right="1", pairs="1"),
-        "pairs": frame("among", right="1", pairs="1"),
-        "percentiles": frame("percent", over="1"),
-    },
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {
+    "methods": frame("workload model variant method", "over"),
+    "points": frame("workload model variant", "over_least right pairs"),
+    "pairs": frame("among", "right pairs"),
+    "percentiles": frame("percent", "over"),
+}
+STUDY = Study("prism_prediction", Prediction, measure, FRAMES, derive)

@@ -175,14 +175,8 @@ def check(settings: RankSettings) -> None:
         find_file(model.file, str(folder))
 
 
-STUDY = Study(
-    name="prism_ranks",
-    settings=RankSettings,
-    frames={
-        "overlaps": frame("model kind", overlap="1"),
-        "homes": frame("model kind share method", local="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check,
-)
+FRAMES = {
+    "overlaps": frame("model kind", "overlap"),
+    "homes": frame("model kind share method", "local"),
+}
+STUDY = Study("prism_ranks", RankSettings, measure, FRAMES, derive, check=check)

@@ -25,10 +25,10 @@ Row = dict[str, Any]
 def frames_at(keys: str, *, servers: bool = True) -> dict[str, Frame]:
     """Frames that `MethodRuns.tell` fills, with these keys first."""
     found = {
-        "methods": frame(f"{keys} method", mean_s="s", local="1"),
-        "over": frame(f"{keys} method over", ratio="1", worse="1", seeds="1"),
+        "methods": frame(f"{keys} method", "mean_s local"),
+        "over": frame(f"{keys} method over", "ratio worse seeds"),
     }
-    of_servers = {"servers": frame(f"{keys} server method", seconds="s")}
+    of_servers = {"servers": frame(f"{keys} server method", "seconds:s")}
     return found | (of_servers if servers else {})
 
 

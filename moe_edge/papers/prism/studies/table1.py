@@ -83,15 +83,8 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"alone": ALONE, "changes": methods[methods.change.notna()]}
 
 
-STUDY = Study(
-    name="prism_table1",
-    settings=Table1,
-    frames={
-        "servers": frame("server method", seconds="s"),
-        "methods": frame(
-            "method", over_alone="1", hit_ratio="1", redirected="requests"
-        ),
-    },
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {
+    "servers": frame("server method", "seconds:s"),
+    "methods": frame("method", "over_alone hit_ratio redirected:requests"),
+}
+STUDY = Study("prism_table1", Table1, measure, FRAMES, derive)

@@ -39,24 +39,20 @@ def check(settings: Table1Live) -> None:
     live_seeds.check(settings)
 
 
+FRAMES = {
+    "servers": frame("server method", "seconds:s"),
+    "methods": frame(
+        "method",
+        "over_alone local hit_ratio redirected:requests remote_calls "
+        "overhead_ms host_mb",
+    ),
+}
 STUDY = Study(
-    name="prism_table1_live",
-    settings=Table1Live,
-    frames={
-        "servers": frame("server method", seconds="s"),
-        "methods": frame(
-            "method",
-            over_alone="1",
-            local="1",
-            hit_ratio="1",
-            redirected="requests",
-            remote_calls="1",
-            overhead_ms="ms",
-            host_mb="MB",
-        ),
-    },
-    measure=later("papers.prism.studies.table1_live_entry.measure"),
-    derive=later("papers.prism.studies.table1_live_entry.derive"),
+    "prism_table1_live",
+    Table1Live,
+    later("papers.prism.studies.table1_live_entry.measure"),
+    FRAMES,
+    later("papers.prism.studies.table1_live_entry.derive"),
     check=check,
     start={"seeds": 1},
 )

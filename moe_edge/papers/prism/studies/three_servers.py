@@ -117,18 +117,19 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "runs": frame("method kind", "local mean_s remote_calls"),
+    "errors": frame("method", "error_pct:%"),
+    "time": frame("method part", "share"),
+    "servers": frame("method server", "seconds:s"),
+    "changes": frame("method", "latency remote"),
+    "compiled": frame("", "programs"),
+}
 STUDY = Study(
-    name="prism_three_servers",
-    settings=ThreeServers,
-    frames={
-        "runs": frame("method kind", local="1", mean_s="s", remote_calls="1"),
-        "errors": frame("method", error_pct="%"),
-        "time": frame("method part", share="1"),
-        "servers": frame("method server", seconds="s"),
-        "changes": frame("method", latency="1", remote="1"),
-        "compiled": frame("", programs="1"),
-    },
-    measure=later("papers.prism.studies.three_servers_entry.measure"),
-    derive=derive,
+    "prism_three_servers",
+    ThreeServers,
+    later("papers.prism.studies.three_servers_entry.measure"),
+    FRAMES,
+    derive,
     check=check,
 )

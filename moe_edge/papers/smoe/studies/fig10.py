@@ -158,17 +158,12 @@ def fit_of(
     }
 
 
+FRAMES = {
+    "timing": TIMING,
+    "layer": LAYER,
+    "rounds": frame("batch a round", "tpot_s"),
+    "asked": frame("batch", "budget_s degree"),
+}
 STUDY = Study(
-    name="smoe_fig10",
-    settings=TpotSettings,
-    frames={
-        "timing": TIMING,
-        "layer": LAYER,
-        "rounds": frame("batch a round", tpot_s="s"),
-        "asked": frame("batch", budget_s="s", degree="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check,
-    inline=True,
+    "smoe_fig10", TpotSettings, measure, FRAMES, derive, check=check, inline=True
 )

@@ -267,16 +267,17 @@ def check(settings: Fig11Settings) -> None:
         raise ConfigError(f"sources {names} are workloads by name; name each file once")
 
 
+FRAMES = {
+    "systems": frame("workload system host batch", "tpot_ms agreement"),
+    "against": frame("kind host batch rivals", "change"),
+}
 STUDY = Study(
-    name="smoe_fig11",
-    settings=Fig11Settings,
-    frames={
-        "systems": frame("workload system host batch", tpot_ms="ms", agreement="1"),
-        "against": frame("kind host batch rivals", change="1"),
-    },
-    measure=measure,
-    derive=derive,
+    "smoe_fig11",
+    Fig11Settings,
+    measure,
+    FRAMES,
+    derive,
     check=check,
     inline=True,
-    start={"rounds": 2},  # the first chooses configurations
+    start={"rounds": 2},
 )

@@ -110,16 +110,17 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"gain": gains, "shown": timing[chosen]}
 
 
+FRAMES = {
+    "timing": TIMING,
+    "layer": LAYER,
+    "gains": frame("budget batch policy baseline", "over"),
+}
 STUDY = Study(
-    name="smoe_fig12",
-    settings=Fig12Settings,
-    frames={
-        "timing": TIMING,
-        "layer": LAYER,
-        "gains": frame("budget batch policy baseline", over="1"),
-    },
-    measure=measure,
-    derive=derive,
+    "smoe_fig12",
+    Fig12Settings,
+    measure,
+    FRAMES,
+    derive,
     check=check_inputs,
     inline=True,
 )

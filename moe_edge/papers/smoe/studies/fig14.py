@@ -183,17 +183,18 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "timing": TIMING,
+    "layer": LAYER,
+    "choices": frame("policy budget batch", **dict.fromkeys(Brought._fields, "1")),
+    "rounds": frame("budget batch", "cpu_wins"),
+}
 STUDY = Study(
-    name="smoe_fig14",
-    settings=BudgetSettings,
-    frames={
-        "timing": TIMING,
-        "layer": LAYER,
-        "choices": frame("policy budget batch", **dict.fromkeys(Brought._fields, "1")),
-        "rounds": frame("budget batch", cpu_wins="1"),
-    },
-    measure=measure,
-    derive=derive,
+    "smoe_fig14",
+    BudgetSettings,
+    measure,
+    FRAMES,
+    derive,
     check=check_inputs,
     inline=True,
 )

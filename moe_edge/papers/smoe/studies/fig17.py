@@ -237,15 +237,11 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "ahead": frame("policy batch ahead", "recall precision"),
+    "top": frame("policy batch", "predicted_top top_predicted lookups"),
+    "layers": frame("policy batch layer", "recall precision"),
+}
 STUDY = Study(
-    name="smoe_fig17",
-    settings=PredictorSettings,
-    frames={
-        "ahead": frame("policy batch ahead", recall="1", precision="1"),
-        "top": frame("policy batch", predicted_top="1", top_predicted="1", lookups="1"),
-        "layers": frame("policy batch layer", recall="1", precision="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check_inputs,
+    "smoe_fig17", PredictorSettings, measure, FRAMES, derive, check=check_inputs
 )

@@ -179,10 +179,5 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="smoe_fig3",
-    settings=ExpertSettings,
-    frames={"experts": frame("model what tokens", time_ms="ms")},
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {"experts": frame("model what tokens", "time_ms")}
+STUDY = Study("smoe_fig3", ExpertSettings, measure, FRAMES, derive)

@@ -134,14 +134,8 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"lost": changed, "top_k": changed["rank"].max()}
 
 
-STUDY = Study(
-    name="smoe_fig4",
-    settings=RankSettings,
-    frames={
-        "scores": frame("kind rank", score="1"),
-        "changed": frame("kind rank", perplexity_ratio="1", agreement="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check_inputs,
-)
+FRAMES = {
+    "scores": frame("kind rank", "score"),
+    "changed": frame("kind rank", "perplexity_ratio agreement"),
+}
+STUDY = Study("smoe_fig4", RankSettings, measure, FRAMES, derive, check=check_inputs)

@@ -143,15 +143,9 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="smoe_fig6",
-    settings=ReuseSettings,
-    frames={
-        "kinds": frame("kind", correlation="1", uniform="1"),
-        "groups": frame("kind group", reuse="1"),
-        "ranks": frame("kind layer rank", reuse="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check_inputs,
-)
+FRAMES = {
+    "kinds": frame("kind", "correlation uniform"),
+    "groups": frame("kind group", "reuse"),
+    "ranks": frame("kind layer rank", "reuse"),
+}
+STUDY = Study("smoe_fig6", ReuseSettings, measure, FRAMES, derive, check=check_inputs)

@@ -157,14 +157,10 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "ratios": frame("trace policy slots", "hit_ratio"),
+    "ahead": frame("trace predictor", "recall precision"),
+}
 STUDY = Study(
-    name="replay_public_traces",
-    settings=TraceSettings,
-    frames={
-        "ratios": frame("trace policy slots", hit_ratio="1"),
-        "ahead": frame("trace predictor", recall="1", precision="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=trace_paths,
+    "replay_public_traces", TraceSettings, measure, FRAMES, derive, check=trace_paths
 )

@@ -211,21 +211,10 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="smoe_table4",
-    settings=AccuracySettings,
-    frames={
-        "answers": frame("set a", accuracy="1", same_answer="1", chance="1"),
-        "text": frame(
-            "a",
-            agreement="1",
-            perplexity_ratio="1",
-            perplexity="1",
-            moved_nats="nats",
-            changed_ratio="1",
-        ),
-    },
-    measure=measure,
-    derive=derive,
-    check=check,
-)
+FRAMES = {
+    "answers": frame("set a", "accuracy same_answer chance"),
+    "text": frame(
+        "a", "agreement perplexity_ratio perplexity moved_nats:nats changed_ratio"
+    ),
+}
+STUDY = Study("smoe_table4", AccuracySettings, measure, FRAMES, derive, check=check)

@@ -130,12 +130,7 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"changes": changed[changed.policy == "smoe"]}
 
 
+FRAMES = {"waits": frame("policy tokens", "ttft_s moved_mb")}
 STUDY = Study(
-    name="smoe_ttft",
-    settings=TtftSettings,
-    frames={"waits": frame("policy tokens", ttft_s="s", moved_mb="MB")},
-    measure=measure,
-    derive=derive,
-    check=check_inputs,
-    inline=True,
+    "smoe_ttft", TtftSettings, measure, FRAMES, derive, check=check_inputs, inline=True
 )
