@@ -138,27 +138,18 @@ def check_policies(settings: Sensitivity) -> None:
     check_known("policy of the bound of waiting", OURS, settings.policies)
 
 
+NEEDED = frame("frequencies share", "decay:types all_experts experts")
+RUNS = frame(
+    "machine sweep at policy",
+    "throughput_per_s:requests/s switches longest_wait_s over_least",
+)
 STUDIES = {
     "coserve_fig11": Study(
-        name="coserve_fig11",
-        settings=Curves,
-        frames={
-            "needed": frame("frequencies share", "decay:types all_experts experts")
-        },
-        measure=measure_curves,
-        derive=derive_curves,
+        *("coserve_fig11", Curves, measure_curves, {"needed": NEEDED}, derive_curves)
     ),
     "coserve_sensitivity": Study(
-        name="coserve_sensitivity",
-        settings=Sensitivity,
+        *("coserve_sensitivity", Sensitivity, measure_sensitivity, {"runs": RUNS}),
+        derive_sensitivity,
         check=check_policies,
-        frames={
-            "runs": frame(
-                "machine sweep at policy",
-                "throughput_per_s:requests/s switches longest_wait_s over_least",
-            )
-        },
-        measure=measure_sensitivity,
-        derive=derive_sensitivity,
     ),
 }

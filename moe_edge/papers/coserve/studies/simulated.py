@@ -25,7 +25,6 @@ BOUND = "no fewer loads in any order"
 EQUAL = "every policy gave each request the same experts"
 LEAST = "no policy on all executors loaded less than the bound"
 ALL_SYSTEMS = "Samba-CoE's three systems"  # as the paper counts its ratios
-UNITS = {"throughput_per_s": "requests/s", "switches": "1", "over_least": "1"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,20 +110,13 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"shown": shown, "base": over.base.iloc[0], "places": over.place.unique()}
 
 
-def _study(name: str, settings: type) -> Study:
-    return Study(
-        name=name,
-        settings=settings,
-        frames={
-            "runs": frame("place task policy", **UNITS),
-            "over": frame("place policy base", "low high"),
-        },
-        measure=measure,
-        derive=derive,
-    )
-
-
+FRAMES = {
+    "runs": frame(
+        "place task policy", "throughput_per_s:requests/s switches over_least"
+    ),
+    "over": frame("place policy base", "low high"),
+}
 STUDIES = {
-    "coserve_fig13": _study("coserve_fig13", Simulated),
-    "coserve_fig15": _study("coserve_fig15", Ablation),
+    name: Study(name, settings, measure, FRAMES, derive)
+    for name, settings in (("coserve_fig13", Simulated), ("coserve_fig15", Ablation))
 }

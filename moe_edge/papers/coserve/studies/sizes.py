@@ -134,23 +134,17 @@ def slide(
     return dict(zip(tried, found, strict=True)), window
 
 
+RATE, WINDOWS = "throughput_per_s:requests/s", frame("place task", "low high chosen")
 STUDIES = {
     "coserve_fig17": Study(
-        name="coserve_fig17",
-        settings=Executors,
+        *("coserve_fig17", Executors, measure_executors),
+        {"runs": frame("place task executors", RATE)},
+        derive_executors,
         check=check_executors,
-        frames={"runs": frame("place task executors", "throughput_per_s:requests/s")},
-        measure=measure_executors,
-        derive=derive_executors,
     ),
     "coserve_fig18": Study(
-        name="coserve_fig18",
-        settings=Memory,
-        frames={
-            "runs": frame("place task experts", "throughput_per_s:requests/s"),
-            "windows": frame("place task", "low high chosen"),
-        },
-        measure=measure_memory,
-        derive=derive_memory,
+        *("coserve_fig18", Memory, measure_memory),
+        {"runs": frame("place task experts", RATE), "windows": WINDOWS},
+        derive_memory,
     ),
 }

@@ -26,12 +26,10 @@ PARALLEL = "samba_parallel"
 DISK_BYTES_PER_S = 3000e6
 HOLDS = "no policy took less than the bound of time"
 # Throughput over Samba's, but for the fourth; switches.
-UNITS = dict.fromkeys(
-    (
-        *("coserve", "affinity", "bound", "coserve_over_parallel"),
-        *(f"switches_{of}" for of in ("samba", "coserve", "affinity", "least")),
-    ),
-    "1",
+FIGURES = frame(
+    "variant",
+    "coserve affinity bound coserve_over_parallel "
+    "switches_samba switches_coserve switches_affinity switches_least",
 )
 
 
@@ -111,7 +109,7 @@ def measure(settings: Variants, rows: Rows) -> None:
         ]
         found = [_figures(case) for case in cases]
         rows.checks[HOLDS] &= all(one.pop("holds") for one in found)
-        medians = {key: of_seeds([one[key] for one in found]) for key in UNITS}
+        medians = {key: of_seeds([one[key] for one in found]) for key in FIGURES.units}
         rows("variants", name, **medians)
         print(f"{name}: served", flush=True)
     tell(rows, settings, [SAMBA, PARALLEL])
@@ -144,5 +142,4 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"ratios": ratios}
 
 
-FRAMES = {"variants": frame("variant", **UNITS)}
-STUDY = Study("coserve_uma", Variants, measure, FRAMES, derive)
+STUDY = Study("coserve_uma", Variants, measure, {"variants": FIGURES}, derive)

@@ -155,21 +155,15 @@ class Fig10Settings(QualitySettings, PromptSettings):
 
 def _study(name: str, settings: type, frames: Mapping[str, Frame], **more) -> Study:
     """A study that is measured in a module of its name, which loads JAX."""
-    here = f"papers.moe_prism.studies.{name}"
-    return Study(
-        name=f"moe_prism_{name}",
-        settings=settings,
-        frames=frames,
-        measure=later(f"{here}.measure"),
-        derive=later(f"{here}.derive"),
-        **{"check": making.check_inputs} | more,
+    measure, derive = (
+        later(f"papers.moe_prism.studies.{name}.{step}")
+        for step in ("measure", "derive")
     )
+    given = f"moe_prism_{name}", settings, measure, frames, derive
+    return Study(*given, **{"check": making.check_inputs} | more)
 
 
 _POINTS = frame("model k", "perplexity neurons ratio")
-_SHARES = dict.fromkeys(
-    ("own", "fixed", "shuffled", "down", "needed", "median_over_mean", "ratio"), "1"
-)
 TABLE2 = _study("table2", Table2Settings, {"points": _POINTS, "curve": _POINTS})
 TABLE3 = _study(
     "table3",
@@ -181,7 +175,7 @@ FIG3 = _study(
     "fig3",
     Fig3Settings,
     {
-        "experts": frame("of", **_SHARES),
+        "experts": frame("of", "own fixed shuffled down needed median_over_mean ratio"),
         "quantiles": frame("of quantile", "magnitude"),
         "below": frame("layer magnitude", "share"),
         "lorenz": frame("order first", "share"),

@@ -114,15 +114,11 @@ class OneMachineSettings(LinkSettings, PromptSettings):
 
 def _study(name: str, settings: type, frames: Mapping[str, Frame]) -> Study:
     """A study that is measured in a module of its name, which loads JAX."""
-    here = f"papers.od_moe.studies.{name}"
-    return Study(
-        name=f"od_moe_{name}",
-        settings=settings,
-        frames=frames,
-        measure=later(f"{here}.measure"),
-        derive=later(f"{here}.derive"),
-        check=check_inputs,
+    measure, derive = (
+        later(f"papers.od_moe.studies.{name}.{step}") for step in ("measure", "derive")
     )
+    given = f"od_moe_{name}", settings, measure, frames, derive
+    return Study(*given, check=check_inputs)
 
 
 STUDIES = {
