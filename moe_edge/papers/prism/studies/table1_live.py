@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from moe_edge.bench.registry import later
+from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.frames import frame
 from moe_edge.papers.prism.studies import live_seeds
-from moe_edge.papers.prism.studies.live_seeds import LiveMethods
+from moe_edge.papers.prism.studies.live_seeds import LiveMethods, MethodName
 from moe_edge.papers.prism.studies.table1 import ALONE
 from moe_edge.place.placer import ALONE as ALONE_METHODS
 
@@ -24,9 +25,9 @@ class Table1Live(LiveMethods):
         block, in layers of a decoded token by the resident engine alone (measured).
     """
 
-    methods: Sequence[str] = (*ALONE_METHODS, TOGETHER)
+    methods: Sequence[MethodName] = (*ALONE_METHODS, TOGETHER)
     requests_per_server: int = 8
-    link_factor: float = 2.0
+    link_factor: Positive = 2.0
 
 
 def check(settings: Table1Live) -> None:
