@@ -55,6 +55,11 @@ def median(
     return ranging(float(np.median(values)), values, kind, scale)
 
 
+def of_seeds(values: Sequence[float]) -> Estimate:
+    """The `Estimate` of what seeds gave, by their median."""
+    return median(values, OF_SEEDS)
+
+
 def interval(value: float, bounds: Sequence[float], n: int) -> Estimate:
     """The `Estimate` with a 95 % interval."""
     return Estimate(float(value), n, *map(float, bounds), INTERVAL)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Rows, frame
+from moe_edge.metrics.frames import Rows, frame, of_seeds
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.coserve.coe.results import CoeRun
 from moe_edge.papers.coserve.schedule.coe_recipes import RECIPES
@@ -17,7 +17,6 @@ from moe_edge.papers.coserve.studies.entry import (
     SYSTEMS,
     OnMachines,
     Policy,
-    of_seeds,
     tell,
 )
 

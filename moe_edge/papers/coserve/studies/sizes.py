@@ -9,12 +9,12 @@ import numpy as np
 from moe_edge.bench.derived import best
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import CapacityError
-from moe_edge.metrics.frames import Rows, frame
+from moe_edge.metrics.frames import Rows, frame, of_seeds
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.coserve.coe.machine import Machine, parse_executors
 from moe_edge.papers.coserve.coe.trial import TrialOptions, slide_window, with_executors
 from moe_edge.papers.coserve.memory.coserve_memory import Window
-from moe_edge.papers.coserve.studies.entry import PAPER, OnMachines, of_seeds, tell
+from moe_edge.papers.coserve.studies.entry import PAPER, OnMachines, tell
 from moe_edge.papers.coserve.workload.coe_tasks import CLASSIFIER, RECORD_BYTES
 
 # An image of a batch needs 1.5 experts (section 3.3).

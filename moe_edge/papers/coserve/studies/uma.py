@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Rows, frame
+from moe_edge.metrics.frames import Rows, frame, of_seeds
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.coserve.coe.machine import Machine
 from moe_edge.papers.coserve.coe.presets import HOST_LOAD_S, get_preset
@@ -16,7 +16,6 @@ from moe_edge.papers.coserve.studies.entry import (
     SAMBA,
     OnTasks,
     Task,
-    of_seeds,
     tell,
 )
 from moe_edge.papers.coserve.workload.coe_tasks import RECORD_BYTES

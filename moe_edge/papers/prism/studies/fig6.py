@@ -10,7 +10,7 @@ from moe_edge.bench.derived import wide
 from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.frames import OF_SEEDS, Estimate, Rows, frame, median
+from moe_edge.metrics.frames import Rows, frame, of_seeds
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
@@ -106,11 +106,6 @@ def tell_curve(rows: Rows, at: tuple, found: Sequence[ClusterResult]) -> None:
     for window, local in enumerate(over_time(found)):
         minutes = round(found[0].window_s * (window + 0.5) / 60, 2)
         rows("curves", *at, minutes, local=local)
-
-
-def of_seeds(values: Sequence[float]) -> Estimate:
-    """The median over seeds."""
-    return median(values, OF_SEEDS)
 
 
 def derive(tables: Tables) -> dict[str, Any]:

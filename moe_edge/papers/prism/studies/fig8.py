@@ -11,7 +11,7 @@ from moe_edge.bench.derived import spans
 from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
-from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
+from moe_edge.metrics.frames import Rows, frame, of_seeds
 from moe_edge.metrics.results import Tables
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
@@ -98,14 +98,14 @@ def tell_points(
         for method in served.rows:
             over = served.ratio(method, PRISM)
             if method != PRISM and slower(over) > len(over) / 2:
-                rows("slower", *point, method, ratio=median(over, OF_SEEDS))
+                rows("slower", *point, method, ratio=of_seeds(over))
     fewest, most = min(settings.gpus), max(settings.gpus)
     low, high = min(settings.mbps), max(settings.mbps)
     longest_s = max(settings.intervals_s)
 
     def change(kind: str, at: str, old: tuple, new: tuple) -> np.ndarray:
         ratio = points[new].values(PRISM) / points[old].values(PRISM)
-        rows("changes", kind, at, ratio=median(ratio, OF_SEEDS))
+        rows("changes", kind, at, ratio=of_seeds(ratio))
         return ratio
 
     for interval_s in settings.intervals_s:
