@@ -16,12 +16,11 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.run_folder import RunFolder, documented, unpacked
-from moe_edge.metrics.frames import Frame, Rows
+from moe_edge.metrics.frames import Frame, Rows, Tables
 from moe_edge.metrics.index import head_of
 from moe_edge.metrics.page import question_of
 from moe_edge.metrics.results import (
     Findings,
-    Tables,
     check_clean,
     write_entry,
     write_rows,

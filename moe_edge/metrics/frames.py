@@ -22,6 +22,9 @@ INTERVAL, NO_BOUNDS = "95 % interval", "none"
 N, LOW, HIGH = "_n", "_low", "_high"  # what estimates add to a measure's name
 
 
+Tables = Mapping[str, pd.DataFrame]  # frames by name
+
+
 class Estimate(NamedTuple):
     """A measure of several observations.
 
@@ -194,7 +197,7 @@ def table(stored: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def tables(frames: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+def tables(frames: Mapping[str, Any]) -> Tables:
     """All stored frames by name."""
     return {name: table(stored) for name, stored in frames.items()}
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from moe_edge.metrics.frames import frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Tables, frame
 from moe_edge.studies.composition.methods import COMPOSED
 
 MOST_RATIO = 1.01  # of the perplexity

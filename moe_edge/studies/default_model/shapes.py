@@ -9,8 +9,7 @@ from moe_edge.bench.registry import later
 from moe_edge.bench.settings import FromZero, Margin, Seed, StudySettings, by
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.frames import frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Tables, frame
 
 FORM = re.compile(r"(\d+)/(\d+)/(\d+)( raw)?")
 WANTED_FALL = (1.8, 4.0)  # weight of the first rank over that of the last

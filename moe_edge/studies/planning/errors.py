@@ -15,8 +15,7 @@ from moe_edge.bench.settings import (
 )
 from moe_edge.bench.study import Study
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.metrics.frames import frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Tables, frame
 
 # Of a step's time, measured over computed: most at the median and at the worst.
 OWN_LOOKUPS, OTHER_PROMPTS = (0.05, 0.15), (0.10, 0.25)

@@ -10,8 +10,7 @@ from moe_edge.bench.derived import over, spans
 from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_known
-from moe_edge.metrics.frames import Estimate, Rows, frame, of_seeds
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, frame, of_seeds
 from moe_edge.papers.coserve.coe.presets import get_preset
 from moe_edge.papers.coserve.studies.entry import (
     OURS,

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Rows, frame, of_seeds
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.coserve.coe.results import CoeRun
 from moe_edge.papers.coserve.schedule.coe_recipes import RECIPES
 from moe_edge.papers.coserve.studies.entry import (

@@ -9,8 +9,7 @@ import numpy as np
 from moe_edge.bench.derived import best
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import CapacityError
-from moe_edge.metrics.frames import Rows, frame, of_seeds
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.coserve.coe.machine import Machine, parse_executors
 from moe_edge.papers.coserve.coe.trial import TrialOptions, slide_window, with_executors
 from moe_edge.papers.coserve.memory.coserve_memory import Window

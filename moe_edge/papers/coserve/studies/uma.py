@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Rows, frame, of_seeds
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.coserve.coe.machine import Machine
 from moe_edge.papers.coserve.coe.presets import HOST_LOAD_S, get_preset
 from moe_edge.papers.coserve.simulate.coe_case import CoeCase

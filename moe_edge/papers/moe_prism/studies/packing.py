@@ -15,8 +15,7 @@ from moe_edge.bench.settings import Positive, StudySettings, by
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_count, check_from_zero, check_positive
 from moe_edge.hardware.models import ModelShape, model_shape
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 
 
 def resident_share(

@@ -29,8 +29,7 @@ from moe_edge.loadtest.offered import (
     in_whole_experts,
     offered_requests,
 )
-from moe_edge.metrics.frames import Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, median
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL
 from moe_edge.papers.moe_prism.studies.serving_studies import (
     FIFO,

@@ -8,8 +8,7 @@ from moe_edge.bench.registry import later
 from moe_edge.bench.settings import Positive, known
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.frames import frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Tables, frame
 from moe_edge.papers.moe_prism.studies import making
 from moe_edge.papers.moe_prism.studies.models import LG, ORIGINAL, Made, ModelSettings
 

@@ -14,8 +14,7 @@ from moe_edge.bench.registry import later
 from moe_edge.bench.settings import FromZero, Positive, known
 from moe_edge.bench.study import Study
 from moe_edge.hardware.presets import DEVICES
-from moe_edge.metrics.frames import Estimate, Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, frame
 from moe_edge.papers.od_moe.cluster.groups import longest_load_s
 from moe_edge.papers.od_moe.cluster.timing import Timing
 from moe_edge.papers.od_moe.shadow.predictor import Shadow

@@ -18,8 +18,7 @@ from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
 from moe_edge.bench.settings import Steps, known
 from moe_edge.bench.study import Study, weights_of
 from moe_edge.core.checks import check_from_zero
-from moe_edge.metrics.frames import Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, median
 from moe_edge.papers.od_moe.options import DEPARTURES
 
 CASES = {  # of section 4.2: shadow, token period, KV period

@@ -8,8 +8,7 @@ from moe_edge.bench.settings import Positive, StudySettings, known
 from moe_edge.bench.study import Study
 from moe_edge.hardware.cost_model import BlockShape
 from moe_edge.hardware.presets import DEVICES, gpu, lan
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 from moe_edge.papers.od_moe.cluster.prefill_timing import Prefill
 from moe_edge.papers.od_moe.studies.paper_scale import (
     CACHED_TOKENS_PER_S,

@@ -9,8 +9,7 @@ import numpy as np
 
 from moe_edge.bench.settings import Share
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Rows, frame, of_seeds
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import Runs, cases_of
 from moe_edge.place.plan import ABSENT, Placement

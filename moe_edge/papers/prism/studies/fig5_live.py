@@ -13,8 +13,7 @@ import numpy as np
 
 from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Estimate, Rows, frame, interval
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, frame, interval
 from moe_edge.papers.prism.studies import live_seeds
 from moe_edge.papers.prism.studies.live_entry import same_tokens, tell
 from moe_edge.papers.prism.studies.live_seeds import LiveMethods, PlacerName, each_seed

@@ -10,8 +10,7 @@ from moe_edge.bench.derived import wide
 from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.frames import Rows, frame, of_seeds
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
     PAPERS,

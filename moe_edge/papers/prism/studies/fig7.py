@@ -15,8 +15,7 @@ import numpy as np
 from moe_edge.bench.derived import spans
 from moe_edge.bench.settings import FromZero, Positive, Seed, Share
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Estimate, Rows, counted, frame, of_seeds
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, counted, frame, of_seeds
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.fig6 import tell_curve
 from moe_edge.papers.prism.studies.runs import Model, Runs, cases_of, serve

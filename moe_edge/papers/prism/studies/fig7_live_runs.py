@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.rounds import round_order
-from moe_edge.metrics.frames import Rows, of_seeds
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, of_seeds
 from moe_edge.papers.prism.studies import live_entry
 from moe_edge.papers.prism.studies.fig7_live import (
     PARTS,

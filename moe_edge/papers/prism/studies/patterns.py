@@ -15,8 +15,7 @@ from moe_edge.bench.settings import StudySettings
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 from moe_edge.papers.prism.prism import layer_entropy
 from moe_edge.place.statistics import read_counts, read_statistics
 from moe_edge.workload.routing_model import BIGBENCH, SOURCES, RoutingModel

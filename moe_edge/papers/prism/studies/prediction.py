@@ -10,8 +10,7 @@ import numpy as np
 from moe_edge.bench.derived import spans
 from moe_edge.bench.settings import FromZero
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Rows, frame, of_seeds
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import Runs, cases_of, serve
 from moe_edge.papers.prism.studies.served import (

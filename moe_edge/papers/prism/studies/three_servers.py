@@ -14,8 +14,7 @@ import numpy as np
 from moe_edge.bench.registry import later
 from moe_edge.bench.study import Study
 from moe_edge.core.run_folder import RunFolder
-from moe_edge.metrics.frames import frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Tables, frame
 from moe_edge.papers.prism.studies.live_seeds import (
     LiveMethods,
     PlacerName,

@@ -27,8 +27,7 @@ from moe_edge.bench.timed_cases import Timed, TimedSettings, Timing, time_cases
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, median
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.papers.smoe.studies import fig14
 from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine

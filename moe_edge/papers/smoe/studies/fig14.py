@@ -35,8 +35,7 @@ from moe_edge.bench.study import Study
 from moe_edge.bench.timed_cases import LAYER, TIMING, TimedSettings, Timing, run_cases
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 from moe_edge.model.config import ModelConfig
 from moe_edge.papers.smoe.studies.score_classes import Brought, brought
 

@@ -17,8 +17,7 @@ from moe_edge.bench.study import Study
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import Estimate, Rows, frame, ranging
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, frame, ranging
 from moe_edge.papers.smoe.studies import fig14
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.device_scores import wanted_scores

@@ -12,8 +12,7 @@ from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
 from moe_edge.bench.settings import Margin, Steps
 from moe_edge.bench.study import Study
 from moe_edge.engine.generate import generate
-from moe_edge.metrics.frames import Rows, frame, ranging
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, ranging
 from moe_edge.route.base import gate_scores
 
 AHEAD = 3  # iterations

@@ -12,8 +12,7 @@ from moe_edge.bench.derived import best, wide
 from moe_edge.bench.settings import StudySettings
 from moe_edge.bench.study import Study
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import known_policies, policy_of, slots_for
 from moe_edge.simulate.replay.predict import (

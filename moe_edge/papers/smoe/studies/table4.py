@@ -31,8 +31,7 @@ from moe_edge.evaluate.multiple_choice import (
 )
 from moe_edge.evaluate.stepwise import score_batches, step_continuations
 from moe_edge.evaluate.texts import find_file, read_text, sha256_of
-from moe_edge.metrics.frames import HIGH, LOW, N, Rows, frame, interval
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import HIGH, LOW, N, Rows, Tables, frame, interval
 from moe_edge.papers.smoe.substitute import Substitute
 
 SETS = ("arc_challenge", "boolq", "hellaswag", "mmlu", "sciq", "wic", "winogrande")
