@@ -107,5 +107,8 @@ def check_field(name: str, kind: Any, value: Any) -> None:
             raise ConfigError(f"{name} is {value!r}, expected a list of at least one")
         for item in value:
             check_field(name, args[0], item)
+    elif origin is tuple and args[1:] == (...,):
+        for item in value:
+            check_field(name, args[0], item)
     elif kind is int:
         check_count(name, value)

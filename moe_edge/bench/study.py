@@ -16,12 +16,11 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.core.run_folder import RunFolder, documented, unpacked
-from moe_edge.metrics.frames import Frame, Rows
+from moe_edge.metrics.frames import Frame, Rows, Tables
 from moe_edge.metrics.index import head_of
 from moe_edge.metrics.page import question_of
 from moe_edge.metrics.results import (
     Findings,
-    Tables,
     check_clean,
     write_entry,
     write_rows,
@@ -38,7 +37,7 @@ def nothing_to_check(settings: Any) -> None:
     """A study whose settings check themselves."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Study:
     """A question, and how it is answered.
 
@@ -62,6 +61,7 @@ class Study:
     measure: Callable[..., Findings | None]
     frames: Mapping[str, Frame] = dataclasses.field(default_factory=dict)
     derive: Callable[[Tables], Mapping[str, Any]] = nothing_derived
+    _: dataclasses.KW_ONLY
     question: str = ""
     check: Callable[[Any], None] = nothing_to_check
     inline: bool = False

@@ -25,11 +25,9 @@ from moe_edge.metrics.frames import Estimate, Rows, frame, interval, median
 
 TIMING = frame(
     "policy budget batch",
-    **{"tpot_ms": "ms", "hit_ratio": "1", "moved_mb": "MB"},
-    **dict.fromkeys(("link_ms", "wait_ms", "host_ms"), "ms"),
-    **{"agreement": "1", "perplexity_ratio": "1"},
+    "tpot_ms hit_ratio moved_mb link_ms wait_ms host_ms agreement perplexity_ratio",
 )
-LAYER = frame("", layer_ms="ms")  # of a resident decode step
+LAYER = frame("", "layer_ms")  # of a resident decode step
 SAME = "every lossless case gave the resident engine's tokens in every round"
 
 

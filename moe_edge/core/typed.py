@@ -23,7 +23,9 @@ def bare(kind: Any) -> Any:
         return bare(args[0])
     if origin in (typing.Union, types.UnionType):
         return typing.Union[tuple(map(bare, args))]  # noqa: UP007
-    return origin[bare(args[0])] if origin is collections.abc.Sequence else kind
+    if origin in (tuple, collections.abc.Sequence):
+        return origin[tuple(map(bare, args))]
+    return kind
 
 
 def build_known(kind: str, classes, name: str, options):

@@ -22,6 +22,9 @@ INTERVAL, NO_BOUNDS = "95 % interval", "none"
 N, LOW, HIGH = "_n", "_low", "_high"  # what estimates add to a measure's name
 
 
+Tables = Mapping[str, pd.DataFrame]  # frames by name
+
+
 class Estimate(NamedTuple):
     """A measure of several observations.
 
@@ -55,6 +58,11 @@ def median(
     return ranging(float(np.median(values)), values, kind, scale)
 
 
+def of_seeds(values: Sequence[float]) -> Estimate:
+    """The `Estimate` of what seeds gave, by their median."""
+    return median(values, OF_SEEDS)
+
+
 def interval(value: float, bounds: Sequence[float], n: int) -> Estimate:
     """The `Estimate` with a 95 % interval."""
     return Estimate(float(value), n, *map(float, bounds), INTERVAL)
@@ -73,9 +81,22 @@ class Frame:
     units: Mapping[str, str]
 
 
-def frame(keys: str, **units: str) -> Frame:
-    """A frame whose keys are words of `keys`."""
-    return Frame(tuple(keys.split()), units)
+# The last word of a measure's name -> its unit; all others are plain numbers.
+UNITS = {"s": "s", "ms": "ms", "us": "us", "kb": "kB", "mb": "MB", "bytes": "bytes"}
+
+
+def frame(keys: str, measures: str = "", **units: str) -> Frame:
+    """A frame of keys and measures, the words of both.
+
+    Args:
+      measures: such as `tpot_ms rate:tokens/s`: with a unit that the name does not say.
+      units: of further ones.
+    """
+    named = (measure.partition(":") for measure in measures.split())
+    told = {
+        name: unit or UNITS.get(name.rpartition("_")[2], "1") for name, _, unit in named
+    }
+    return Frame(tuple(keys.split()), told | units)
 
 
 class Rows:
@@ -176,7 +197,7 @@ def table(stored: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def tables(frames: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+def tables(frames: Mapping[str, Any]) -> Tables:
     """All stored frames by name."""
     return {name: table(stored) for name, stored in frames.items()}
 

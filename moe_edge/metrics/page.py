@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 
 from moe_edge.core.tables import PACKAGE, plugins
 from moe_edge.metrics.frames import HIGH, LOW, N, plain, tables
-from moe_edge.metrics.plots_panels import Panel, draw_panels
+from moe_edge.metrics.plots_panels import Panel, bounded, draw_panels
 from moe_edge.metrics.ranged import Ranged, Words, formatted, with_intervals
 from moe_edge.metrics.tables import text_of
 
@@ -254,19 +253,16 @@ def _panel(some, x, measure, series, group, y_label) -> dict[str, Any]:
     xs = list(dict.fromkeys(row[x] for row in some))
     if not isinstance(xs[0], str):
         xs.sort()
-    lines: dict[str, list] = {}
-    widths: dict[str, np.ndarray] = {}
-    for row in some:
-        name, place = label_of(row, words(series)) or y_label, xs.index(row[x])
-        lines.setdefault(name, [np.nan] * len(xs))[place] = row[measure]
-        if measure + LOW in row:
-            low, high = bounds_of(row, measure)
-            beside = max(row[measure] - low, 0.0), max(high - row[measure], 0.0)
-            widths.setdefault(name, np.zeros((2, len(xs))))[:, place] = beside
-    title = group or y_label
-    return {"title": title, "y_label": y_label, "x": xs, "series": lines} | {
-        "spreads": widths
-    }
+    points = (
+        (
+            *(label_of(row, words(series)) or y_label, xs.index(row[x]), row[measure]),
+            bounds_of(row, measure),
+        )
+        for row in some
+    )
+    return {"title": group or y_label, "y_label": y_label, "x": xs} | bounded(
+        len(xs), points
+    )
 
 
 @functools.cache

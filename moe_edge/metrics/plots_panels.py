@@ -1,7 +1,7 @@
 """Pictures of most studies: grouped bars and lines, one panel a measure."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,20 @@ class Panel:
     level: tuple[str, float] | None = None
     log: bool = False
     log_x: bool = False
+
+
+Point = tuple[str, int, float, Sequence[float]]  # label, place on x, value, bounds
+
+
+def bounded(count: int, points: Iterable[Point]) -> dict[str, dict[str, np.ndarray]]:
+    """`series` and `spreads` of a panel with so many places on its x axis."""
+    series: dict[str, np.ndarray] = {}
+    spreads: dict[str, np.ndarray] = {}
+    for label, place, value, (low, high) in points:
+        series.setdefault(label, np.full(count, np.nan))[place] = value
+        beside = max(value - low, 0), max(high - value, 0)
+        spreads.setdefault(label, np.zeros((2, count)))[:, place] = beside
+    return {"series": series, "spreads": spreads}
 
 
 def draw_panels(

@@ -15,11 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.out_folder import write_folder
-from moe_edge.metrics.frames import Rows, plain, tables
+from moe_edge.metrics.frames import Rows, Tables, plain, tables
 from moe_edge.metrics.machine import REPOSITORY, git_state, machine_info
 from moe_edge.metrics.page import render
 from moe_edge.metrics.report import entry_page
@@ -33,7 +31,6 @@ from moe_edge.metrics.schema import (
 
 ROW = "<row>"  # stands for one while a result is written
 Draw = Callable[[Path], None]  # draws a picture into the given file
-Tables = Mapping[str, pd.DataFrame]  # frames by name
 
 
 def metric(

@@ -98,6 +98,12 @@ def _check_fields(path: Path, result: Any) -> None:
     if result.get("schema_version") == 1:
         result = {"details": [], **result, "schema_version": SCHEMA_VERSION}
     version = result.get("schema_version")
+    if version not in (SCHEMA_VERSION, ROWS_VERSION):
+        raise ConfigError(
+            f"{path}: schema_version is {version}, expected {SCHEMA_VERSION} or "
+            f"{ROWS_VERSION}; measure it again, or read it by the "
+            "release that wrote it"
+        )
     schema = ROWS_SCHEMA if version == ROWS_VERSION else SCHEMA
     if version == ROWS_VERSION and "starts" in result:  # measured in starts
         schema = schema | {"starts": dict}
@@ -107,8 +113,6 @@ def _check_fields(path: Path, result: Any) -> None:
     for key, kind in schema.items():
         if not isinstance(result[key], kind):
             raise ConfigError(f"{path}: {key} is {result[key]!r}, expected {kind}")
-    if version not in (SCHEMA_VERSION, ROWS_VERSION):
-        raise ConfigError(f"{path}: schema_version {version} unknown")
     check_known("results kind", result["kind"], KINDS)
     check_known("cost model source", result["cost_model_source"], COST_MODELS)
     missing = MACHINE_KEYS - set(result["machine"])

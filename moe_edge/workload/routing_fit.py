@@ -52,14 +52,8 @@ ROUNDS = 60
 
 
 def fit_routing(*, data_dir: str, out: str) -> dict[str, Any]:
-    """Fits all sources and writes the parameters of `RoutingModel.load`.
-
-    Args:
-      data_dir: the data folder.
-      out: JSON file to write.
-    Returns:
-      what was held out, by source.
-    """
+    """Fits all sources, writes the parameters of `RoutingModel.load` as JSON, and
+    returns what was held out, by source."""
     if Path(out).is_dir():
         raise OutputError(f"output file {out} is a folder; name a file in it")
     fitted = fit_all(data_dir)
@@ -180,8 +174,7 @@ def fit_layer_rho(fit: SourceFit, bits: float, top_k: int) -> float:
             logits_AE = fit.base + fit.deviation[domain]
             for a, depths in enumerate(zip(fit.depths, fit.depths[1:], strict=False)):
                 gap = rho ** (depths[1] - depths[0])
-                first = rng.standard_normal((TOKENS, experts))
-                fresh = rng.standard_normal(first.shape)
+                first, fresh = rng.standard_normal((2, TOKENS, experts))
                 second = gap * first + np.sqrt(1 - gap**2) * fresh
                 ids = [
                     smallest(-np.log(ndtr(z)) * np.exp(-logits_E), top_k).reshape(-1)

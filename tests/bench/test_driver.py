@@ -1,12 +1,16 @@
 """The driver of studies, on a study of no cost."""
 
 import dataclasses
+import inspect
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Annotated
 
 import pytest
 
 from moe_edge.bench.registry import STUDIES, find
+from moe_edge.bench.settings import Positive, Share, Steps, StudySettings, known
 from moe_edge.bench.study import (
     Findings,
     Study,
@@ -158,6 +162,52 @@ def test_every_registered_study_has_its_name():
         assert dataclasses.is_dataclass(study.settings) and study.settings()
     with pytest.raises(ConfigError, match="unknown study 'fig0'; known: "):
         find("fig0")
+
+
+def test_what_a_study_sets_otherwise_is_checked_as_in_its_part():
+    """A default of its own states the type again, and must not lose its check."""
+    for name in STUDIES:
+        for kind in find(name).settings.__mro__:
+            for field, own in vars(kind).get("__annotations__", {}).items():
+                for part in kind.__mro__[1:]:
+                    was = vars(part).get("__annotations__", {}).get(field, own)
+                    kept = own == was or "Annotated" in str(own)
+                    assert kept, f"{kind.__name__}.{field}, a part has {was}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checked(StudySettings):
+    shares: Sequence[Share] = (0.5,)
+    names: tuple[Annotated[str, known("name", ("a", "b"))], ...] = ()
+    rate: Positive | None = None
+    steps: Steps | None = None
+    counts: Sequence[int] = (1,)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"shares": (0.1, 1.5)}, r"shares must lie in \[0, 1\], got 1.5"),
+        ({"shares": ()}, r"shares is \(\), expected a list of at least one"),
+        ({"shares": "0.5"}, "shares is '0.5', expected a list"),
+        ({"names": ("a", "c")}, "unknown name 'c'; known: a, b"),
+        ({"rate": 0.0}, "rate must be positive, got 0.0"),
+        ({"steps": 1}, "steps is 1, expected at least 2"),
+        ({"counts": (1, 0)}, "counts must be a positive whole number, got 0"),
+    ],
+)
+def test_a_setting_is_checked_by_its_type(given, message):
+    with pytest.raises(ConfigError, match=message):
+        Checked(**given)
+
+
+def test_settings_that_are_left_out_are_not_checked_and_roots_have_plain_types():
+    assert Checked(names=("b",)).rate is None
+    study = Study("checked", Checked, measure, question="?")
+    kinds = inspect.signature(study_root(study)).parameters
+    assert kinds["shares"].annotation == Sequence[float]
+    assert kinds["names"].annotation == tuple[str, ...]
+    assert kinds["rate"].annotation == float | None
 
 
 def test_settings_of_studies_are_checked_without_jax():

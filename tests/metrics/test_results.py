@@ -117,7 +117,7 @@ def test_validate_entry_rejects_readme_without_command(tmp_path):
     [
         (lambda r: r.pop("seeds"), r"missing or unknown keys \['seeds'\]"),
         (lambda r: r.update(wall_s="1"), "wall_s is '1', expected"),
-        (lambda r: r.update(schema_version=9), "schema_version 9 unknown"),
+        (lambda r: r.update(schema_version=9), "schema_version is 9, expected 2 or 4"),
         (lambda r: r["machine"].pop("jax"), r"lack \['jax'\]"),
         (lambda r: r["metrics"][0].pop("unit"), "must have keys"),
     ],

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from moe_edge.bench.engines import describe_model
 from moe_edge.bench.fidelity import quantised
+from moe_edge.bench.fidelity.rows import card_rows
 from moe_edge.bench.fidelity.scorers import scorer_of
 from moe_edge.bench.fidelity.study import FidelitySettings, reference_of
 from moe_edge.bench.study import Findings
@@ -23,8 +22,8 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import INTERVALS, RuleTally, compare, rule_of
 from moe_edge.evaluate.fidelity import lossy_routes
 from moe_edge.evaluate.texts import sha256_of
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import interval_metric, metric
+from moe_edge.metrics.plots_panels import Panel, bounded, draw_panels
+from moe_edge.metrics.results import metric
 from moe_edge.route.base import ROUTES, Route, get_route
 
 LIMITS = (
@@ -196,12 +195,7 @@ def _card_rows(found: Mapping[str, Any]) -> list[dict]:
     """What a card says of fidelity and of the slots; all cards are in cards.json."""
     where = f"{found['device_memory']}, " if "device_memory" in found else ""
     what = f"{where}batch {found['batch']}: {name_of(found)}"
-    rows = [
-        interval_metric(
-            what, key.replace("_", " "), found[key], found[interval], found["tokens"]
-        )
-        for key, interval in INTERVALS.items()
-    ]
+    rows = card_rows(what, found)
     if "hit_ratio" in found:
         rows.append(metric(what, "hit ratio", found["hit_ratio"], "1", found["tokens"]))
     return rows
@@ -232,25 +226,12 @@ def plot(path: Path, cards: Cards, *, title: str) -> None:
         here = [c for c in lossy if (c["option"], c["device_memory"]) == (kind, budget)]
         strength = ROUTES[kind].strength
         x = sorted({c[strength] for c in here})
-        series: dict[str, np.ndarray] = {}
-        spreads: dict[str, np.ndarray] = {}
+        points = []
         for found in here:
-            weights = found.get("weights", kind)
-            rule = rule_of({"weights": weights, **found})
-            label = f"{rule}, batch {found['batch']}"
-            at, value = x.index(found[strength]), found[key]
-            series.setdefault(label, np.full(len(x), np.nan))[at] = value
-            low, high = found[INTERVALS[key]]
-            spread = np.maximum((value - low, high - value), 0)
-            spreads.setdefault(label, np.full((2, len(x)), np.nan))[:, at] = spread
-        panel = Panel(
-            f"{kind}, {budget} of the experts' bytes",
-            key.replace("_", " "),
-            x,
-            series,
-            spreads,
-            x_label=strength,
-            level=(half["option"], half[key]),
-        )
-        panels.append(panel)
+            rule = rule_of({"weights": found.get("weights", kind), **found})
+            at = f"{rule}, batch {found['batch']}", x.index(found[strength])
+            points.append((*at, found[key], found[INTERVALS[key]]))
+        titles = f"{kind}, {budget} of the experts' bytes", key.replace("_", " ")
+        more = {"x_label": strength, "level": (half["option"], half[key])}
+        panels.append(Panel(*titles, x, **bounded(len(x), points), **more))
     draw_panels(path, panels, title=title, columns=len(budgets), share_y=True)

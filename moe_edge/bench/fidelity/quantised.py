@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from moe_edge.bench.engines import describe_model
-from moe_edge.bench.fidelity.rows import forced_rows
+from moe_edge.bench.fidelity.rows import card_rows, forced_rows
 from moe_edge.bench.fidelity.study import (
     FidelitySettings,
     QuantisedSettings,
@@ -33,8 +33,7 @@ from moe_edge.evaluate.fidelity import SwitchEngine
 from moe_edge.evaluate.likelihood import Forced
 from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.evaluate.texts import read_text, sha256_of
-from moe_edge.metrics.plots_panels import Panel, draw_panels
-from moe_edge.metrics.results import interval_metric
+from moe_edge.metrics.plots_panels import Panel, bounded, draw_panels
 from moe_edge.route.base import get_route
 
 LIMITS = (
@@ -180,15 +179,9 @@ def _findings(
             "batch_sizes": list(settings.batch_sizes),
         },
         metrics=[
-            interval_metric(
-                f"batch {card['batch']}: {card['option']}",
-                key.replace("_", " "),
-                card[key],
-                card[interval],
-                card["tokens"],
-            )
+            row
             for card in cards
-            for key, interval in INTERVALS.items()
+            for row in card_rows(f"batch {card['batch']}: {card['option']}", card)
         ],
         limits=LIMITS,
         seeds=[settings.seed],
@@ -212,18 +205,13 @@ def _share(card: dict[str, Any]) -> str:
 def plot(path: Path, cards: list[dict[str, Any]], *, title: str) -> None:
     """Agreement and perplexity ratio, a bar an option, a group a batch size."""
     batches = list(dict.fromkeys(card["batch"] for card in cards))
-    names = list(dict.fromkeys(card["option"] for card in cards))
     panels = []
     for key, interval in INTERVALS.items():
-        series = {name: np.full(len(batches), np.nan) for name in names}
-        spreads = {name: np.full((2, len(batches)), np.nan) for name in names}
-        for card in cards:
-            at, value = batches.index(card["batch"]), card[key]
-            low, high = card[interval]
-            series[card["option"]][at] = value
-            spread = np.maximum((value - low, high - value), 0)
-            spreads[card["option"]][:, at] = spread
+        points = [
+            (card["option"], batches.index(card["batch"]), card[key], card[interval])
+            for card in cards
+        ]
         x = [f"batch {batch}" for batch in batches]
         label = key.replace("_", " ")
-        panels.append(Panel(label, label, x, series, spreads))
+        panels.append(Panel(label, label, x, **bounded(len(x), points)))
     draw_panels(path, panels, title=title)

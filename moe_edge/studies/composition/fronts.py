@@ -5,8 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from moe_edge.metrics.frames import frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Tables, frame
 from moe_edge.studies.composition.methods import COMPOSED
 
 MOST_RATIO = 1.01  # of the perplexity
@@ -20,13 +19,11 @@ GROUPS = tuple(
 )
 FRAMES = {
     "points": frame(
-        "method family format budget",
-        **{"slots": "1", "moved": "1", "moved_kb": "kB"},
-        **{"agreement": "1", "ratio": "1"},
+        "method family format budget", "slots moved moved_kb agreement ratio"
     ),
-    "times": frame("method budget link", tpot_ms="ms"),
-    "quality": frame("model", ratio="1", exact_match="1", questions="1"),
-    "live": frame("method budget link", tpot_ms="ms", misses="1"),
+    "times": frame("method budget link", "tpot_ms"),
+    "quality": frame("model", "ratio exact_match questions"),
+    "live": frame("method budget link", "tpot_ms misses"),
 }
 
 

@@ -9,8 +9,7 @@ from moe_edge.bench.registry import later
 from moe_edge.bench.settings import FromZero, Margin, Seed, StudySettings, by
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.frames import frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Tables, frame
 
 FORM = re.compile(r"(\d+)/(\d+)/(\d+)( raw)?")
 WANTED_FALL = (1.8, 4.0)  # weight of the first rank over that of the last
@@ -89,25 +88,18 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"trials": trials, "chosen": real.nsmallest(1, "loss")}
 
 
+FRAMES = {
+    "shapes": frame(
+        "of",
+        "loss:nats/token half_cost usage_ratio fall gain own fixed "
+        "independent parameters tokens_per_s:tokens/s",
+    ),
+    "margins": frame("of a", "top alternatives seen"),
+}
 STUDY = Study(
-    name="default_shapes",
-    settings=ShapeSettings,
-    frames={
-        "shapes": frame(
-            "of",
-            loss="nats/token",
-            half_cost="1",
-            usage_ratio="1",
-            fall="1",
-            gain="1",
-            own="1",
-            fixed="1",
-            independent="1",
-            parameters="1",
-            tokens_per_s="tokens/s",
-        ),
-        "margins": frame("of a", top="1", alternatives="1", seen="1"),
-    },
-    measure=later("studies.default_model.trials.measure"),
-    derive=derive,
+    "default_shapes",
+    ShapeSettings,
+    later("studies.default_model.trials.measure"),
+    FRAMES,
+    derive,
 )

@@ -15,8 +15,7 @@ from moe_edge.bench.settings import (
 )
 from moe_edge.bench.study import Study
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.metrics.frames import frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Tables, frame
 
 # Of a step's time, measured over computed: most at the median and at the worst.
 OWN_LOOKUPS, OTHER_PROMPTS = (0.05, 0.15), (0.10, 0.25)
@@ -85,28 +84,20 @@ def derive(tables: Tables) -> dict[str, Any]:
     return found
 
 
+FRAMES = {
+    "runs": frame(
+        "link budget rank plan",
+        "low_ms predicted_ms high_ms measured_ms own other hits first",
+    ),
+    "plans": frame("link budget", "behind again search_s replays"),
+    "costs": frame("link predictor", "here_ms own_us:us/block link_us:us/block"),
+}
 STUDY = Study(
-    name="planner_errors",
-    settings=ErrorSettings,
-    frames={
-        "runs": frame(
-            "link budget rank plan",
-            low_ms="ms",
-            predicted_ms="ms",
-            high_ms="ms",
-            measured_ms="ms",
-            own="1",
-            other="1",
-            hits="1",
-            first="1",
-        ),
-        "plans": frame("link budget", behind="1", again="1", search_s="s", replays="1"),
-        "costs": frame(
-            "link predictor", here_ms="ms", own_us="us/block", link_us="us/block"
-        ),
-    },
-    measure=later("studies.planning.measured.measure"),
-    derive=derive,
+    "planner_errors",
+    ErrorSettings,
+    later("studies.planning.measured.measure"),
+    FRAMES,
+    derive,
     check=check,
     inline=True,
 )

@@ -7,14 +7,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Annotated
 
 import jax
 import numpy as np
 
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.rounds import seconds_of
+from moe_edge.bench.settings import known
 from moe_edge.bench.speed import MS, SuiteSettings
-from moe_edge.core.checks import check_count, check_known
+from moe_edge.core.checks import check_count
 from moe_edge.engine.base import Engine
 from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
@@ -57,22 +59,17 @@ class TracedSettings(SuiteSettings):
 
     data_dir: str = "../shared/data"
     trace: str = "routing/trace_qwen3_30b_a3b.csv.gz"
-    shapes: tuple[str, ...] = SHAPES
-    ways: tuple[str, ...] = ("fused", "layered")
-    budgets: tuple[str, ...] = BUDGETS
+    shapes: tuple[Annotated[str, known("model shape", SHAPES)], ...] = SHAPES
+    ways: tuple[Annotated[str, known("way", WAYS)], ...] = ("fused", "layered")
+    budgets: tuple[Annotated[str, known("budget", BUDGETS)], ...] = BUDGETS
     prefill: bool = True
     threads: int = 8
 
     def __post_init__(self):
+        super().__post_init__()
         check_count("number of model shapes", len(self.shapes))
         check_count("number of ways", len(self.ways))
         check_count("number of budgets", len(self.budgets))
-        for name in self.shapes:
-            check_known("model shape", name, SHAPES)
-        for name in self.budgets:
-            check_known("budget", name, BUDGETS)
-        for name in self.ways:
-            check_known("way", name, WAYS)
 
 
 DEEPSEEK_V2_LITE = {  # 16 B; what is left out is the family's default

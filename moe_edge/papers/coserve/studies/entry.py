@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from moe_edge.bench.settings import Positive, Seeds, known
-from moe_edge.metrics.frames import OF_SEEDS, Estimate, Rows, median
+from moe_edge.metrics.frames import Rows
 from moe_edge.papers.coserve.coe.case import CoeWork
 from moe_edge.papers.coserve.coe.machine import Machine
 from moe_edge.papers.coserve.coe.presets import PRESETS, SOURCE, get_preset
@@ -90,8 +90,3 @@ def tell(rows: Rows, settings: OnTasks, baselines: Sequence[str] = ()) -> None:
         "seeds": settings.all_seeds,
         "baselines": list(baselines),
     }
-
-
-def of_seeds(found: Sequence[float]) -> Estimate:
-    """The median over seeds."""
-    return median(found, OF_SEEDS)

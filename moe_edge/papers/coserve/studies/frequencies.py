@@ -10,8 +10,7 @@ from moe_edge.bench.derived import over, spans
 from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_known
-from moe_edge.metrics.frames import Estimate, Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, frame, of_seeds
 from moe_edge.papers.coserve.coe.presets import get_preset
 from moe_edge.papers.coserve.studies.entry import (
     OURS,
@@ -21,7 +20,6 @@ from moe_edge.papers.coserve.studies.entry import (
     OnTasks,
     Policy,
     Task,
-    of_seeds,
     tell,
 )
 from moe_edge.papers.coserve.workload.coe_tasks import DECAY, task_graph
@@ -138,32 +136,18 @@ def check_policies(settings: Sensitivity) -> None:
     check_known("policy of the bound of waiting", OURS, settings.policies)
 
 
+NEEDED = frame("frequencies share", "decay:types all_experts experts")
+RUNS = frame(
+    "machine sweep at policy",
+    "throughput_per_s:requests/s switches longest_wait_s over_least",
+)
 STUDIES = {
     "coserve_fig11": Study(
-        name="coserve_fig11",
-        settings=Curves,
-        frames={
-            "needed": frame(
-                "frequencies share", decay="types", all_experts="1", experts="1"
-            )
-        },
-        measure=measure_curves,
-        derive=derive_curves,
+        *("coserve_fig11", Curves, measure_curves, {"needed": NEEDED}, derive_curves)
     ),
     "coserve_sensitivity": Study(
-        name="coserve_sensitivity",
-        settings=Sensitivity,
+        *("coserve_sensitivity", Sensitivity, measure_sensitivity, {"runs": RUNS}),
+        derive_sensitivity,
         check=check_policies,
-        frames={
-            "runs": frame(
-                "machine sweep at policy",
-                throughput_per_s="requests/s",
-                switches="1",
-                longest_wait_s="s",
-                over_least="1",
-            )
-        },
-        measure=measure_sensitivity,
-        derive=derive_sensitivity,
     ),
 }

@@ -85,38 +85,22 @@ def _study(name: str, settings: type, functions: str, runs: Frame) -> Study:
     """A live study, whose functions stand in modules that load JAX."""
     module, _, what = functions.partition(".")
     here = f"papers.coserve.studies.{module}"
-    return Study(
-        name=name,
-        settings=settings,
-        frames={"runs": runs},
-        measure=later(f"{here}.measure_{what}"),
-        derive=later(f"{here}.derive_{what}"),
-        start={"repeats": 1},
-    )
+    measure, derive = (later(f"{here}.{step}_{what}") for step in ("measure", "derive"))
+    return Study(name, settings, measure, {"runs": runs}, derive, start={"repeats": 1})
 
 
-RATIOS = (
-    *("scheduling_ratio", "management_ratio", "switches", "time_over_computed"),
-    *("switches_over_computed", "over_first"),
-)
 TASKS_FRAME = frame(
     "task policy",
-    **{"throughput_per_s": "requests/s", "time_s": "s"} | dict.fromkeys(RATIOS, "1"),
+    "throughput_per_s:requests/s time_s scheduling_ratio management_ratio switches "
+    "time_over_computed switches_over_computed over_first",
 )
-RATES = dict.fromkeys(("throughput_per_s", "computed_per_s"), "requests/s")
-COSTS = dict.fromkeys(("scheduling_ms", "inference_ms", "ahead_ms"), "ms")
+RATES = frame("task executors", "throughput_per_s:requests/s computed_per_s:requests/s")
+COSTS = frame("task policy", "gap scheduling_ms inference_ms ahead_ms management")
 STUDIES = {
-    study.name: study
-    for study in (
-        _study("coserve_fig13_live", AllPolicies, "live_studies.tasks", TASKS_FRAME),
-        _study(
-            "coserve_fig17_live",
-            *(Executors, "live_studies.executors", frame("task executors", **RATES)),
-        ),
-        _study(
-            "coserve_fig19",
-            *(Scheduling, "live_scheduling.scheduling"),
-            frame("task policy", gap="1", **COSTS, management="1"),
-        ),
+    name: _study(name, *given)
+    for name, *given in (
+        ("coserve_fig13_live", AllPolicies, "live_studies.tasks", TASKS_FRAME),
+        ("coserve_fig17_live", Executors, "live_studies.executors", RATES),
+        ("coserve_fig19", Scheduling, "live_scheduling.scheduling", COSTS),
     )
 }

@@ -3,8 +3,7 @@
 from typing import Any
 
 from moe_edge.bench.rounds import round_order
-from moe_edge.metrics.frames import Rows, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, median
 from moe_edge.papers.coserve.coe.results import CoeRun
 from moe_edge.papers.coserve.schedule.recorded import Prescheduled, Recording
 from moe_edge.papers.coserve.studies.live import Scheduling

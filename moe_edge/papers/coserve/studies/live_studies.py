@@ -5,8 +5,7 @@ from typing import Any
 
 from moe_edge.bench.derived import spans
 from moe_edge.bench.rounds import round_order
-from moe_edge.metrics.frames import Rows, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, median
 from moe_edge.papers.coserve.coe.machine import parse_executors
 from moe_edge.papers.coserve.coe.results import CoeRun
 from moe_edge.papers.coserve.coe.trial import try_executors, with_executors

@@ -1,7 +1,7 @@
 """CoServe, figures 1, 5, 6 and 12, on this machine: what networks and loads take."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 from moe_edge.bench.registry import later
@@ -39,30 +39,23 @@ class Measured(StudySettings):
     work_dir: str | None = None
 
 
-def _study(name: str, measure: str, derive: str, more: Mapping[str, Frame]) -> Study:
+def _study(name: str, what: str, **more: Frame) -> Study:
     """A study of networks, whose frame `networks` is filled by all."""
-    networks = frame(
-        "network device",
-        **dict.fromkeys(("k_ms", "b_ms", "image_ms"), "ms"),
-        **dict.fromkeys(("r2", "line_miss", "best_batch", "image_experts"), "1"),
-        **dict.fromkeys(("image_bytes", "batch_bytes", "record_bytes"), "bytes"),
-        **dict.fromkeys(("load_disk_ms", "load_host_ms"), "ms"),
-        **dict.fromkeys(("share_disk", "share_host"), "1"),
+    measure, derive = (
+        later(f"papers.coserve.studies.measuring.{step}_{what}")
+        for step in ("measure", "derive")
     )
-    here = "papers.coserve.studies.measuring"
-    return Study(
-        name=name,
-        settings=Measured,
-        frames={"networks": networks, **more},
-        measure=later(f"{here}.{measure}"),
-        derive=later(f"{here}.{derive}"),
-    )
+    return Study(name, Measured, measure, {"networks": NETWORK, **more}, derive)
 
 
-BATCHES = frame("group network device batch", image_ms="ms", memory_bytes="bytes")
+NETWORK = frame(
+    "network device",
+    "k_ms b_ms image_ms r2 line_miss best_batch image_experts "
+    "image_bytes batch_bytes record_bytes load_disk_ms load_host_ms "
+    "share_disk share_host",
+)
+BATCHES = frame("group network device batch", "image_ms memory_bytes")
 STUDIES = {
-    "coserve_fig1": _study("coserve_fig1", "measure_switches", "derive_switches", {}),
-    "coserve_fig5": _study(
-        "coserve_fig5", "measure_batches", "derive_batches", {"batches": BATCHES}
-    ),
+    "coserve_fig1": _study("coserve_fig1", "switches"),
+    "coserve_fig5": _study("coserve_fig5", "batches", batches=BATCHES),
 }

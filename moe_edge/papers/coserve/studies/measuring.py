@@ -11,8 +11,7 @@ import jax
 
 from moe_edge.bench.derived import spans
 from moe_edge.core.heap import keep_heap
-from moe_edge.metrics.frames import Rows, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, median
 from moe_edge.papers.coserve.coe.models import get_network, make_architecture
 from moe_edge.papers.coserve.coe.profiler import (
     Profiled,

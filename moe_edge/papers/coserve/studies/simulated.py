@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.coserve.coe.results import CoeRun
 from moe_edge.papers.coserve.schedule.coe_recipes import RECIPES
 from moe_edge.papers.coserve.studies.entry import (
@@ -17,7 +16,6 @@ from moe_edge.papers.coserve.studies.entry import (
     SYSTEMS,
     OnMachines,
     Policy,
-    of_seeds,
     tell,
 )
 
@@ -25,7 +23,6 @@ BOUND = "no fewer loads in any order"
 EQUAL = "every policy gave each request the same experts"
 LEAST = "no policy on all executors loaded less than the bound"
 ALL_SYSTEMS = "Samba-CoE's three systems"  # as the paper counts its ratios
-UNITS = {"throughput_per_s": "requests/s", "switches": "1", "over_least": "1"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,20 +108,13 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"shown": shown, "base": over.base.iloc[0], "places": over.place.unique()}
 
 
-def _study(name: str, settings: type) -> Study:
-    return Study(
-        name=name,
-        settings=settings,
-        frames={
-            "runs": frame("place task policy", **UNITS),
-            "over": frame("place policy base", low="1", high="1"),
-        },
-        measure=measure,
-        derive=derive,
-    )
-
-
+FRAMES = {
+    "runs": frame(
+        "place task policy", "throughput_per_s:requests/s switches over_least"
+    ),
+    "over": frame("place policy base", "low high"),
+}
 STUDIES = {
-    "coserve_fig13": _study("coserve_fig13", Simulated),
-    "coserve_fig15": _study("coserve_fig15", Ablation),
+    name: Study(name, settings, measure, FRAMES, derive)
+    for name, settings in (("coserve_fig13", Simulated), ("coserve_fig15", Ablation))
 }

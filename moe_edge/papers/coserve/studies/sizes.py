@@ -9,12 +9,11 @@ import numpy as np
 from moe_edge.bench.derived import best
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import CapacityError
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.coserve.coe.machine import Machine, parse_executors
 from moe_edge.papers.coserve.coe.trial import TrialOptions, slide_window, with_executors
 from moe_edge.papers.coserve.memory.coserve_memory import Window
-from moe_edge.papers.coserve.studies.entry import PAPER, OnMachines, of_seeds, tell
+from moe_edge.papers.coserve.studies.entry import PAPER, OnMachines, tell
 from moe_edge.papers.coserve.workload.coe_tasks import CLASSIFIER, RECORD_BYTES
 
 # An image of a batch needs 1.5 experts (section 3.3).
@@ -134,23 +133,17 @@ def slide(
     return dict(zip(tried, found, strict=True)), window
 
 
+RATE, WINDOWS = "throughput_per_s:requests/s", frame("place task", "low high chosen")
 STUDIES = {
     "coserve_fig17": Study(
-        name="coserve_fig17",
-        settings=Executors,
+        *("coserve_fig17", Executors, measure_executors),
+        {"runs": frame("place task executors", RATE)},
+        derive_executors,
         check=check_executors,
-        frames={"runs": frame("place task executors", throughput_per_s="requests/s")},
-        measure=measure_executors,
-        derive=derive_executors,
     ),
     "coserve_fig18": Study(
-        name="coserve_fig18",
-        settings=Memory,
-        frames={
-            "runs": frame("place task experts", throughput_per_s="requests/s"),
-            "windows": frame("place task", low="1", high="1", chosen="1"),
-        },
-        measure=measure_memory,
-        derive=derive_memory,
+        *("coserve_fig18", Memory, measure_memory),
+        {"runs": frame("place task experts", RATE), "windows": WINDOWS},
+        derive_memory,
     ),
 }

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.coserve.coe.machine import Machine
 from moe_edge.papers.coserve.coe.presets import HOST_LOAD_S, get_preset
 from moe_edge.papers.coserve.simulate.coe_case import CoeCase
@@ -16,7 +15,6 @@ from moe_edge.papers.coserve.studies.entry import (
     SAMBA,
     OnTasks,
     Task,
-    of_seeds,
     tell,
 )
 from moe_edge.papers.coserve.workload.coe_tasks import RECORD_BYTES
@@ -26,12 +24,10 @@ PARALLEL = "samba_parallel"
 DISK_BYTES_PER_S = 3000e6
 HOLDS = "no policy took less than the bound of time"
 # Throughput over Samba's, but for the fourth; switches.
-UNITS = dict.fromkeys(
-    (
-        *("coserve", "affinity", "bound", "coserve_over_parallel"),
-        *(f"switches_{of}" for of in ("samba", "coserve", "affinity", "least")),
-    ),
-    "1",
+FIGURES = frame(
+    "variant",
+    "coserve affinity bound coserve_over_parallel "
+    "switches_samba switches_coserve switches_affinity switches_least",
 )
 
 
@@ -111,7 +107,7 @@ def measure(settings: Variants, rows: Rows) -> None:
         ]
         found = [_figures(case) for case in cases]
         rows.checks[HOLDS] &= all(one.pop("holds") for one in found)
-        medians = {key: of_seeds([one[key] for one in found]) for key in UNITS}
+        medians = {key: of_seeds([one[key] for one in found]) for key in FIGURES.units}
         rows("variants", name, **medians)
         print(f"{name}: served", flush=True)
     tell(rows, settings, [SAMBA, PARALLEL])
@@ -144,10 +140,4 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"ratios": ratios}
 
 
-STUDY = Study(
-    name="coserve_uma",
-    settings=Variants,
-    frames={"variants": frame("variant", **UNITS)},
-    measure=measure,
-    derive=derive,
-)
+STUDY = Study("coserve_uma", Variants, measure, {"variants": FIGURES}, derive)

@@ -5,6 +5,7 @@ that looks at it first (preliminary). If that one finds nothing wrong, a depende
 may name a second one (subsequent), which several preliminary experts can share.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,10 +29,8 @@ class Architecture:
 
     Attributes:
       module: name of the network; options: of it.
-      input_shape: of one image.
-      outputs: of the network.
-      record_bytes: of the weights of one expert.
-      dtype: of the weights.
+      input_shape: of one image; outputs: of the network.
+      record_bytes, dtype: of the weights of one expert.
       record: {name, shape} of the weights in the order of the file.
     """
 
@@ -117,11 +116,8 @@ class CoeGraph:
         if self.probabilities is not None:
             return self.probabilities
         if self.frequencies is not None:
-            total = sum(self.frequencies.values())
-            return self.uses_E(self.frequencies) / total
-        counts: dict[str, int] = {}
-        for component in sample:
-            counts[component] = counts.get(component, 0) + 1
+            return self.uses_E(self.frequencies) / sum(self.frequencies.values())
+        counts = collections.Counter(sample)
         uses_E = self.uses_E(counts)
         if not uses_E.any():
             raise ConfigError(
@@ -142,11 +138,7 @@ def read_graph(path: str | Path) -> CoeGraph:
 
 
 def parse_graph(given: Any, where: str = "graph") -> CoeGraph:
-    """As `read_graph`, from parsed JSON.
-
-    Args:
-      where: it stands, for messages.
-    """
+    """As `read_graph`, from parsed JSON; `where`: it stands, for messages."""
     file = built(where, _File, given)
     if file.format_version != FORMAT_VERSION:
         raise ConfigError(
@@ -163,10 +155,9 @@ def parse_graph(given: Any, where: str = "graph") -> CoeGraph:
     ]
     if not experts:
         raise ConfigError(f"{where} has no experts; expected at least one")
-    for expert in experts:
-        _check_file(where, expert)
     numbers: dict[str, int] = {}
     for number, expert in enumerate(experts):
+        _check_file(where, expert)
         if expert.id in numbers:
             raise ConfigError(f"{where}: expert id {expert.id!r} occurs twice")
         kind = f"architecture of expert {expert.id!r} in {where}"
@@ -181,7 +172,7 @@ def parse_graph(given: Any, where: str = "graph") -> CoeGraph:
             )
         kind = f"the rule of component {rule.component!r}"
         rules[rule.component] = _number(numbers, rule.expert, where, kind)
-    follow = _follow(where, file.dependencies, numbers, experts)
+    follow = _follow(where, file.dependencies, numbers)
     frequencies = file.frequencies
     if frequencies is not None:
         _check_shares(f"{where}: frequencies", frequencies)
@@ -195,8 +186,7 @@ def parse_graph(given: Any, where: str = "graph") -> CoeGraph:
         _check_shares(f"{where}: probabilities", file.probabilities)
         probabilities = np.zeros(len(experts))
         for expert, share in file.probabilities.items():
-            number = _number(numbers, expert, where, "a probability")
-            probabilities[number] = share
+            probabilities[_number(numbers, expert, where, "a probability")] = share
     return CoeGraph(architectures, experts, rules, follow, frequencies, probabilities)
 
 
@@ -204,6 +194,7 @@ def write_graph(path: str | Path, graph: CoeGraph) -> None:
     """Writes what `read_graph` reads."""
     ids = [expert.id for expert in graph.experts]
     known = graph.probabilities
+    shares = None if known is None else dict(zip(ids, known.tolist(), strict=True))
     value = {
         "format_version": FORMAT_VERSION,
         "architectures": {
@@ -218,9 +209,7 @@ def write_graph(path: str | Path, graph: CoeGraph) -> None:
             for first, then in graph.follow.items()
         ],
         "frequencies": graph.frequencies,
-        "probabilities": known
-        if known is None
-        else dict(zip(ids, known.tolist(), strict=True)),
+        "probabilities": shares,
     }
     write_json(path, value)
 
@@ -262,10 +251,7 @@ def _number(numbers: Mapping[str, int], expert: Any, where: str, what: str) -> i
 
 
 def _follow(
-    where: str,
-    given: Sequence[Any],
-    numbers: Mapping[str, int],
-    experts: Sequence[Expert],
+    where: str, given: Sequence[Any], numbers: Mapping[str, int]
 ) -> dict[int, int]:
     """Preliminary -> subsequent, one step deep."""
     follow: dict[int, int] = {}
@@ -289,15 +275,14 @@ def _follow(
                 f"{where}: expert {one['from']!r} has two dependencies, expected one"
             )
         follow[first] = then
-    for first in follow:
-        chain = [first]
-        while chain[-1] in follow and len(chain) <= len(follow):
+    ids = list(numbers)
+    for chain in map(list, follow.items()):
+        while chain[-1] in follow and chain[-1] not in chain[:-1]:
             chain.append(follow[chain[-1]])
-            if chain[-1] in chain[:-1]:
-                break
-        if len(chain) > 2 or chain[0] == chain[-1]:
-            text = " -> ".join(experts[e].id for e in chain)
-            wrong = "a cycle" if chain[-1] in chain[:-1] else "too deep"
+        is_cycle = chain[-1] in chain[:-1]
+        if len(chain) > 2 or is_cycle:
+            text = " -> ".join(ids[e] for e in chain)
+            wrong = "a cycle" if is_cycle else "too deep"
             raise ConfigError(
                 f"{where}: dependencies {text} are {wrong}, expected preliminary -> "
                 "subsequent"

@@ -13,8 +13,7 @@ import numpy as np
 from moe_edge.bench.prompts import make_pool
 from moe_edge.bench.rounds import measure_rounds
 from moe_edge.engine.generate import generate
-from moe_edge.metrics.frames import Rows, counted, ranging
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, counted, ranging
 from moe_edge.papers.moe_prism.studies import making, models, quality
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL
 from moe_edge.papers.moe_prism.studies.operating_points import (

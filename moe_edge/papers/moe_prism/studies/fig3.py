@@ -17,8 +17,7 @@ from moe_edge.bench.engines import describe_model
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.weights import load_weights
-from moe_edge.metrics.frames import Estimate, Rows
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables
 from moe_edge.papers.moe_prism.studies.sparsity import (
     MAGNITUDES,
     QUANTILES,

@@ -25,8 +25,7 @@ from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
-from moe_edge.metrics.frames import Rows, counted, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, counted, median
 from moe_edge.model.sub_experts import at_k
 from moe_edge.papers.moe_prism.studies import making, models
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL

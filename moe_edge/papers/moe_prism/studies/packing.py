@@ -15,8 +15,7 @@ from moe_edge.bench.settings import Positive, StudySettings, by
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import check_count, check_from_zero, check_positive
 from moe_edge.hardware.models import ModelShape, model_shape
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 
 
 def resident_share(
@@ -138,13 +137,8 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="moe_prism_packing",
-    settings=Packing,
-    frames={
-        "cards": frame("model card_gb memory", whole="1", sub_experts="1"),
-        "sweep": frame("model memory", mean="1", most="1"),
-    },
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {
+    "cards": frame("model card_gb memory", "whole sub_experts"),
+    "sweep": frame("model memory", "mean most"),
+}
+STUDY = Study("moe_prism_packing", Packing, measure, FRAMES, derive)

@@ -29,8 +29,7 @@ from moe_edge.loadtest.offered import (
     in_whole_experts,
     offered_requests,
 )
-from moe_edge.metrics.frames import Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, median
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL
 from moe_edge.papers.moe_prism.studies.serving_studies import (
     FIFO,
@@ -238,16 +237,9 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="moe_prism_goodput",
-    settings=ScaleSettings,
-    frames={
-        "rates": frame(
-            "model batch system", goodput="requests/s", at_once="requests/s"
-        ),
-        "gains": frame("model batch system over", goodput="1", at_once="1"),
-        "sub_experts": frame("system over", low="1", high="1"),
-    },
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {
+    "rates": frame("model batch system", "goodput:requests/s at_once:requests/s"),
+    "gains": frame("model batch system over", "goodput at_once"),
+    "sub_experts": frame("system over", "low high"),
+}
+STUDY = Study("moe_prism_goodput", ScaleSettings, measure, FRAMES, derive)

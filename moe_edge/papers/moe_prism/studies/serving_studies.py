@@ -8,8 +8,7 @@ from moe_edge.bench.registry import later
 from moe_edge.bench.settings import Positive, known
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.frames import frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Tables, frame
 from moe_edge.papers.moe_prism.studies import making
 from moe_edge.papers.moe_prism.studies.models import LG, ORIGINAL, Made, ModelSettings
 
@@ -102,19 +101,13 @@ class ServingStudySettings(ModelSettings):
 
 
 FRAMES = {
-    "sustained": frame("system", rate="requests/s"),
+    "sustained": frame("system", "rate:requests/s"),
     "figures": frame(
         "kind load system",
-        throughput="requests/s",
-        ttft_ms="ms",
-        ttft_p95_ms="ms",
-        tpot_ms="ms",
-        e2e_ms="ms",
-        in_time="1",
-        mean_k="1",
+        "throughput:requests/s ttft_ms ttft_p95_ms tpot_ms e2e_ms in_time mean_k",
     ),
-    "gains": frame("figure kind load system over", gain="1"),
-    "differences": frame("figure system load", error="1", allowed="1"),
+    "gains": frame("figure kind load system over", "gain"),
+    "differences": frame("figure system load", "error allowed"),
 }
 
 
@@ -149,10 +142,10 @@ def derive(tables: Tables) -> dict[str, Any]:
 
 
 STUDY = Study(
-    name="moe_prism_fig12",
-    settings=ServingStudySettings,
-    frames=FRAMES,
-    measure=later("papers.moe_prism.studies.serving.measure"),
-    derive=derive,
+    "moe_prism_fig12",
+    ServingStudySettings,
+    later("papers.moe_prism.studies.serving.measure"),
+    FRAMES,
+    derive,
     check=making.check_inputs,
 )

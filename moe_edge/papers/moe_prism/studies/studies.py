@@ -154,36 +154,30 @@ class Fig10Settings(QualitySettings, PromptSettings):
 
 def _study(name: str, settings: type, frames: Mapping[str, Frame], **more) -> Study:
     """A study that is measured in a module of its name, which loads JAX."""
-    here = f"papers.moe_prism.studies.{name}"
-    return Study(
-        name=f"moe_prism_{name}",
-        settings=settings,
-        frames=frames,
-        measure=later(f"{here}.measure"),
-        derive=later(f"{here}.derive"),
-        **{"check": making.check_inputs} | more,
+    measure, derive = (
+        later(f"papers.moe_prism.studies.{name}.{step}")
+        for step in ("measure", "derive")
     )
+    given = f"moe_prism_{name}", settings, measure, frames, derive
+    return Study(*given, **{"check": making.check_inputs} | more)
 
 
-_POINTS = frame("model k", perplexity="1", neurons="1", ratio="1")
-_SHARES = dict.fromkeys(
-    ("own", "fixed", "shuffled", "down", "needed", "median_over_mean", "ratio"), "1"
-)
+_POINTS = frame("model k", "perplexity neurons ratio")
 TABLE2 = _study("table2", Table2Settings, {"points": _POINTS, "curve": _POINTS})
 TABLE3 = _study(
     "table3",
     Table3Settings,
-    {"answers": frame("model set", accuracy="1"), "sets": frame("set", overlaps="1")},
+    {"answers": frame("model set", "accuracy"), "sets": frame("set", "overlaps")},
     check=check_sets,
 )
 FIG3 = _study(
     "fig3",
     Fig3Settings,
     {
-        "experts": frame("of", **_SHARES),
-        "quantiles": frame("of quantile", magnitude="1"),
-        "below": frame("layer magnitude", share="1"),
-        "lorenz": frame("order first", share="1"),
+        "experts": frame("of", "own fixed shuffled down needed median_over_mean ratio"),
+        "quantiles": frame("of quantile", "magnitude"),
+        "below": frame("layer magnitude", "share"),
+        "lorenz": frame("order first", "share"),
     },
     check=check_profile,
 )
@@ -191,11 +185,9 @@ FIG8 = _study(
     "fig8",
     Fig8Settings,
     {
-        "levels": frame(
-            "model experts budget", tpot_ms="ms", hit_ratio="1", missed_mb="MB"
-        ),
-        "quality": frame("model experts", perplexity="1"),
-        "changes": frame("budget kind", change="1"),
+        "levels": frame("model experts budget", "tpot_ms hit_ratio missed_mb"),
+        "quality": frame("model experts", "perplexity"),
+        "changes": frame("budget kind", "change"),
     },
     inline=True,
 )
@@ -203,9 +195,9 @@ FIG10 = _study(
     "fig10",
     Fig10Settings,
     {
-        "times": frame("model k batch", tpot_ms="ms", rate="tokens/s"),
-        "quality": frame("model k", perplexity="1"),
-        "errors": frame("batch", error="1"),
+        "times": frame("model k batch", "tpot_ms rate:tokens/s"),
+        "quality": frame("model k", "perplexity"),
+        "errors": frame("batch", "error"),
     },
 )
 STUDIES = {study.name: study for study in (TABLE2, TABLE3, FIG3, FIG8, FIG10)}

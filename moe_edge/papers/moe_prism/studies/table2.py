@@ -5,8 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from moe_edge.metrics.frames import Rows, counted, interval
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, counted, interval
 from moe_edge.papers.moe_prism.studies import making, models, quality
 from moe_edge.papers.moe_prism.studies.models import LG, ORIGINAL
 from moe_edge.papers.moe_prism.studies.quality import Point, log_interpolate

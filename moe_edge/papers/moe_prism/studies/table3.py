@@ -11,8 +11,7 @@ from moe_edge.evaluate.multiple_choice import (
     short_questions,
 )
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.metrics.frames import Rows, interval
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, interval
 from moe_edge.papers.moe_prism.studies import making, models
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL
 from moe_edge.papers.moe_prism.studies.quality import Compared

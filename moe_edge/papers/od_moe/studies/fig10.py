@@ -14,8 +14,7 @@ from moe_edge.bench.registry import later
 from moe_edge.bench.settings import FromZero, Positive, known
 from moe_edge.bench.study import Study
 from moe_edge.hardware.presets import DEVICES
-from moe_edge.metrics.frames import Estimate, Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, frame
 from moe_edge.papers.od_moe.cluster.groups import longest_load_s
 from moe_edge.papers.od_moe.cluster.timing import Timing
 from moe_edge.papers.od_moe.shadow.predictor import Shadow
@@ -197,19 +196,10 @@ def derive(tables: Tables) -> dict[str, Any]:
     return found
 
 
-STUDY = Study(
-    name="od_moe_fig10",
-    settings=Fig10Settings,
-    frames={
-        "speeds": frame("gpu departure cost_ms kv", tokens_per_s="tokens/s"),
-        "held": frame("case", over_measured="1"),
-        "recall": frame("kv", recall="1", scaled="1"),
-        "parts": frame(
-            "gpu",
-            **dict.fromkeys(("main_ms", "worker_ms", "load_ms", "maxload_ms"), "ms"),
-        ),
-    },
-    measure=measure,
-    derive=derive,
-    check=check,
-)
+FRAMES = {
+    "speeds": frame("gpu departure cost_ms kv", "tokens_per_s:tokens/s"),
+    "held": frame("case", "over_measured"),
+    "recall": frame("kv", "recall scaled"),
+    "parts": frame("gpu", "main_ms worker_ms load_ms maxload_ms"),
+}
+STUDY = Study("od_moe_fig10", Fig10Settings, measure, FRAMES, derive, check=check)

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.metrics.frames import Rows
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables
 from moe_edge.papers.od_moe.shadow.predictor import Shadow
 from moe_edge.papers.od_moe.studies.recorded import Recall, Runs, bar_checks
 from moe_edge.papers.od_moe.studies.studies import Fig3Settings

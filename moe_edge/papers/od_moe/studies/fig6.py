@@ -3,8 +3,7 @@
 import itertools
 from typing import Any
 
-from moe_edge.metrics.frames import Rows
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables
 from moe_edge.papers.od_moe.shadow.predictor import Shadow
 from moe_edge.papers.od_moe.studies.recorded import Runs
 from moe_edge.papers.od_moe.studies.studies import Fig6Settings

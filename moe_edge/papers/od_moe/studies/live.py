@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +18,7 @@ from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
 from moe_edge.bench.settings import Steps, known
 from moe_edge.bench.study import Study, weights_of
 from moe_edge.core.checks import check_from_zero
-from moe_edge.metrics.frames import Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, median
 from moe_edge.papers.od_moe.options import DEPARTURES
 
 CASES = {  # of section 4.2: shadow, token period, KV period
@@ -199,29 +198,20 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-MEASURES = {
-    "decode_tokens_per_s": "tokens/s",
-    "recall": "1",
-    "reloads": "experts",
-    **dict.fromkeys(("t_load_s", "t_maxload_s", "t_shadow_s"), "s"),
-}
-
-
-def _study(name: str, settings: type, measure: Callable, keys: str) -> Study:
-    return Study(
-        name=name,
-        settings=settings,
-        frames={"cases": frame(keys, over_resident="1", **MEASURES)},
-        measure=measure,
-        derive=derive,
+MEASURES = frame(
+    "",
+    "decode_tokens_per_s:tokens/s recall reloads:experts t_load_s t_maxload_s "
+    "t_shadow_s",
+).units
+STUDIES = {
+    name: Study(
+        *(name, settings, measure),
+        {"cases": frame(keys, "over_resident", **MEASURES)},
+        derive,
         check=check_inputs,
     )
-
-
-STUDIES = {
-    study.name: study
-    for study in (
-        _study("od_moe_fig8", LiveSettings, measure_fig8, "case"),
-        _study("od_moe_fig9", PeriodSettings, measure_fig9, "token kv departure"),
+    for name, settings, measure, keys in (
+        ("od_moe_fig8", LiveSettings, measure_fig8, "case"),
+        ("od_moe_fig9", PeriodSettings, measure_fig9, "token kv departure"),
     )
 }

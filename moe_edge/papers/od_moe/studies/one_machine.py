@@ -14,8 +14,7 @@ from moe_edge.bench.offloading import studied
 from moe_edge.bench.rounds import round_ratios
 from moe_edge.bench.timed_cases import Timing, run_cases
 from moe_edge.engine.session import cache_bytes
-from moe_edge.metrics.frames import Rows, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, median
 from moe_edge.papers.od_moe.studies.shadows import shadow_in
 from moe_edge.papers.od_moe.studies.studies import OneMachineSettings
 from moe_edge.papers.od_moe.studies.token_time import LIMITS, token_ratios

@@ -8,8 +8,7 @@ from moe_edge.bench.settings import Positive, StudySettings, known
 from moe_edge.bench.study import Study
 from moe_edge.hardware.cost_model import BlockShape
 from moe_edge.hardware.presets import DEVICES, gpu, lan
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 from moe_edge.papers.od_moe.cluster.prefill_timing import Prefill
 from moe_edge.papers.od_moe.studies.paper_scale import (
     CACHED_TOKENS_PER_S,
@@ -107,15 +106,8 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="od_moe_prefill",
-    settings=PrefillSettings,
-    frames={
-        "ttft": frame("mbps tokens mini_batches", ttft_s="s"),
-        "layer": frame(
-            "mbps tokens", **dict.fromkeys(("load_ms", "main_ms", "send_ms"), "ms")
-        ),
-    },
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {
+    "ttft": frame("mbps tokens mini_batches", "ttft_s"),
+    "layer": frame("mbps tokens", "load_ms main_ms send_ms"),
+}
+STUDY = Study("od_moe_prefill", PrefillSettings, measure, FRAMES, derive)

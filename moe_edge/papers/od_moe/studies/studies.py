@@ -114,15 +114,11 @@ class OneMachineSettings(LinkSettings, PromptSettings):
 
 def _study(name: str, settings: type, frames: Mapping[str, Frame]) -> Study:
     """A study that is measured in a module of its name, which loads JAX."""
-    here = f"papers.od_moe.studies.{name}"
-    return Study(
-        name=f"od_moe_{name}",
-        settings=settings,
-        frames=frames,
-        measure=later(f"{here}.measure"),
-        derive=later(f"{here}.derive"),
-        check=check_inputs,
+    measure, derive = (
+        later(f"papers.od_moe.studies.{name}.{step}") for step in ("measure", "derive")
     )
+    given = f"od_moe_{name}", settings, measure, frames, derive
+    return Study(*given, check=check_inputs)
 
 
 STUDIES = {
@@ -132,27 +128,23 @@ STUDIES = {
             "fig3",
             Fig3Settings,
             {
-                "recall": frame(
-                    "precision aligned", recall="1", first_8="1", last_eighth="1"
-                ),
-                "indexes": frame("precision aligned index", recall="1"),
+                "recall": frame("precision aligned", "recall first_8 last_eighth"),
+                "indexes": frame("precision aligned index", "recall"),
             },
         ),
-        _study("fig6", Fig6Settings, {"recall": frame("token kv", recall="1")}),
+        _study("fig6", Fig6Settings, {"recall": frame("token kv", "recall")}),
         _study(
             "one_machine",
             OneMachineSettings,
             {
-                "shadows": frame("precision", bytes_share="1", token_over="1"),
-                "cases": frame(
-                    "policy budget link", tpot_ms="ms", hit_ratio="1", over_lru="1"
-                ),
+                "shadows": frame("precision", "bytes_share token_over"),
+                "cases": frame("policy budget link", "tpot_ms hit_ratio over_lru"),
             },
         ),
         _study(
             "table1",
             Table1Settings,
-            {"recall": frame("policy", recall="1", where_named="1", precision="1")},
+            {"recall": frame("policy", "recall where_named precision")},
         ),
     )
 }

@@ -11,8 +11,7 @@ from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import Estimate, Rows, ranging
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, ranging
 from moe_edge.papers.od_moe.studies.recorded import bar_checks
 from moe_edge.papers.od_moe.studies.studies import Table1Settings
 

@@ -113,22 +113,17 @@ def name_of(departure: str) -> str:
 
 
 SPEEDS = {"ttft_ms": "ms", "decode": "tokens/s", "output": "tokens/s"}
+FRAMES = {
+    "speeds": frame("system tokens_in tokens_out", **SPEEDS, over_resident="1"),
+    "over": frame("base system", **dict.fromkeys(SPEEDS, "1")),
+    "bytes": frame("system", "main:bytes shadow:bytes workers:bytes in_all:bytes"),
+    "fidelity": frame("system", "perplexity dropped ratio agreement"),
+}
 STUDY = Study(
-    name="od_moe_table2",
-    settings=Table2Settings,
-    frames={
-        "speeds": frame("system tokens_in tokens_out", **SPEEDS, over_resident="1"),
-        "over": frame("base system", **dict.fromkeys(SPEEDS, "1")),
-        "bytes": frame(
-            "system",
-            **dict.fromkeys(("main", "shadow", "workers", "in_all"), "bytes"),
-        ),
-        "fidelity": frame(
-            "system",
-            **dict.fromkeys(("perplexity", "dropped", "ratio", "agreement"), "1"),
-        ),
-    },
-    measure=later("papers.od_moe.studies.table2_runs.measure"),
-    derive=later("papers.od_moe.studies.table2_rows.derive"),
+    "od_moe_table2",
+    Table2Settings,
+    later("papers.od_moe.studies.table2_runs.measure"),
+    FRAMES,
+    later("papers.od_moe.studies.table2_rows.derive"),
     check=check_inputs,
 )

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.rounds import round_ratios
-from moe_edge.metrics.frames import Rows, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, median
 from moe_edge.papers.od_moe.studies.table2 import RESIDENT, SAME_PROCESSES, STAND_INS
 
 At = tuple[int, int]  # tokens in and out

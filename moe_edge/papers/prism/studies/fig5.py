@@ -9,8 +9,7 @@ import numpy as np
 
 from moe_edge.bench.settings import Share
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import Runs, cases_of
 from moe_edge.place.plan import ABSENT, Placement
@@ -85,7 +84,7 @@ def measure(settings: Figure5, rows: Rows) -> None:
         for share in settings.remote_shares:
             found = np.array([layer_seconds(c, share, seed) for seed, c in cases])
             layer_ms, remote = (
-                median(values, OF_SEEDS) for values in (1e3 * found[:, 0], found[:, 1])
+                of_seeds(values) for values in (1e3 * found[:, 0], found[:, 1])
             )
             rows("layers", model, tokens, share, layer_ms=layer_ms, remote=remote)
         print(f"figure 5: {model}, {tokens} tokens", flush=True)
@@ -109,10 +108,5 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="prism_fig5",
-    settings=Figure5,
-    frames={"layers": frame("model tokens share", layer_ms="ms", remote="1")},
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {"layers": frame("model tokens share", "layer_ms remote")}
+STUDY = Study("prism_fig5", Figure5, measure, FRAMES, derive)

@@ -13,8 +13,7 @@ import numpy as np
 
 from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Estimate, Rows, frame, interval
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, frame, interval
 from moe_edge.papers.prism.studies import live_seeds
 from moe_edge.papers.prism.studies.live_entry import same_tokens, tell
 from moe_edge.papers.prism.studies.live_seeds import LiveMethods, PlacerName, each_seed
@@ -198,16 +197,10 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "trends": frame("method", "slope_ms within_ms ratio home_ms"),
+    "bins": frame("method remote percent", "layer_ms"),
+}
 STUDY = Study(
-    name="prism_fig5_live",
-    settings=Figure5Live,
-    frames={
-        "trends": frame(
-            "method", slope_ms="ms", within_ms="ms", ratio="1", home_ms="ms"
-        ),
-        "bins": frame("method remote percent", layer_ms="ms"),
-    },
-    measure=measure,
-    derive=derive,
-    check=live_seeds.check,
+    "prism_fig5_live", Figure5Live, measure, FRAMES, derive, check=live_seeds.check
 )

@@ -10,8 +10,7 @@ from moe_edge.bench.derived import wide
 from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.frames import OF_SEEDS, Estimate, Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
     ASSUMED,
@@ -124,11 +123,6 @@ def tell_curve(rows: Rows, at: tuple, found: Sequence[ClusterResult]) -> None:
         rows("curves", *at, minutes, local=local)
 
 
-def of_seeds(values: Sequence[float]) -> Estimate:
-    """The median over seeds."""
-    return median(values, OF_SEEDS)
-
-
 def derive(tables: Tables) -> dict[str, Any]:
     """Prism beside the highest of all methods after the first migrations."""
     ratios = tables["ratios"]
@@ -147,15 +141,9 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="prism_fig6",
-    settings=Figure6,
-    frames={
-        "ratios": frame("workload model method", before="1", after="1", migrations="1"),
-        "curves": frame("workload model method minutes", local="1"),
-        "assumed": frame("workload model method", after="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check,
-)
+FRAMES = {
+    "ratios": frame("workload model method", "before after migrations"),
+    "curves": frame("workload model method minutes", "local"),
+    "assumed": frame("workload model method", "after"),
+}
+STUDY = Study("prism_fig6", Figure6, measure, FRAMES, derive, check=check)

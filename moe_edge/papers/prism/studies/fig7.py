@@ -15,16 +15,10 @@ import numpy as np
 from moe_edge.bench.derived import spans
 from moe_edge.bench.settings import FromZero, Positive, Seed, Share
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Estimate, Rows, counted, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, counted, frame, of_seeds
 from moe_edge.papers.prism.studies.entry import tell
-from moe_edge.papers.prism.studies.fig6 import of_seeds, tell_curve
-from moe_edge.papers.prism.studies.runs import (
-    Model,
-    Runs,
-    cases_of,
-    serve,
-)
+from moe_edge.papers.prism.studies.fig6 import tell_curve
+from moe_edge.papers.prism.studies.runs import Model, Runs, cases_of, serve
 from moe_edge.papers.prism.studies.served import OURS, PRISM, slower
 from moe_edge.simulate.cluster.build import WORKLOADS
 from moe_edge.simulate.cluster.report import ClusterResult
@@ -170,20 +164,13 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="prism_fig7",
-    settings=Figure7,
-    frames={
-        "runs": frame(
-            "start method rule",
-            **{"mean_s": "s", "new_data_s": "s", "local": "1", "over": "1"},
-            **dict.fromkeys(("over_new", "worse", "seeds"), "1"),
-            **dict.fromkeys(("migrations", "moved"), "1"),
-        ),
-        "servers": frame("start method rule server", seconds="s"),
-        "placers": frame("start rule", over="1", over_new="1"),
-        "curves": frame("start method rule minutes", local="1"),
-    },
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {
+    "runs": frame(
+        "start method rule",
+        "mean_s new_data_s local over over_new worse seeds migrations moved",
+    ),
+    "servers": frame("start method rule server", "seconds:s"),
+    "placers": frame("start rule", "over over_new"),
+    "curves": frame("start method rule minutes", "local"),
+}
+STUDY = Study("prism_fig7", Figure7, measure, FRAMES, derive)

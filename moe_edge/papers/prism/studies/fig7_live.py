@@ -176,17 +176,18 @@ def changed(settings: Figure7Live, folder: Path, facts: Mapping[str, Any]) -> Ch
     )
 
 
+FRAMES = {
+    "parts": frame("variant part", "seconds:s local over"),
+    "moves": frame("variant", "migrations moved moving_s"),
+    "requests": frame("variant request", "seconds:s local"),
+    "tokens": frame("who when", "p99_ms"),
+}
 STUDY = Study(
-    name="prism_fig7_live",
-    settings=Figure7Live,
-    frames={
-        "parts": frame("variant part", seconds="s", local="1", over="1"),
-        "moves": frame("variant", migrations="1", moved="1", moving_s="s"),
-        "requests": frame("variant request", seconds="s", local="1"),
-        "tokens": frame("who when", p99_ms="ms"),
-    },
-    measure=later("papers.prism.studies.fig7_live_runs.measure"),
-    derive=later("papers.prism.studies.fig7_live_runs.derive"),
+    "prism_fig7_live",
+    Figure7Live,
+    later("papers.prism.studies.fig7_live_runs.measure"),
+    FRAMES,
+    later("papers.prism.studies.fig7_live_runs.derive"),
     check=check,
     start={"seeds": 1},
 )

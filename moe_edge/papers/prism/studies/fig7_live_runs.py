@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.rounds import round_order
-from moe_edge.metrics.frames import OF_SEEDS, Rows, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, of_seeds
 from moe_edge.papers.prism.studies import live_entry
 from moe_edge.papers.prism.studies.fig7_live import (
     PARTS,
@@ -68,12 +67,12 @@ def tell(rows: Rows, runs: Mapping[str, Sequence[Changed]]) -> None:
                 for what, holds in better.items() if part == "after" else ():
                     target = f"target: {name}, after the change, {what}"
                     rows.checks[target] = bool(holds.all())
-            medians = {what: median(each, OF_SEEDS) for what, each in found.items()}
+            medians = {what: of_seeds(each) for what, each in found.items()}
             rows("parts", name, part, **medians)
         counts = {"migrations": "migrations", "moved": "moved", "moving_s": "moving_s"}
         if name != WITHOUT:
             of = {k: [float(getattr(r, v)) for r in by_seed] for k, v in counts.items()}
-            rows("moves", name, **{k: median(v, OF_SEEDS) for k, v in of.items()})
+            rows("moves", name, **{k: of_seeds(v) for k, v in of.items()})
         tables = {
             what: np.concatenate([getattr(one, f"{what}_NR") for one in by_seed])
             for what in ("seconds", "local")

@@ -11,8 +11,7 @@ from moe_edge.bench.derived import spans
 from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.hardware.clusters import PRISM_MEMORY_SHARE
-from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
     Method,
@@ -98,14 +97,14 @@ def tell_points(
         for method in served.rows:
             over = served.ratio(method, PRISM)
             if method != PRISM and slower(over) > len(over) / 2:
-                rows("slower", *point, method, ratio=median(over, OF_SEEDS))
+                rows("slower", *point, method, ratio=of_seeds(over))
     fewest, most = min(settings.gpus), max(settings.gpus)
     low, high = min(settings.mbps), max(settings.mbps)
     longest_s = max(settings.intervals_s)
 
     def change(kind: str, at: str, old: tuple, new: tuple) -> np.ndarray:
         ratio = points[new].values(PRISM) / points[old].values(PRISM)
-        rows("changes", kind, at, ratio=median(ratio, OF_SEEDS))
+        rows("changes", kind, at, ratio=of_seeds(ratio))
         return ratio
 
     for interval_s in settings.intervals_s:
@@ -133,15 +132,16 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "methods": frame("gpus interval_s mbps method", "mean_s local"),
+    "changes": frame("kind at", "ratio"),
+    "slower": frame("gpus interval_s mbps method", "ratio"),
+}
 STUDY = Study(
-    name="prism_fig8",
-    settings=Figure8,
-    frames={
-        "methods": frame("gpus interval_s mbps method", mean_s="s", local="1"),
-        "changes": frame("kind at", ratio="1"),
-        "slower": frame("gpus interval_s mbps method", ratio="1"),
-    },
-    measure=measure,
-    derive=derive,
+    "prism_fig8",
+    Figure8,
+    measure,
+    FRAMES,
+    derive,
     check=lambda settings: check_has_prism(settings.methods),
 )

@@ -20,6 +20,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import MoeEdgeError
 from moe_edge.place.placer import METHODS, PLACERS
 
+MethodName = Annotated[str, known("method", METHODS)]
 PlacerName = Annotated[str, known("method", PLACERS)]
 OPTIONS = {field.name for field in dataclasses.fields(PrismOptions)}
 
@@ -73,7 +74,7 @@ class LiveMethods(LiveServers):
       interval_s: mean seconds between requests of a server.
     """
 
-    methods: Sequence[Annotated[str, known("method", METHODS)]]
+    methods: Sequence[MethodName]
     interval_s: Positive = 2.0
 
     def run(self, seed: int) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from moe_edge.bench.settings import StudySettings
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 from moe_edge.papers.prism.prism import layer_entropy
 from moe_edge.place.statistics import read_counts, read_statistics
 from moe_edge.workload.routing_model import BIGBENCH, SOURCES, RoutingModel
@@ -154,22 +153,16 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"measured": usage[usage.kind == MEASURED], "counted": counted}
 
 
+FRAMES = {
+    "usage": frame("kind model", "own another apart least_entropy most_entropy"),
+    "experts": frame("model layer domain place", "share"),
+    "layers": frame("model domain layer", "entropy"),
+}
 STUDY = Study(
-    name="prism_fig2",
-    settings=PatternSettings,
-    frames={
-        "usage": frame(
-            "kind model",
-            own="1",
-            another="1",
-            apart="1",
-            least_entropy="1",
-            most_entropy="1",
-        ),
-        "experts": frame("model layer domain place", share="1"),
-        "layers": frame("model domain layer", entropy="1"),
-    },
-    measure=measure,
-    derive=derive,
+    "prism_fig2",
+    PatternSettings,
+    measure,
+    FRAMES,
+    derive,
     check=lambda settings: find_file(settings.counts, settings.data_dir),
 )

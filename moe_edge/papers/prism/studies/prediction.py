@@ -10,8 +10,7 @@ import numpy as np
 from moe_edge.bench.derived import spans
 from moe_edge.bench.settings import FromZero
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import Runs, cases_of, serve
 from moe_edge.papers.prism.studies.served import (
@@ -125,9 +124,9 @@ def tell_points(rows: Rows, points: Mapping[Point, Seeds], apart: float) -> None
         for method in METHODS:
             over = [s[method].predicted_s / s[method].simulated_s for s in seeds]
             every += over
-            rows("methods", *point, method, over=median(over, OF_SEEDS))
+            rows("methods", *point, method, over=of_seeds(over))
         right, count = told_apart(seeds, apart)
-        lost = median(over_least(seeds), OF_SEEDS)
+        lost = of_seeds(over_least(seeds))
         rows("points", *point, over_least=lost, right=right, pairs=count)
     for among, methods in (("all", None), ("the best four", CLOSE)):
         found = [told_apart(seeds, apart, methods) for seeds in points.values()]
@@ -147,15 +146,10 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="prism_prediction",
-    settings=Prediction,
-    frames={
-        "methods": frame("workload model variant method", over="1"),
-        "points": frame("workload model variant", over_least="1", right="1", pairs="1"),
-        "pairs": frame("among", right="1", pairs="1"),
-        "percentiles": frame("percent", over="1"),
-    },
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {
+    "methods": frame("workload model variant method", "over"),
+    "points": frame("workload model variant", "over_least right pairs"),
+    "pairs": frame("among", "right pairs"),
+    "percentiles": frame("percent", "over"),
+}
+STUDY = Study("prism_prediction", Prediction, measure, FRAMES, derive)

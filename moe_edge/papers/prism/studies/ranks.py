@@ -19,8 +19,7 @@ from moe_edge.bench.settings import StudySettings
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 from moe_edge.papers.prism.studies.patterns import assumed_usage, read_usage
 from moe_edge.papers.prism.studies.served import EPLB, OPTIMUM, PRISM
 from moe_edge.place.placer import get_placer
@@ -175,14 +174,8 @@ def check(settings: RankSettings) -> None:
         find_file(model.file, str(folder))
 
 
-STUDY = Study(
-    name="prism_ranks",
-    settings=RankSettings,
-    frames={
-        "overlaps": frame("model kind", overlap="1"),
-        "homes": frame("model kind share method", local="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check,
-)
+FRAMES = {
+    "overlaps": frame("model kind", "overlap"),
+    "homes": frame("model kind share method", "local"),
+}
+STUDY = Study("prism_ranks", RankSettings, measure, FRAMES, derive, check=check)

@@ -7,8 +7,7 @@ from typing import Any
 from moe_edge.bench.derived import spans
 from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import Rows
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
     Model,

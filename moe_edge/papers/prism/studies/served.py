@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from moe_edge.metrics.frames import OF_SEEDS, Frame, Rows, frame, median
+from moe_edge.metrics.frames import Frame, Rows, frame, of_seeds
 
 EPLB, PRISM, OPTIMUM, OURS = "eplb_heterogeneous", "prism", "optimal", "latency"
 MEAN, LOCAL = "mean_latency_s", "local_ratio"
@@ -25,10 +25,10 @@ Row = dict[str, Any]
 def frames_at(keys: str, *, servers: bool = True) -> dict[str, Frame]:
     """Frames that `MethodRuns.tell` fills, with these keys first."""
     found = {
-        "methods": frame(f"{keys} method", mean_s="s", local="1"),
-        "over": frame(f"{keys} method over", ratio="1", worse="1", seeds="1"),
+        "methods": frame(f"{keys} method", "mean_s local"),
+        "over": frame(f"{keys} method over", "ratio worse seeds"),
     }
-    of_servers = {"servers": frame(f"{keys} server method", seconds="s")}
+    of_servers = {"servers": frame(f"{keys} server method", "seconds:s")}
     return found | (of_servers if servers else {})
 
 
@@ -82,8 +82,8 @@ class MethodRuns:
         for method in self.rows:
             mean, local = (self.values(method, key) for key in (MEAN, LOCAL))
             values = {
-                "mean_s": median(mean, OF_SEEDS),
-                "local": median(local, OF_SEEDS),
+                "mean_s": of_seeds(mean),
+                "local": of_seeds(local),
             }
             rows("methods", *at, method, **values)
         for method, cells in self.cells().items() if "servers" in rows.frames else ():
@@ -93,7 +93,7 @@ class MethodRuns:
         for method, over in dict.fromkeys([*pairs, *EXPECTED]) if pairs else ():
             if {method, over} <= set(self.rows):
                 found = self.ratio(method, over)
-                ratio, worse = median(found, OF_SEEDS), slower(found)
+                ratio, worse = of_seeds(found), slower(found)
                 given = {"worse": worse, "seeds": len(found)}
                 rows("over", *at, method, over, ratio=ratio, **given)
 

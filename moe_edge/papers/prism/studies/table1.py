@@ -7,8 +7,7 @@ from typing import Any
 
 from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
-from moe_edge.metrics.frames import OF_SEEDS, Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, of_seeds
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
     ASSUMED,
@@ -58,15 +57,15 @@ def tell_methods(rows: Rows, served: MethodRuns, **counts: str) -> None:
     for method, by_seed in served.rows.items():
         for n in range(len(by_seed[0]["latency_s_N"])):
             found = [row["latency_s_N"][n] for row in by_seed]
-            seconds = median(found, OF_SEEDS)
+            seconds = of_seeds(found)
             rows("servers", f"server {n + 1}", method, seconds=seconds)
-        rows("servers", "all", method, seconds=median(served.values(method), OF_SEEDS))
+        rows("servers", "all", method, seconds=of_seeds(served.values(method)))
         found = {}
         if method != ALONE and ALONE in served.rows:
-            found["over_alone"] = median(served.ratio(method, ALONE), OF_SEEDS)
+            found["over_alone"] = of_seeds(served.ratio(method, ALONE))
         for name, key in counts.items():
             if all(row.get(key) is not None for row in by_seed):
-                found[name] = median(served.values(method, key), OF_SEEDS)
+                found[name] = of_seeds(served.values(method, key))
         rows("methods", method, **found)
     rows.files |= stored({"table I": served})
 
@@ -79,7 +78,7 @@ def measure(settings: Table1, rows: Rows) -> None:
     assumed = serve_all(narrow, settings.methods, "narrow tasks", period_s=0.0)
     for method in assumed.rows:
         if method != ALONE and ALONE in assumed.rows:
-            change = median(assumed.ratio(method, ALONE) - 1, OF_SEEDS)
+            change = of_seeds(assumed.ratio(method, ALONE) - 1)
             rows("assumed", method, change=change)
     rows.files |= stored({"table I": served, "table I, assumed tasks": assumed})
     complete = served.is_complete() and assumed.is_complete()
@@ -95,16 +94,9 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"alone": ALONE, "changes": methods[methods.change.notna()]}
 
 
-STUDY = Study(
-    name="prism_table1",
-    settings=Table1,
-    frames={
-        "servers": frame("server method", seconds="s"),
-        "methods": frame(
-            "method", over_alone="1", hit_ratio="1", redirected="requests"
-        ),
-        "assumed": frame("method", change="1"),
-    },
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {
+    "servers": frame("server method", "seconds:s"),
+    "methods": frame("method", "over_alone hit_ratio redirected:requests"),
+    "assumed": frame("method", "change"),
+}
+STUDY = Study("prism_table1", Table1, measure, FRAMES, derive)

@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from moe_edge.bench.registry import later
+from moe_edge.bench.settings import Positive
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.frames import frame
 from moe_edge.papers.prism.studies import live_seeds
-from moe_edge.papers.prism.studies.live_seeds import LiveMethods
+from moe_edge.papers.prism.studies.live_seeds import LiveMethods, MethodName
 from moe_edge.papers.prism.studies.table1 import ALONE
 from moe_edge.place.placer import ALONE as ALONE_METHODS
 
@@ -24,9 +25,9 @@ class Table1Live(LiveMethods):
         block, in layers of a decoded token by the resident engine alone (measured).
     """
 
-    methods: Sequence[str] = (*ALONE_METHODS, TOGETHER)
+    methods: Sequence[MethodName] = (*ALONE_METHODS, TOGETHER)
     requests_per_server: int = 8
-    link_factor: float = 2.0
+    link_factor: Positive = 2.0
 
 
 def check(settings: Table1Live) -> None:
@@ -39,24 +40,20 @@ def check(settings: Table1Live) -> None:
     live_seeds.check(settings)
 
 
+FRAMES = {
+    "servers": frame("server method", "seconds:s"),
+    "methods": frame(
+        "method",
+        "over_alone local hit_ratio redirected:requests remote_calls "
+        "overhead_ms host_mb",
+    ),
+}
 STUDY = Study(
-    name="prism_table1_live",
-    settings=Table1Live,
-    frames={
-        "servers": frame("server method", seconds="s"),
-        "methods": frame(
-            "method",
-            over_alone="1",
-            local="1",
-            hit_ratio="1",
-            redirected="requests",
-            remote_calls="1",
-            overhead_ms="ms",
-            host_mb="MB",
-        ),
-    },
-    measure=later("papers.prism.studies.table1_live_entry.measure"),
-    derive=later("papers.prism.studies.table1_live_entry.derive"),
+    "prism_table1_live",
+    Table1Live,
+    later("papers.prism.studies.table1_live_entry.measure"),
+    FRAMES,
+    later("papers.prism.studies.table1_live_entry.derive"),
     check=check,
     start={"seeds": 1},
 )

@@ -8,8 +8,7 @@ import pandas as pd
 
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import CapacityError
-from moe_edge.metrics.frames import Rows
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables
 from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import (
     ASSUMED,

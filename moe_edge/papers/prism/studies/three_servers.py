@@ -14,8 +14,7 @@ import numpy as np
 from moe_edge.bench.registry import later
 from moe_edge.bench.study import Study
 from moe_edge.core.run_folder import RunFolder
-from moe_edge.metrics.frames import frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Tables, frame
 from moe_edge.papers.prism.studies.live_seeds import (
     LiveMethods,
     PlacerName,
@@ -117,18 +116,19 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "runs": frame("method kind", "local mean_s remote_calls"),
+    "errors": frame("method", "error_pct:%"),
+    "time": frame("method part", "share"),
+    "servers": frame("method server", "seconds:s"),
+    "changes": frame("method", "latency remote"),
+    "compiled": frame("", "programs"),
+}
 STUDY = Study(
-    name="prism_three_servers",
-    settings=ThreeServers,
-    frames={
-        "runs": frame("method kind", local="1", mean_s="s", remote_calls="1"),
-        "errors": frame("method", error_pct="%"),
-        "time": frame("method part", share="1"),
-        "servers": frame("method server", seconds="s"),
-        "changes": frame("method", latency="1", remote="1"),
-        "compiled": frame("", programs="1"),
-    },
-    measure=later("papers.prism.studies.three_servers_entry.measure"),
-    derive=derive,
+    "prism_three_servers",
+    ThreeServers,
+    later("papers.prism.studies.three_servers_entry.measure"),
+    FRAMES,
+    derive,
     check=check,
 )

@@ -1,6 +1,6 @@
 """The rows of `prism_three_servers`: measured and simulated side by side."""
 
-from moe_edge.metrics.frames import OF_SEEDS, Rows, median
+from moe_edge.metrics.frames import Rows, of_seeds
 from moe_edge.papers.prism.studies.live_entry import same_tokens, tell
 from moe_edge.papers.prism.studies.live_shares import PARTS
 from moe_edge.papers.prism.studies.served import (
@@ -47,23 +47,23 @@ def tell_runs(rows: Rows, runs: Runs) -> None:
     real = runs.measured
     for method in real.rows:
         for kind, served in ((REAL, real), (COMPUTED, runs.simulated)):
-            values = [median(served.values(method, key), OF_SEEDS) for key in KEYS]
+            values = [of_seeds(served.values(method, key)) for key in KEYS]
             local, mean_s, calls = values
             given = {"local": local, "mean_s": mean_s, "remote_calls": calls}
             rows("runs", method, kind, **given)
-        rows("errors", method, error_pct=median(runs.errors(method), OF_SEEDS))
+        rows("errors", method, error_pct=of_seeds(runs.errors(method)))
         for part in PARTS:
             shares = [share[part] for share in runs.shares[method]]
-            rows("time", method, part, share=median(shares, OF_SEEDS))
+            rows("time", method, part, share=of_seeds(shares))
     for method, cells in real.cells().items():
         for server, seconds in enumerate(cells[:-1], 1):
             rows("servers", method, str(server), seconds=seconds)
         rows("servers", method, "all", seconds=cells[-1])
     for method in real.rows if EPLB in real.rows else ():
         if method != EPLB:
-            latency = median(real.ratio(method, EPLB), OF_SEEDS)
+            latency = of_seeds(real.ratio(method, EPLB))
             away = (1 - real.values(method, LOCAL)) / (1 - real.values(EPLB, LOCAL))
-            rows("changes", method, latency=latency, remote=median(away, OF_SEEDS))
+            rows("changes", method, latency=latency, remote=of_seeds(away))
     late = sum(facts["compiled_after_warmup"] for facts in runs.facts)
     rows("compiled", programs=late)
 

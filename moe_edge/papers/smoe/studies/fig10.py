@@ -20,8 +20,7 @@ from moe_edge.bench.study import Study
 from moe_edge.bench.timed_cases import LAYER, TIMING, TimedSettings, run_cases
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.load import check_checkpoint
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 from moe_edge.papers.smoe.choose_a import choose_a
 from moe_edge.papers.smoe.studies.fig14 import smoe_steps
 
@@ -158,17 +157,12 @@ def fit_of(
     }
 
 
+FRAMES = {
+    "timing": TIMING,
+    "layer": LAYER,
+    "rounds": frame("batch a round", "tpot_s"),
+    "asked": frame("batch", "budget_s degree"),
+}
 STUDY = Study(
-    name="smoe_fig10",
-    settings=TpotSettings,
-    frames={
-        "timing": TIMING,
-        "layer": LAYER,
-        "rounds": frame("batch a round", tpot_s="s"),
-        "asked": frame("batch", budget_s="s", degree="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check,
-    inline=True,
+    "smoe_fig10", TpotSettings, measure, FRAMES, derive, check=check, inline=True
 )

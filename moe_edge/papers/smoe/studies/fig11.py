@@ -28,8 +28,7 @@ from moe_edge.bench.timed_cases import Timed, TimedSettings, Timing, time_cases
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import Estimate, Rows, frame, interval, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, frame, interval, median
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.papers.smoe.studies import fig14
 from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine
@@ -286,16 +285,17 @@ def check(settings: Fig11Settings) -> None:
         raise ConfigError(f"sources {names} are workloads by name; name each file once")
 
 
+FRAMES = {
+    "systems": frame("workload system host batch", "tpot_ms agreement"),
+    "against": frame("kind host batch rivals", "change"),
+}
 STUDY = Study(
-    name="smoe_fig11",
-    settings=Fig11Settings,
-    frames={
-        "systems": frame("workload system host batch", tpot_ms="ms", agreement="1"),
-        "against": frame("kind host batch rivals", change="1"),
-    },
-    measure=measure,
-    derive=derive,
+    "smoe_fig11",
+    Fig11Settings,
+    measure,
+    FRAMES,
+    derive,
     check=check,
     inline=True,
-    start={"rounds": 2},  # the first chooses configurations
+    start={"rounds": 2},
 )

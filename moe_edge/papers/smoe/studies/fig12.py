@@ -20,8 +20,7 @@ from moe_edge.bench.prompts import check_inputs
 from moe_edge.bench.study import Study
 from moe_edge.bench.timed_cases import LAYER, TIMING, Timing
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, median
 from moe_edge.model.config import ModelConfig
 from moe_edge.offload.slot_plan import static_hit_curves
 from moe_edge.papers.smoe.studies import fig14
@@ -110,16 +109,17 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"gain": gains, "shown": timing[chosen]}
 
 
+FRAMES = {
+    "timing": TIMING,
+    "layer": LAYER,
+    "gains": frame("budget batch policy baseline", "over"),
+}
 STUDY = Study(
-    name="smoe_fig12",
-    settings=Fig12Settings,
-    frames={
-        "timing": TIMING,
-        "layer": LAYER,
-        "gains": frame("budget batch policy baseline", over="1"),
-    },
-    measure=measure,
-    derive=derive,
+    "smoe_fig12",
+    Fig12Settings,
+    measure,
+    FRAMES,
+    derive,
     check=check_inputs,
     inline=True,
 )

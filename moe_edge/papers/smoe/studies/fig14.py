@@ -35,8 +35,7 @@ from moe_edge.bench.study import Study
 from moe_edge.bench.timed_cases import LAYER, TIMING, TimedSettings, Timing, run_cases
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 from moe_edge.model.config import ModelConfig
 from moe_edge.papers.smoe.studies.score_classes import Brought, brought
 
@@ -183,17 +182,18 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "timing": TIMING,
+    "layer": LAYER,
+    "choices": frame("policy budget batch", **dict.fromkeys(Brought._fields, "1")),
+    "rounds": frame("budget batch", "cpu_wins"),
+}
 STUDY = Study(
-    name="smoe_fig14",
-    settings=BudgetSettings,
-    frames={
-        "timing": TIMING,
-        "layer": LAYER,
-        "choices": frame("policy budget batch", **dict.fromkeys(Brought._fields, "1")),
-        "rounds": frame("budget batch", cpu_wins="1"),
-    },
-    measure=measure,
-    derive=derive,
+    "smoe_fig14",
+    BudgetSettings,
+    measure,
+    FRAMES,
+    derive,
     check=check_inputs,
     inline=True,
 )

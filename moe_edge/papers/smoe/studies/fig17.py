@@ -17,8 +17,7 @@ from moe_edge.bench.study import Study
 from moe_edge.engine.generate import generate
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import Estimate, Rows, frame, ranging
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Estimate, Rows, Tables, frame, ranging
 from moe_edge.papers.smoe.studies import fig14
 from moe_edge.predict.accuracy import PredictionLog
 from moe_edge.predict.device_scores import wanted_scores
@@ -237,15 +236,11 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "ahead": frame("policy batch ahead", "recall precision"),
+    "top": frame("policy batch", "predicted_top top_predicted lookups"),
+    "layers": frame("policy batch layer", "recall precision"),
+}
 STUDY = Study(
-    name="smoe_fig17",
-    settings=PredictorSettings,
-    frames={
-        "ahead": frame("policy batch ahead", recall="1", precision="1"),
-        "top": frame("policy batch", predicted_top="1", top_predicted="1", lookups="1"),
-        "layers": frame("policy batch layer", recall="1", precision="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check_inputs,
+    "smoe_fig17", PredictorSettings, measure, FRAMES, derive, check=check_inputs
 )

@@ -24,8 +24,7 @@ from moe_edge.bench.settings import Seed, StudySettings, by
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.kernels import native
-from moe_edge.metrics.frames import Rows, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, median
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
@@ -179,10 +178,5 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="smoe_fig3",
-    settings=ExpertSettings,
-    frames={"experts": frame("model what tokens", time_ms="ms")},
-    measure=measure,
-    derive=derive,
-)
+FRAMES = {"experts": frame("model what tokens", "time_ms")}
+STUDY = Study("smoe_fig3", ExpertSettings, measure, FRAMES, derive)

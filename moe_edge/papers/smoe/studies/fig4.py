@@ -22,8 +22,7 @@ from moe_edge.engine.layered import LayeredEngine
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.likelihood import Forced
 from moe_edge.evaluate.stepwise import score_batches
-from moe_edge.metrics.frames import Rows, frame, interval
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, interval
 from moe_edge.model.config import MoeConfig
 from moe_edge.papers.smoe.studies.fig6 import record_scores
 from moe_edge.route.base import Route, gate_scores, rescale
@@ -134,14 +133,8 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"lost": changed, "top_k": changed["rank"].max()}
 
 
-STUDY = Study(
-    name="smoe_fig4",
-    settings=RankSettings,
-    frames={
-        "scores": frame("kind rank", score="1"),
-        "changed": frame("kind rank", perplexity_ratio="1", agreement="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check_inputs,
-)
+FRAMES = {
+    "scores": frame("kind rank", "score"),
+    "changed": frame("kind rank", "perplexity_ratio agreement"),
+}
+STUDY = Study("smoe_fig4", RankSettings, measure, FRAMES, derive, check=check_inputs)

@@ -12,8 +12,7 @@ from moe_edge.bench.prompts import PromptSettings, check_inputs, make_pool
 from moe_edge.bench.settings import Margin, Steps
 from moe_edge.bench.study import Study
 from moe_edge.engine.generate import generate
-from moe_edge.metrics.frames import Rows, frame, ranging
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame, ranging
 from moe_edge.route.base import gate_scores
 
 AHEAD = 3  # iterations
@@ -143,15 +142,9 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="smoe_fig6",
-    settings=ReuseSettings,
-    frames={
-        "kinds": frame("kind", correlation="1", uniform="1"),
-        "groups": frame("kind group", reuse="1"),
-        "ranks": frame("kind layer rank", reuse="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=check_inputs,
-)
+FRAMES = {
+    "kinds": frame("kind", "correlation uniform"),
+    "groups": frame("kind group", "reuse"),
+    "ranks": frame("kind layer rank", "reuse"),
+}
+STUDY = Study("smoe_fig6", ReuseSettings, measure, FRAMES, derive, check=check_inputs)

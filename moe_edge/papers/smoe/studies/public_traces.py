@@ -12,8 +12,7 @@ from moe_edge.bench.derived import best, wide
 from moe_edge.bench.settings import StudySettings
 from moe_edge.bench.study import Study
 from moe_edge.evaluate.texts import find_file, sha256_of
-from moe_edge.metrics.frames import Rows, frame
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, frame
 from moe_edge.simulate.replay.hits import replay
 from moe_edge.simulate.replay.lookups import known_policies, policy_of, slots_for
 from moe_edge.simulate.replay.predict import (
@@ -157,14 +156,10 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
+FRAMES = {
+    "ratios": frame("trace policy slots", "hit_ratio"),
+    "ahead": frame("trace predictor", "recall precision"),
+}
 STUDY = Study(
-    name="replay_public_traces",
-    settings=TraceSettings,
-    frames={
-        "ratios": frame("trace policy slots", hit_ratio="1"),
-        "ahead": frame("trace predictor", recall="1", precision="1"),
-    },
-    measure=measure,
-    derive=derive,
-    check=trace_paths,
+    "replay_public_traces", TraceSettings, measure, FRAMES, derive, check=trace_paths
 )

@@ -31,8 +31,7 @@ from moe_edge.evaluate.multiple_choice import (
 )
 from moe_edge.evaluate.stepwise import score_batches, step_continuations
 from moe_edge.evaluate.texts import find_file, read_text, sha256_of
-from moe_edge.metrics.frames import HIGH, LOW, N, Rows, frame, interval
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import HIGH, LOW, N, Rows, Tables, frame, interval
 from moe_edge.papers.smoe.substitute import Substitute
 
 SETS = ("arc_challenge", "boolq", "hellaswag", "mmlu", "sciq", "wic", "winogrande")
@@ -211,21 +210,10 @@ def derive(tables: Tables) -> dict[str, Any]:
     }
 
 
-STUDY = Study(
-    name="smoe_table4",
-    settings=AccuracySettings,
-    frames={
-        "answers": frame("set a", accuracy="1", same_answer="1", chance="1"),
-        "text": frame(
-            "a",
-            agreement="1",
-            perplexity_ratio="1",
-            perplexity="1",
-            moved_nats="nats",
-            changed_ratio="1",
-        ),
-    },
-    measure=measure,
-    derive=derive,
-    check=check,
-)
+FRAMES = {
+    "answers": frame("set a", "accuracy same_answer chance"),
+    "text": frame(
+        "a", "agreement perplexity_ratio perplexity moved_nats:nats changed_ratio"
+    ),
+}
+STUDY = Study("smoe_table4", AccuracySettings, measure, FRAMES, derive, check=check)

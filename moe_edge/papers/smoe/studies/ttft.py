@@ -24,8 +24,7 @@ from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.metrics.frames import Rows, counted, frame, median
-from moe_edge.metrics.results import Tables
+from moe_edge.metrics.frames import Rows, Tables, counted, frame, median
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.papers.smoe.studies import fig14
 from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine
@@ -130,12 +129,7 @@ def derive(tables: Tables) -> dict[str, Any]:
     return {"changes": changed[changed.policy == "smoe"]}
 
 
+FRAMES = {"waits": frame("policy tokens", "ttft_s moved_mb")}
 STUDY = Study(
-    name="smoe_ttft",
-    settings=TtftSettings,
-    frames={"waits": frame("policy tokens", ttft_s="s", moved_mb="MB")},
-    measure=measure,
-    derive=derive,
-    check=check_inputs,
-    inline=True,
+    "smoe_ttft", TtftSettings, measure, FRAMES, derive, check=check_inputs, inline=True
 )
