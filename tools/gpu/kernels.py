@@ -24,10 +24,11 @@ from moe_edge.offload.store import host_sharding
 
 ON_GPU = jax.default_backend() == "gpu"
 WIDTH, NEURONS, EXPERTS, TOP_K = (2048, 1024, 64, 8) if ON_GPU else (32, 32, 4, 2)
+TOKENS = (1, 4, 8) if ON_GPU else (1,)
 ACT = functools.partial(activate, kind="silu", limit=None)
 LAYOUT = RecordLayout(WIDTH, NEURONS)
 # Outputs and warps; None: those of `few_floats.tile_of`.
-TILES = (None, Tile(1, 1), Tile(4, 4), Tile(8, 8))
+TILES = (None, Tile(1, 1), *((Tile(4, 4), Tile(8, 8)) if ON_GPU else ()))
 PROGRAMS = (16, 32, 64, 128) if ON_GPU else (2, 64)  # for what is absent
 
 
@@ -47,7 +48,7 @@ def _records(seed: int):
 
 def _tiles(report, layers: int, rounds: int) -> None:
     layers_LER = [jax.device_put(_records(seed)) for seed in range(layers)]
-    for tokens in (1, 4, 8):
+    for tokens in TOKENS:
         given = *_choice(tokens), layers_LER
         cases = {f"{tile or 'own'}": _timed_tile(tile, layers, given) for tile in TILES}
         for case in cases.values():
@@ -136,7 +137,7 @@ def _look_up(report, layers: int, rounds: int) -> None:
     device = DeviceCache(spec, get_eviction("lru"), tuple(range(layers)))
     empty = jax.device_put(np.zeros((slots, 1), np.float32))
     cases = {}
-    for tokens in (1, 8):
+    for tokens in TOKENS:
         ids_TK, scores_TE = _choice(tokens)[1], jnp.zeros((tokens, EXPERTS))
 
         @jax.jit

@@ -57,7 +57,7 @@ def _apart(layout: RecordLayout, experts: int) -> dict[str, float]:
     ids_TK = np.argsort(rng.random((TOKENS, experts)), axis=1)[:, :TOP_K]
     weights_TK = rng.random((TOKENS, TOP_K), np.float32)
     experts_ER = 0.05 * rng.standard_normal((experts, layout.size), np.float32)
-    target_TD = rng.standard_normal(x_TD.shape, np.float32)
+    target_TD = jnp.asarray(rng.standard_normal(x_TD.shape, np.float32))
     ids_TK = jnp.asarray(ids_TK, jnp.int32)
 
     def ours(x_TD, weights_TK, experts_ER):
