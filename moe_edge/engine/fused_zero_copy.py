@@ -54,7 +54,10 @@ class ZeroCopy:
     """
 
     def __init__(
-        self, device: DeviceCache, config: ModelConfig, assist: FusedAssist | None
+        self,
+        device: DeviceCache,
+        config: ModelConfig,
+        assist: FusedAssist | None = None,
     ):
         check_zero_copy()
         self._device, self._assist, moe = device, assist, config.moe

@@ -25,8 +25,7 @@ STEP = [
 
 
 @pytest.fixture(autouse=True)
-def watched(monkeypatch):
-    monkeypatch.delenv("MOE_EDGE_KERNELS", raising=False)
+def watched():
     assist.open_calls()
     side_calls.watch(True)
     yield
