@@ -40,6 +40,7 @@ def entry(shares=None, **texts):
     held |= {peer: roles(1, 0, 29) for peer in STAND_INS}
     table2_rows.tell_bytes(rows, held, {OWN: 0.3})
     rows("fidelity", RESIDENT, perplexity=3.0)
+    rows.about["workload"] = {"fidelity_rows": 8, "new_tokens": 64}
     return result_of(STUDY, rows)
 
 

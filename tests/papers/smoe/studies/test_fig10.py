@@ -103,6 +103,7 @@ def test_page_says_whether_an_a_is_enough(tmp_path):
             rows("timing", f"a={a:g}", "25%", 1, **given, perplexity_ratio=1.0)
             for number in range(3):
                 rows("rounds", 1, a, number, tpot_s=0.02 - 0.01 * a)
+        rows.about["workload"] = {"fidelity_rows": 6, "new_tokens": 48}
         page, figures = page_of(STUDY, result_of(STUDY, rows))
         assert said in page
         figures.draw(tmp_path)
