@@ -23,6 +23,7 @@ from moe_edge.offload.evict_lru import Lru
 from moe_edge.papers.smoe.substitute import Substitute
 from moe_edge.predict.history import PreviousToken
 from moe_edge.public.labels import label
+from moe_edge.public.parts import SharedParts
 from moe_edge.public.resident_run import run_resident
 from moe_edge.route.base import ROUTES
 from tests.support.public import resident, tiny_folder, tiny_model
@@ -173,7 +174,9 @@ def test_defaults_are_those_of_the_command_and_of_gin():
     assert from_gin(device_memory="25%") == OffloadOptions(device_memory="25%")
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(me.Model, "_assemble", lambda self, given, *_: seen.append(given))
+        patch.setattr(
+            SharedParts, "offloaded", lambda self, given, *_: seen.append(given)
+        )
         tiny_model().offload("25%")
     assert seen == [OffloadOptions(device_memory="25%")]
     assert (seen[0].mode, seen[0].slot_plan) == ("auto", "auto")
@@ -327,7 +330,7 @@ def test_engines_share_dense_weights_and_pinned_records():
     model = me.load(tiny_folder())
     one, two = model.offload("50%", mode="fused"), model.offload("30%", mode="fused")
     full, layered = model.resident(), model.offload("50%", mode="layered")
-    embed = model._dense.top["embed"]
+    embed = model._parts._dense.top["embed"]
     where = embed.unsafe_buffer_pointer()
     for engine in (one, two, full, layered):
         shared = engine._core.weights.top["embed"]

@@ -21,25 +21,28 @@ class LayerReport(Watched):
     shadow: Companion | None
 
     def movement(self) -> dict:
-        stats = self.layer_step.queue.stats()
+        counted, queue = self.layer_step.statistics, self.layer_step.queue
+        stats, decode = queue.stats(), counted.counters[True]
         moved = stats.demand.bytes + stats.prefetch.bytes
-        decode = self.layer_step.statistics.counters[True]
         return {"hit_ratio": decode.hit_ratio, "bytes_moved": moved}
 
     def moved(self) -> Moved:
-        counted, sent = self.layer_step.statistics, self.layer_step.queue.stats()
+        counted, queue = self.layer_step.statistics, self.layer_step.queue
+        sent = queue.stats()
         sent_bytes = sent.demand.bytes, sent.prefetch.bytes, sent.wasted_bytes
         return Moved(*sent_bytes, counted.choices, counted.rerouted)
 
     def device_bytes(self) -> int:
-        held = self.weights.num_bytes + self.layer_step.queue.slots.num_bytes
+        queue = self.layer_step.queue
+        held = self.weights.num_bytes + queue.slots.num_bytes
         return held + (self.shadow.num_bytes if self.shadow else 0)
 
     def expert_state(self) -> ExpertState:
         """Where experts are; one on its way counts as resident."""
         cache, run = self.layer_step.cache, self.layer_step.predictor_run
-        stats, lookups = self.layer_step.queue.stats(), {}
-        for phase, layers in self.layer_step.statistics.layers.items():
+        counted, queue = self.layer_step.statistics, self.layer_step.queue
+        stats, lookups = queue.stats(), {}
+        for phase, layers in counted.layers.items():
             lookups[phase] = np.zeros((cache.spec.num_layers, 2), np.int64)
             for layer, counts in layers.items():
                 lookups[phase][layer] = counts
@@ -80,15 +83,15 @@ class LayerReport(Watched):
 
     def _of_homes(self) -> dict:
         """What each home has and got, where there are several."""
-        homes = self.layer_step.cache.homes
-        if homes is None:
+        cache, queue = self.layer_step.cache, self.layer_step.queue
+        if cache.homes is None:
             return {}
-        parts = zip(homes.slots_N, self.layer_step.queue.report(), strict=True)
+        parts = zip(cache.homes.slots_N, queue.report(), strict=True)
         return {"homes": [{"slots": slots} | each for slots, each in parts]}
 
     def remarks(self) -> list[str]:
-        run = self.layer_step.predictor_run
-        waves = self.layer_step.statistics.waves[True]
+        run, counted = self.layer_step.predictor_run, self.layer_step.statistics
+        waves = counted.waves[True]
         if run.is_idle or not waves:
             return []
         return [

@@ -358,15 +358,16 @@ def test_new_sequence_keeps_blocks_and_forgets_the_rest():
 
 
 def test_counters_begin_again_and_movement_follows():
-    layer_step = make()
-    assert LayerReport(layer_step).movement() == {"hit_ratio": None, "bytes_moved": 0}
+    layer_step, report = make(), LayerReport()
+    report.layer_step = layer_step
+    assert report.movement() == {"hit_ratio": None, "bytes_moved": 0}
     bring(layer_step, 0, 0, 1)
     bring(layer_step, 0, 0, 2)
-    assert LayerReport(layer_step).movement() == {"hit_ratio": 0.25, "bytes_moved": 3}
+    assert report.movement() == {"hit_ratio": 0.25, "bytes_moved": 3}
     layer_step.reset_counters()
-    assert LayerReport(layer_step).movement() == {"hit_ratio": None, "bytes_moved": 0}
+    assert report.movement() == {"hit_ratio": None, "bytes_moved": 0}
     bring(layer_step, 0, 0, 2)
-    assert LayerReport(layer_step).movement() == {"hit_ratio": 1.0, "bytes_moved": 0}
+    assert report.movement() == {"hit_ratio": 1.0, "bytes_moved": 0}
 
 
 def test_prefill_is_counted_apart():

@@ -267,9 +267,9 @@ def test_sessions_may_take_turns_and_compile_nothing_more():
         1.0,
         1.0,
     ]
-    assert len(engine._shadow._courses) == 2
+    assert len(engine.shadow._courses) == 2
     del sessions, session
-    assert len(engine._shadow._courses) == 0
+    assert len(engine.shadow._courses) == 0
 
 
 def test_shadow_follows_to_another_operating_point():
