@@ -13,8 +13,7 @@ logits have the same bits at any number of slots.
 """
 
 import dataclasses
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +25,11 @@ from moe_edge.engine.base import Engine
 from moe_edge.engine.expert_state import ExpertState, Moved
 from moe_edge.engine.fused_assist import FusedAssist, measure_costs
 from moe_edge.engine.fused_cache import Cache, DeviceCache, check_fits
-from moe_edge.engine.fused_counts import Counting, Counts
+from moe_edge.engine.fused_counts import Counting, Counts, running
 from moe_edge.engine.fused_plug_ins import forgiven, what_is_wrong
 from moe_edge.engine.fused_prefetch import Prefetch
 from moe_edge.engine.fused_programs import FusedPrograms
+from moe_edge.engine.fused_sessions import SessionRecords
 from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.session import Session
@@ -93,9 +93,8 @@ class FusedEngine(Engine):
         if assist is not None:
             costs = measure_costs(config, hosts[config.moe_layers[0]])
             self._assist = FusedAssist(cache_of, config, assist, costs)
-        self._zero_copy = None
-        if zero_copy:
-            self._zero_copy = ZeroCopy(cache_of, config, self._assist)
+        given = cache_of, config, self._assist
+        self._zero_copy = ZeroCopy(*given) if zero_copy else None
         self._prefetch = None
         if predictor is not None:
             self._prefetch = Prefetch(cache_of, config, predictor, prefetch_limit)
@@ -115,8 +114,7 @@ class FusedEngine(Engine):
         self._windows = self.put(self._windows)
         self._layer_ids = self.put([*np.arange(config.num_layers, dtype=np.int32)])
         some = config.num_layers if jax.default_backend() == "gpu" else 16
-        most = layers_per_program or some
-        programs = -(-config.num_layers // most)
+        programs = -(-config.num_layers // (layers_per_program or some))
         self._layers_per_program = -(-config.num_layers // programs)
         # What a layer's program takes of the model: weights, records, window.
         self._layers = [*zip(self.weights.layers, hosts, self._windows, strict=True)]
@@ -141,9 +139,7 @@ class FusedEngine(Engine):
         if self._assist is not None:
             empty = self._assist.empty(empty)
         self._state = self.put(empty)
-        # The session whose record is in the state, and the records of the others.
-        self._running: Callable[[], Session | None] = lambda: None
-        self._records = weakref.WeakKeyDictionary()
+        self._sessions = SessionRecords(self._cache_of)
         self._counting = Counting(self._state, self._record_bytes, self._cache_of)
 
     def counts(self) -> Counts:
@@ -157,10 +153,7 @@ class FusedEngine(Engine):
 
     def recover(self) -> None:
         before = self._state  # donated to every program: an error may have taken it
-        slots_SR, counting = before.slots_SR, self._counting
-        counts = {"counts_L3": before.counts_L3, "choices_2": before.choices_2}
-        if before.helped is not None:
-            counts["helped"] = before.helped
+        slots_SR, counts, counting = before.slots_SR, running(before), self._counting
         if is_lost(slots_SR):
             like = jax.tree.leaves(slots_SR)[0]
             slots_SR = self._cache_of.new_slots(like.shape[1], like.dtype)
@@ -234,20 +227,9 @@ class FusedEngine(Engine):
         self._state = self._state._replace(step=step)
 
     def _turn_to(self, session: Session) -> None:
-        """A policy whose record is one sequence's goes on with that of a session."""
-        if not self._cache_of.policy.per_sequence or self._running() is session:
-            return
-        state, before = self._state, self._running()
-        if before is not None:
-            self._records[before] = state.policy, state.step
-        policy, step = self._records.pop(session, (None, None))
-        if policy is None:
-            policy = self._cache_of.policy.init(self._cache_of.spec, xp=jnp)
-            step = jnp.int32(-1)
-        policy = {**policy, "key_S": state.policy["key_S"]}
-        policy = self._cache_of.policy.resume(policy)
-        self._state = self.put(state._replace(policy=policy, step=step))
-        self._running = weakref.ref(session)
+        state = self._sessions.turn_to(session, self._state)
+        if state is not self._state:
+            self._state = self.put(state)
 
     def _run_layers(self, session: Session, x, chunk, on_routing):
         self._turn_to(session)  # prompts of several chunks may take turns too
@@ -288,8 +270,7 @@ class FusedEngine(Engine):
     def _decode_by_groups(self, session: Session, tokens_B, active_B):
         top, size, routings = self.programs.top, self._layers_per_program, []
         rows = tokens_B, session.positions_B, active_B, session.k_B
-        embedded = top.next_embed(self.weights.top["embed"], *rows)
-        x, chunk, session.positions_B = embedded
+        x, chunk, session.positions_B = top.next_embed(self.weights.top["embed"], *rows)
         self._state = self._state._replace(step=self.programs.count(self._state.step))
         for first in range(0, len(self._layers), size):
             here, before = slice(first, first + size), self._state
@@ -312,9 +293,8 @@ class FusedEngine(Engine):
 
         The step is done, and right: another slot, or the model's own choice, was taken.
         """
-        found = what_is_wrong(
-            self._state, self._cache_of.policy, self._route, self.config.moe.num_experts
-        )
+        given = self._cache_of.policy, self._route, self.config.moe.num_experts
+        found = what_is_wrong(self._state, *given)
         if found is not None:
             self._state = self.put(forgiven(self._state))
             raise ConfigError(found)

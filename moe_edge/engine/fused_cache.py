@@ -239,15 +239,8 @@ class DeviceCache:
             return slots_SR, slot_N, state, missing_E, evictions, wrong
 
         misses = jnp.sum(missing_E, dtype=jnp.int32)
-        carry = (
-            cache.slots_SR,
-            cache.slot_N,
-            state,
-            missing_E,
-            jnp.int32(0),
-            cache.wrong,
-        )
-        carry = lax.fori_loop(0, misses, fetch, carry)
+        given = cache.slots_SR, cache.slot_N, state, missing_E, jnp.int32(0)
+        carry = lax.fori_loop(0, misses, fetch, (*given, cache.wrong))
         slots_SR, slot_N, state, _, evictions, wrong = carry
         hits = jnp.sum(wanted_E, dtype=jnp.int32) - misses
         counts_13 = jnp.stack([hits, misses, evictions])[None]

@@ -40,7 +40,7 @@ class Counting:
 
     def reset(self, cache: Cache) -> None:
         """Counts from here on, as after a warm-up."""
-        self._last = {name: _copy(array) for name, array in _running(cache).items()}
+        self._last = {name: _copy(array) for name, array in running(cache).items()}
         if cache.ahead_2 is not None:
             self._unused = self._count_unused(cache)
         self._done = {
@@ -55,8 +55,8 @@ class Counting:
         self._prefill_L3 = _add_change(self._prefill_L3, counts_L3, self._before_L3)
 
     def _read(self, cache: Cache) -> dict[str, np.ndarray]:
-        """`_running` since the last reset, int64."""
-        now = {name: np.array(array) for name, array in _running(cache).items()}
+        """`running` since the last reset, int64."""
+        now = {name: np.array(array) for name, array in running(cache).items()}
         for name, done in self._done.items():
             done += now[name] - np.array(self._last[name])
         self._last = now
@@ -96,7 +96,7 @@ class Counting:
         return jnp.sum(self._device.unused_LE(cache))
 
 
-def _running(cache: Cache) -> dict[str, jax.Array]:
+def running(cache: Cache) -> dict[str, jax.Array]:
     """The counters that steps change."""
     names = "counts_L3", "choices_2", "ahead_2", "helped"
     counters = {name: getattr(cache, name) for name in names}

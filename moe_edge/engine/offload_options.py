@@ -15,7 +15,8 @@ from moe_edge.core.checks import (
     check_positive,
 )
 from moe_edge.core.plug_in import is_object
-from moe_edge.engine.refusals import Asked, layered_only, refuse
+from moe_edge.engine.fused_refusals import layered_only
+from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.offload.assist_base import Assist, get_assist
 from moe_edge.offload.budget import parse_budget
 from moe_edge.offload.evict_base import (

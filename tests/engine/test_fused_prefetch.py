@@ -88,6 +88,8 @@ def test_a_step_has_the_bits_of_the_resident_engine():
     assert report["prefetch"] == "stale_gate" and report["lossless"]
     engine.reset_records()
     assert engine.moved().prefetch_bytes == engine.moved().wasted_bytes == 0
+    engine.recover()
+    assert engine.moved().prefetch_bytes == 0, "not less than nothing"
 
 
 @pytest.mark.slow
