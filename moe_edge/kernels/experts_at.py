@@ -13,7 +13,7 @@ from moe_edge.kernels import native
 
 DTYPES = (*native.KINDS, "uint8")  # of records
 _INT32 = np.dtype(np.int32)
-_AT_ONCE = 32  # outputs that are allocated together
+_AT_ONCE = 32  # tokens whose outputs are allocated together
 
 
 class _Kept(ctypes.Structure):
@@ -43,7 +43,8 @@ class _Room:
     def output(self) -> tuple[np.ndarray, int]:
         """An array `[T, D]` that nobody had before, and its address."""
         if not self._outputs:
-            some = np.empty((_AT_ONCE, *self.x_TD.shape), np.float32)
+            T, D = self.x_TD.shape
+            some = np.empty((_AT_ONCE // max(1, T) or 1, T, D), np.float32)
             first, size = some.ctypes.data, some.strides[0]
             self._outputs = [(y, first + n * size) for n, y in enumerate(some)]
         return self._outputs.pop()
@@ -130,7 +131,7 @@ class ExpertsAt:
             check_shape("weights_TK", weights_TK, (T, K))
         if ids_TK.dtype != _INT32:
             raise ConfigError(f"ids_TK is {ids_TK.dtype}, expected int32")
-        if not self._records:
+        if not self._records or (taken is not None and not len(taken)):
             return np.zeros((T, D), np.float32)
         room = _rooms.of(T, K, D)
         room.x_TD[:], room.ids_TK[:], room.weights_TK[:] = x_TD, ids_TK, weights_TK

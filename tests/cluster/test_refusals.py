@@ -152,6 +152,11 @@ def refused(tiny, prompts, tmp_path):
     return run
 
 
+def test_caches_that_heads_do_not_fill_are_refused(refused):
+    text = "kv_cache q8_0 holds values in blocks of 32, which do not fill a k of"
+    refused(ConfigError, text, kv_cache="q8_0")
+
+
 def test_slots_that_do_not_fit_are_refused(refused):
     text = "--slots is '9', expected one number for each of the 2 servers"
     refused(ConfigError, text, slots="9")

@@ -250,6 +250,7 @@ def test_records_anywhere_give_the_bits_of_one_array(dtype):
     assert (got_TD == want_TD).all() and got_TD.any()
     every = ExpertsAt(list(records_ER), layout, "silu", None)
     assert (every(x_TD, ids_TK, weights_TK, [*kept, E, -1]) == want_TD).all()
+    assert not every(x_TD, ids_TK, weights_TK, []).any()
     assert not ExpertsAt([], layout, "silu", None)(*host).any()
 
 

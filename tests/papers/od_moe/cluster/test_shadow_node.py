@@ -4,6 +4,7 @@ What the main node posts goes straight to the shadow. Keys and values come at th
 positions, so a shadow in another process names what one in this process would.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -20,6 +21,7 @@ from moe_edge.papers.od_moe.shadow.engine import make_shadow
 from moe_edge.papers.od_moe.shadow.follower import Course, Follower, read_choices
 from moe_edge.papers.od_moe.shadow.predictor import Shadow
 from tests.support.layered import CAPACITY, resident_of
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, random_prompts
 
 NAME, DTYPE, STEPS, LENGTH = "gqa", np.float32, 9, 9
@@ -145,11 +147,16 @@ def test_latent_caches_travel_as_well():
         np.testing.assert_array_equal(named(posts, step), expected_LK)
 
 
-def test_caches_in_fewer_bytes_travel_as_they_are_stored(monkeypatch):
-    name = "bfloat16 caches"
-    monkeypatch.setitem(ALL, name, CONFIG.with_cache("bfloat16"))
+@pytest.mark.parametrize(
+    ("kind", "stored"), [("bfloat16", np.uint16), *slow(("q8_0", np.uint8))]
+)
+def test_caches_in_fewer_bytes_travel_as_they_are_stored(kind, stored, monkeypatch):
+    name = f"{kind} caches"
+    wide = dataclasses.replace(CONFIG.attention, head_dim=64, v_head_dim=32)
+    config = dataclasses.replace(CONFIG, attention=wide).with_cache(kind)
+    monkeypatch.setitem(ALL, name, config)
     posts, _, beside = run("int8", Shadow("int8", 1, 2), name=name)
-    assert posts.kv_dtypes == {np.dtype(np.uint16)}
+    assert posts.kv_dtypes == {np.dtype(stored)}
     for step, expected_LK in enumerate(beside, 1):
         np.testing.assert_array_equal(named(posts, step, name=name), expected_LK)
 
