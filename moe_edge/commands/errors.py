@@ -16,8 +16,6 @@ from moe_edge.core.checks import ConfigError, MoeEdgeError
 DEBUG = flags.DEFINE_bool("debug", False, "show the traceback of an error")
 # User errors: what a person can mend without reading our code.
 USER_ERRORS = (MoeEdgeError, OSError, MemoryError, flags.Error)
-
-
 BAD_INPUT = 2
 
 

@@ -27,6 +27,7 @@ from moe_edge.convert.quant_scaled import (
     TENSOR,
     Blocks,
     find_scaled,
+    why_unread,
 )
 from moe_edge.core.checks import ConfigError
 
@@ -35,11 +36,20 @@ from moe_edge.core.checks import ConfigError
 Find = Callable[[dict[str, Stored]], list[PackedTensor]]
 
 
+# Methods by which activations, too, may be rounded. To others a scale of activations is
+# a tensor that nobody knows: it may be a factor of the model.
+_ROUND_ACTIVATIONS = "fp8", "compressed-tensors"
+
+
 class Scheme(NamedTuple):
     """How a folder's weights are quantised; `method`: as `quant_method` says it."""
 
     method: str
     find: Find
+
+    def why_unread(self, name: str) -> str | None:
+        """Why a tensor that belongs to the quantisation is left out, if it is."""
+        return why_unread(name) if self.method in _ROUND_ACTIVATIONS else None
 
 
 def _fp8(fields: QuantFields) -> Find:

@@ -15,7 +15,6 @@ from moe_edge.checkpoint.schema import Shapes, name_some
 from moe_edge.convert import rules
 from moe_edge.convert.hf_tensors import EMBED, HEAD, named_tensors
 from moe_edge.convert.packed_tensor import PackedTensor
-from moe_edge.convert.quant_scaled import why_unread
 from moe_edge.convert.quantize import Scheme, quantization
 from moe_edge.convert.safetensors_reader import SafetensorsFile
 from moe_edge.core.checks import CheckpointError, ConfigError
@@ -89,7 +88,7 @@ class TensorSource:
         for name, stored in list(self._files.items()):
             if stored.name in joined:
                 del self._files[name]
-            elif reason := why_unread(name):
+            elif reason := scheme.why_unread(name):
                 self.unused[self._files.pop(name).name] = reason
 
     def _set_aside(self, name: str, reason: str) -> None:

@@ -8,41 +8,44 @@ import numpy as np
 from moe_edge.engine.backends import Backend
 from moe_edge.engine.companion import Companion
 from moe_edge.engine.expert_state import ExpertState, Moved, Watched
-from moe_edge.offload.layer_step import LayerStep
+from moe_edge.offload.block_queue import BlockQueue
+from moe_edge.offload.slot_cache import SlotCache
+from moe_edge.offload.statistics import Statistics
+from moe_edge.predict.predictor_run import PredictorRun
 from moe_edge.route.base import Route
 
 
 class LayerReport(Watched):
-    """What `Watched` asks of an engine over a `LayerStep`."""
+    """What `Watched` asks of an engine over a `LayerStep`, whose parts it has."""
 
-    layer_step: LayerStep
+    cache: SlotCache
+    queue: BlockQueue
+    predictor_run: PredictorRun
+    statistics: Statistics
     route: Route
     backends: Sequence[Backend]
     shadow: Companion | None
 
     def movement(self) -> dict:
-        counted, queue = self.layer_step.statistics, self.layer_step.queue
-        stats, decode = queue.stats(), counted.counters[True]
+        stats = self.queue.stats()
         moved = stats.demand.bytes + stats.prefetch.bytes
+        decode = self.statistics.counters[True]
         return {"hit_ratio": decode.hit_ratio, "bytes_moved": moved}
 
     def moved(self) -> Moved:
-        counted, queue = self.layer_step.statistics, self.layer_step.queue
-        sent = queue.stats()
+        counted, sent = self.statistics, self.queue.stats()
         sent_bytes = sent.demand.bytes, sent.prefetch.bytes, sent.wasted_bytes
         return Moved(*sent_bytes, counted.choices, counted.rerouted)
 
     def device_bytes(self) -> int:
-        queue = self.layer_step.queue
-        held = self.weights.num_bytes + queue.slots.num_bytes
+        held = self.weights.num_bytes + self.queue.slots.num_bytes
         return held + (self.shadow.num_bytes if self.shadow else 0)
 
     def expert_state(self) -> ExpertState:
         """Where experts are; one on its way counts as resident."""
-        cache, run = self.layer_step.cache, self.layer_step.predictor_run
-        counted, queue = self.layer_step.statistics, self.layer_step.queue
-        stats, lookups = queue.stats(), {}
-        for phase, layers in counted.layers.items():
+        cache, run = self.cache, self.predictor_run
+        stats, lookups = self.queue.stats(), {}
+        for phase, layers in self.statistics.layers.items():
             lookups[phase] = np.zeros((cache.spec.num_layers, 2), np.int64)
             for layer, counts in layers.items():
                 lookups[phase][layer] = counts
@@ -58,8 +61,7 @@ class LayerReport(Watched):
         )
 
     def report(self) -> dict:
-        counted, queue = self.layer_step.statistics, self.layer_step.queue
-        cache, run = self.layer_step.cache, self.layer_step.predictor_run
+        counted, run = self.statistics, self.predictor_run
         mode = {"mode": "layered", "route": self.route.name, "lossless": self.lossless}
         if not self.lossless:
             mode |= {"choices": counted.choices, "rerouted": counted.rerouted}
@@ -68,30 +70,30 @@ class LayerReport(Watched):
         phases = {"decode": counted.counters[True], "prefill": counted.counters[False]}
         return mode | {
             "host_computed": sum(backend.computed for backend in self.backends),
-            "slots": cache.spec.num_slots,
-            "block_bytes": queue.block_bytes,
-            "eviction": cache.policy.name,
+            "slots": self.cache.spec.num_slots,
+            "block_bytes": self.queue.block_bytes,
+            "eviction": self.cache.policy.name,
             "predictor": run.predictor.name,
-            "link": queue.link.describe(),
+            "link": self.queue.link.describe(),
             **{name: dataclasses.asdict(c) for name, c in phases.items()},
             "decode_layers_in_waves": counted.waves[True],
             **self.movement(),
             **self._of_homes(),
-            "transfers": dataclasses.asdict(queue.stats()),
+            "transfers": dataclasses.asdict(self.queue.stats()),
             "prediction": run.accuracy.summary(),
         }
 
     def _of_homes(self) -> dict:
         """What each home has and got, where there are several."""
-        cache, queue = self.layer_step.cache, self.layer_step.queue
-        if cache.homes is None:
+        homes = self.cache.homes
+        if homes is None:
             return {}
-        parts = zip(cache.homes.slots_N, queue.report(), strict=True)
+        parts = zip(homes.slots_N, self.queue.report(), strict=True)
         return {"homes": [{"slots": slots} | each for slots, each in parts]}
 
     def remarks(self) -> list[str]:
-        run, counted = self.layer_step.predictor_run, self.layer_step.statistics
-        waves = counted.waves[True]
+        run = self.predictor_run
+        waves = self.statistics.waves[True]
         if run.is_idle or not waves:
             return []
         return [

@@ -87,6 +87,7 @@ class LayeredEngine(LayerReport, Engine):
         self.layer_step, self.trace = layer_step, trace
         self.cache, self.queue = layer_step.cache, layer_step.queue
         self.predictor_run = layer_step.predictor_run
+        self.statistics = layer_step.statistics
         self._residency, self._slots = layer_step.residency, self.queue.slots
         self._exchange = exchange_of(self.cache.homes, self._slots, in_words)
         weights = self._exchange.weights(weights)

@@ -125,6 +125,17 @@ def test_biases_of_eight_bits_are_refused():
         scheme.find(files)
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq"])
+def test_a_scale_of_activations_that_the_method_has_not_is_refused(name, tmp_path):
+    """It may be a factor of the model, which is another one without it."""
+    folder, _, stored, _ = packed_folder(tmp_path / "hf", FORMATS[name])
+    scale = PROJECTION + ".input_scale"
+    raw = json.loads((folder / "config.json").read_text())
+    write_folder(folder, raw, stored | {scale: np.ones((), np.float32)})
+    with pytest.raises(CheckpointError, match=scale):
+        open_checkpoint(folder)
+
+
 class Header(NamedTuple):
     """A tensor of which only the header is known."""
 

@@ -138,10 +138,14 @@ def test_mxfp4_rejects_missing_and_misshapen_scales(tmp_path):
     write_folder(tmp_path / "a", raw, short)
     with pytest.raises(CheckpointError, match=f"{name} has MXFP4 scales"):
         open_checkpoint(tmp_path / "a")
-    del arrays[name + "_scales"]
-    write_folder(tmp_path / "b", raw, arrays)
-    with pytest.raises(CheckpointError, match=f"needs exactly {name}_scales"):
+    more = arrays | {"model.layers.1.mlp.experts.input_scale": np.ones((), np.float32)}
+    write_folder(tmp_path / "b", raw, more)
+    with pytest.raises(CheckpointError, match="experts.input_scale"):
         open_checkpoint(tmp_path / "b")
+    del arrays[name + "_scales"]
+    write_folder(tmp_path / "c", raw, arrays)
+    with pytest.raises(CheckpointError, match=f"needs exactly {name}_scales"):
+        open_checkpoint(tmp_path / "c")
 
 
 @pytest.mark.parametrize(
