@@ -48,7 +48,7 @@ def trace_path(settings: TracedSettings) -> str:
     return find_file(settings.trace, settings.data_dir)
 
 
-def traced_rows(settings: TracedSettings, work_dir) -> Rows:
+def traced_rows(settings: TracedSettings, _work_dir) -> Rows:
     """Steps at 25 % and 50 %, layered and fused, against all resident; prefill at 50 %.
 
     `limit_fraction` of an offloaded row is its time over BAR times its bound: the
@@ -56,7 +56,6 @@ def traced_rows(settings: TracedSettings, work_dir) -> Rows:
     rate of large copies. A better cache misses less, so bounds of policies differ. That
     of a resident row is the share of the time in which its weights can be read.
     """
-    del work_dir
     recorded = read_trace(trace_path(settings), num_experts=TRACE_EXPERTS)
     rates = {"link": link_rate(), "memory": device_bandwidth()}
     rows = []
