@@ -184,8 +184,7 @@ def fault(
     try:
         OffloadOptions(**fields | dict(change))
     except ConfigError as error:
-        reason, _, remedy = str(error).rpartition("; ")
-        return Refused(what, reason or remedy, remedy)
+        return Refused.by(what, error)
     return None
 
 
