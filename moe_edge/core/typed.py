@@ -57,6 +57,17 @@ def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
         _check_type(f"{name}: {option}", value, kinds[option])
 
 
+def changed(options: Any) -> dict[str, Any]:
+    """The fields of a dataclass's object that differ from their defaults, by name."""
+    found = {}
+    for field in dataclasses.fields(options):
+        made = field.default_factory is not dataclasses.MISSING
+        value = getattr(options, field.name)
+        if value != (field.default_factory() if made else field.default):
+            found[field.name] = value
+    return found
+
+
 def built(name: str, kind: type[T], given: Any, ignore_more: bool = False) -> T:
     """An object of a dataclass from a parsed file.
 

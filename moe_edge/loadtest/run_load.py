@@ -1,6 +1,5 @@
 """The root of `moe-edge load`: requests at their times, and how they were served."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from moe_edge.core.checks import ConfigError, check_positive
 from moe_edge.core.files import check_out_file, check_there, write_json, write_text
 from moe_edge.core.run_folder import RunFolder, root, unpacked
+from moe_edge.core.typed import changed
 from moe_edge.engine.devices import check_devices
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.loadtest.computed import computed_results
@@ -169,10 +169,8 @@ def _check(
 
 def _check_plain(options: ServingOptions, why: str) -> None:
     """Refuses an option of the engine that was given."""
-    plain = ServingOptions()
-    for field in dataclasses.fields(options):
-        if getattr(options, field.name) != getattr(plain, field.name):
-            raise ConfigError(f"--{field.name} {why}")
+    for name in changed(options):
+        raise ConfigError(f"--{name} {why}")
 
 
 def _replay(path: str, dry_run: bool) -> Results | None:

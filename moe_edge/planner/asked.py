@@ -56,8 +56,7 @@ def fitting(
         try:
             layer_slots(options, live)
         except CapacityError as error:
-            reason, _, remedy = str(error).rpartition("; ")
-            refused.append(Refused(f"device_memory {budget}", reason, remedy))
+            refused.append(Refused.by(f"device_memory {budget}", error))
             errors.append(error)
         else:
             return options, budgets[number:], refused

@@ -8,10 +8,10 @@ from typing import Any
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.typed import changed
 from moe_edge.engine.auto_memory import AUTO, auto_memory
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.planner.auto import chosen_options
-from moe_edge.planner.candidates import changed
 
 Given = Mapping[str, Any]  # arguments of a root
 Reader = Callable[[Given], dict[str, Any] | None]

@@ -28,7 +28,7 @@ FEW = 6  # batches of runs that decide a cost, not a mean over prompts
 HIT_ROUNDS = 5
 ASSISTED_ROUNDS = 3
 ALL_HERE = "100%"
-_OWN_LINK = {"link_bytes_per_s": None, "link_latency_s": 0.0}
+OWN_LINK = {"link_bytes_per_s": None, "link_latency_s": 0.0}
 
 
 class Calibrated(NamedTuple):
@@ -106,7 +106,7 @@ class _Calibration:
         self._few = protocol.prompts[: FEW * live.batch]
         self._records = recorded is None
         if recorded is None:
-            fast = dataclasses.replace(base, **_OWN_LINK)
+            fast = dataclasses.replace(base, **OWN_LINK)
             run = self._run(fast, protocol.prompts, with_trace=True)
             recorded = Recorded(run.trace, {}, protocol.sampling.temperature)
         self.recorded = recorded
@@ -143,7 +143,7 @@ class _Calibration:
     def measure(self, name: str, options: OffloadOptions) -> None:
         """A predictor: a step with all experts here, then runs with misses."""
         self._measure_hits(name, options)
-        own = dataclasses.replace(options, **_OWN_LINK)
+        own = dataclasses.replace(options, **OWN_LINK)
         every = self._protocol.prompts if self._records else self._few
         run = self._run(own, every)
         if self._records:
@@ -156,10 +156,10 @@ class _Calibration:
             self._measure_misses(name, options, run, len(self._few))
 
     def _measure_hits(self, name: str, options: OffloadOptions) -> None:
-        here = dataclasses.replace(options, device_memory=ALL_HERE, **_OWN_LINK)
+        here = dataclasses.replace(options, device_memory=ALL_HERE, **OWN_LINK)
         holds_all = _has_room(self._live, here)
         if not holds_all:
-            here = dataclasses.replace(options, **_OWN_LINK)
+            here = dataclasses.replace(options, **OWN_LINK)
         run = self._run(here, self._few, rounds=HIT_ROUNDS, fills=True)
         hit_s = step_s = float(np.median(run.step_s))
         if not holds_all:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.typed import changed
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.refusals import Asked, refusals
 from moe_edge.model.config import ModelConfig
@@ -67,16 +68,6 @@ class Candidate:
     @property
     def lossless(self) -> bool:
         return self.options.lossless and self.k is None and self.expert_dtype is None
-
-
-def changed(options: OffloadOptions) -> dict[str, Any]:
-    """The fields of options that differ from their defaults."""
-    plain, found = OffloadOptions(), {}
-    for field in dataclasses.fields(OffloadOptions):
-        value = getattr(options, field.name)
-        if value != getattr(plain, field.name):
-            found[field.name] = value
-    return found
 
 
 def parts_of(candidate: Candidate) -> dict[str, Any]:
@@ -193,8 +184,7 @@ def fault(
     try:
         OffloadOptions(**fields | dict(change))
     except ConfigError as error:
-        reason, _, remedy = str(error).rpartition("; ")
-        return Refused(what, reason or remedy, remedy)
+        return Refused.by(what, error)
     return None
 
 

@@ -10,10 +10,9 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.hardware.models import ModelShape
 from moe_edge.hardware.roofline_steps import roofline_costs
 from moe_edge.hardware.specs import Gpu
-from moe_edge.offload.link import EmulatedLink
 from moe_edge.planner.calibrate import NONE
 from moe_edge.planner.candidates import Candidate
-from moe_edge.planner.costs import ModelCosts
+from moe_edge.planner.costs import ModelCosts, link_of
 from moe_edge.planner.described import Described
 from moe_edge.planner.estimate import Estimate, exactly
 from moe_edge.planner.recorded_routing import hit_range
@@ -35,11 +34,10 @@ def compute_s(live: Described, gpu: Gpu, tokens: int) -> tuple[float, float]:
     return costs.decode_s(live.batch, K), costs.prefill_s(tokens * live.batch, K)
 
 
-def link_of(options: OffloadOptions, gpu: Gpu) -> EmulatedLink:
-    """The user's emulated link, or the machine's own."""
-    if options.link_bytes_per_s is not None:
-        return EmulatedLink(options.link_bytes_per_s, options.link_latency_s)
-    return EmulatedLink(gpu.host_link.bytes_per_s, gpu.host_link.latency_s)
+def load_seconds(options: OffloadOptions, gpu: Gpu, num_bytes: int) -> float:
+    """Of a block over the user's emulated link, or over the machine's own."""
+    own = gpu.host_link
+    return link_of(options, own.bytes_per_s, own.latency_s).seconds(num_bytes)
 
 
 def computed_costs(
@@ -47,7 +45,7 @@ def computed_costs(
 ) -> ModelCosts:
     """Costs for a replay: the roofline's, without what transfers cost the host."""
     step_s, prompt_s = compute_s(live, gpu, tokens)
-    load_s = link_of(options, gpu).seconds(live.block_bytes)
+    load_s = load_seconds(options, gpu, live.block_bytes)
     return ModelCosts(
         batch=live.batch,
         layered_s=step_s,
@@ -89,7 +87,7 @@ def computed_estimate(
     blocks = layers * live.config.moe.num_experts
     share = slots / blocks
     step_s, prompt_s = compute_s(live, gpu, tokens)
-    load_s = link_of(options, gpu).seconds(live.block_bytes)
+    load_s = load_seconds(options, gpu, live.block_bytes)
     hits = hit_range(share)
     step_blocks = layers * chosen_experts(live, live.batch)
     tpot_s = tuple(step_s + (1 - hit) * step_blocks * load_s for hit in hits[::-1])

@@ -70,9 +70,7 @@ class ModelCosts:
 
     def link(self, options) -> EmulatedLink:
         """The link of options; this machine's own as one that copies at its rate."""
-        if options.link_bytes_per_s is not None:
-            return EmulatedLink(options.link_bytes_per_s, options.link_latency_s)
-        return EmulatedLink(self.block_bytes / self.copy_s)
+        return link_of(options, self.block_bytes / self.copy_s)
 
     def step_costs(
         self, predictor: str, link: EmulatedLink, block_bytes: int, moe_layers: int
@@ -99,6 +97,13 @@ class ModelCosts:
     def block_host_s(self, predictor: str, load_s: float) -> float:
         """What a block costs the host beyond replay: linear between measured links."""
         return between(self.miss_host_s[predictor], load_s)
+
+
+def link_of(options, bytes_per_s: float, latency_s: float = 0.0) -> EmulatedLink:
+    """The link that options emulate, or a machine's own of this rate and latency."""
+    if options.link_bytes_per_s is not None:
+        bytes_per_s, latency_s = options.link_bytes_per_s, options.link_latency_s
+    return EmulatedLink(bytes_per_s, latency_s)
 
 
 def between(points: Sequence[Sequence[float]], at: float) -> float:

@@ -10,7 +10,6 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.hardware import presets
 from moe_edge.hardware.specs import Gpu
-from moe_edge.model.quantised import KINDS
 from moe_edge.planner.asked import (
     check_fixed,
     fitting,
@@ -24,7 +23,7 @@ from moe_edge.planner.computed import computed_costs, computed_estimate
 from moe_edge.planner.described import DescribedModel, backend_of
 from moe_edge.planner.estimate import Subject
 from moe_edge.planner.options import PlanOptions
-from moe_edge.planner.quality import Quality, Refused, admitted
+from moe_edge.planner.quality import Quality, Refused, admitted, unmeasured
 from moe_edge.planner.recorded_routing import SOURCE
 from moe_edge.planner.replayed import Recorded
 from moe_edge.planner.search import Found, search
@@ -100,10 +99,9 @@ def plan_elsewhere(
         together = trace.in_batches(asked.batch)
         found = _replayed(asked, space, model, gpu, qualities, together)
         space_refused = [*space.refused]
-    sources = {"machine": asked.machine, "trace": asked.trace}
-    sources["card"] = ", ".join(asked.card) or None
     refusals = [*space_refused, *found.refused]
-    return summed_up(asked, found, [], refusals, notes, sources, {}, out_dir)
+    sources = asked.machine, asked.trace
+    return summed_up(asked, found, [], refusals, notes, *sources, {}, out_dir)
 
 
 _REPLAYED = ("eviction", "predictor", "assist", "slot_plan")
@@ -119,13 +117,7 @@ def _computed(
 ) -> Found:
     """Formats, K and budgets; what formats cost in fidelity no card says."""
     begun_s, refused, judged = time.perf_counter(), [], []
-    known = {quality.expert_dtype for quality in qualities}
-    more = [
-        Quality({}, None, kind, None, None)
-        for kind in KINDS
-        if kind not in known and model.config.moe.expert_kind is None
-    ]
-    for quality in [*qualities, *more]:
+    for quality in [*qualities, *unmeasured(qualities, model.config)]:
         for budget in budgets:
             try:
                 live = model(gpu, quality.k, quality.expert_dtype)
@@ -133,9 +125,7 @@ def _computed(
                 candidate: Candidate = space.candidate(quality, **chosen)
                 found = computed_estimate(candidate, live, gpu, asked.prompt_tokens)
             except (ConfigError, CapacityError) as error:
-                reason, _, remedy = str(error).rpartition("; ")
-                what = f"{quality.label} at {budget}"
-                refused.append(Refused(what, reason or remedy, remedy))
+                refused.append(Refused.by(f"{quality.label} at {budget}", error))
                 continue
             judged.append(judge(candidate, found, asked))
     order: list[Judged] = ranked(judged, asked)

@@ -9,19 +9,17 @@ import jax
 import numpy as np
 
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.context import Context
 from moe_edge.core.heap import keep_heap
 from moe_edge.engine.device_memory import device_memory_bytes
-from moe_edge.engine.device_needs import DeviceNeeds, device_needs
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble, check_offload
-from moe_edge.engine.run_context import context_of
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.sampling import Sampling
 from moe_edge.model.sub_experts import at_k
 from moe_edge.offload.store import HostStore
+from moe_edge.planner.described import Described
 from moe_edge.simulate.replay.recorded import RunLog
 from moe_edge.workload.traces import Trace
 
@@ -95,8 +93,8 @@ def undisturbed(step_s: np.ndarray) -> np.ndarray:
     return np.minimum(step_s, MOST_DISTURBED * np.median(step_s))
 
 
-class Live:
-    """A checkpoint at one K.
+class Live(Described):
+    """A checkpoint at one K, with its weights.
 
     Args:
       checkpoint: path or name.
@@ -115,35 +113,14 @@ class Live:
         kv_cache: str = "float32",
     ):
         keep_heap()
-        self.reader = open_checkpoint(checkpoint)
-        self.reader.config = at_k(self.reader.config, k).with_cache(kv_cache)
-        self.config, self.batch, self._context = self.reader.config, batch, context
+        self.reader = reader = open_checkpoint(checkpoint)
+        reader.config = at_k(reader.config, k).with_cache(kv_cache)
+        here = device_memory_bytes(), jax.default_backend()
+        room = batch, context
+        super().__init__(reader.config, reader.dtype, *room, *here, reader=reader)
         self._weights = load_weights(self.reader, with_experts=False)
         self._store = HostStore(self.reader)
         self._programs = None
-
-    @property
-    def block_bytes(self) -> int:
-        return self._store.block_bytes
-
-    @property
-    def dense_bytes(self) -> int:
-        return self._weights.num_bytes
-
-    @property
-    def machine_bytes(self) -> int | None:
-        return device_memory_bytes()
-
-    def needs(self, options: OffloadOptions) -> DeviceNeeds:
-        """What an engine of these options holds besides slots."""
-        shape = self.config.moe.num_experts, self._store.record_size
-        records = jax.ShapeDtypeStruct(shape, self._store.dtype)
-        room = self.batch, self._context
-        return device_needs(options, self._weights, records, *room)
-
-    def context(self, options: OffloadOptions) -> Context:
-        """What an engine of these options gives to policies."""
-        return context_of(options, self.config)
 
     @contextlib.contextmanager
     def engine(

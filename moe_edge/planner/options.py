@@ -14,11 +14,10 @@ from moe_edge.core.checks import (
     check_known,
     check_positive,
 )
-from moe_edge.core.typed import check_options
+from moe_edge.core.typed import changed, check_options
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.attention_config import CACHE_TYPES
 from moe_edge.offload.budget import parse_budget
-from moe_edge.planner.candidates import changed
 
 OBJECTIVES = ("tpot", "ttft", "memory", "quality")
 AUTO = "auto"

@@ -113,11 +113,8 @@ def make_plan(
         failed.append(Refused(name, reason, "raise --calibrate_s"))
     refused = [*space.refused, *failed, *found.refused]
     notes += _assumptions(asked, live, subjects)
-    sources = {
-        "machine": "measured here (machine.json)" if entries else asked.machine,
-        "trace": asked.trace or "recorded here (trace.csv.gz)",
-        "card": ", ".join(asked.card) or None,
-    }
+    machine = "measured here (machine.json)" if entries else asked.machine
+    sources = machine, asked.trace or "recorded here (trace.csv.gz)"
     files: dict[str, Callable[[Path], None]] = {}
     if entries:
         stored = machine_json(asked.machine, entries)
@@ -125,7 +122,7 @@ def make_plan(
     if asked.trace is None:
         trace = done.recorded.trace
         files["trace.csv.gz"] = lambda at: write_trace(at, trace, with_scores=True)
-    return summed_up(asked, found, rows, refused, notes, sources, files, out_dir)
+    return summed_up(asked, found, rows, refused, notes, *sources, files, out_dir)
 
 
 def protocol_of(

@@ -26,6 +26,12 @@ class Refused(NamedTuple):
     reason: str
     remedy: str
 
+    @classmethod
+    def by(cls, what: str, error: Exception) -> "Refused":
+        """Of an error, whose last part says what to do."""
+        reason, _, remedy = str(error).rpartition("; ")
+        return cls(what, reason or remedy, remedy)
+
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
@@ -197,6 +203,13 @@ def admitted(
             remedy = "raise --max_ppl_ratio or lower --min_agreement"
             refused.append(Refused(quality.label, wrong, remedy))
     return [first, *allowed], refused
+
+
+def unmeasured(qualities: Sequence[Quality], config) -> list[Quality]:
+    """Formats of which no card says what they cost; none of a quantised model."""
+    known = {quality.expert_dtype for quality in qualities}
+    kinds = KINDS if config.moe.expert_kind is None else ()
+    return [Quality({}, None, k, None, None) for k in kinds if k not in known]
 
 
 def _same_route(given: Mapping[str, Any], own: Mapping[str, Any]) -> bool:

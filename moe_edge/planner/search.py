@@ -67,8 +67,7 @@ class _Search:
                 return
             found = self.estimate(candidate, FEW_PROMPTS)
         except (ConfigError, CapacityError) as error:
-            reason, _, remedy = str(error).rpartition("; ")
-            self.refused.append(Refused(what, reason or remedy, remedy))
+            self.refused.append(Refused.by(what, error))
             return
         self._done[key] = judge(candidate, found, self.asked)
         self._parts[id(self._done[key])] = quality, dict(chosen)

@@ -20,7 +20,6 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.hardware import presets
 from moe_edge.hardware.models import ModelShape
 from moe_edge.hardware.specs import Cluster, Gpu, Server
-from moe_edge.model.quantised import KINDS
 from moe_edge.place.placer import fit_placers
 from moe_edge.place.plan import Placement
 from moe_edge.place.problem import Problem, Traffic
@@ -30,7 +29,7 @@ from moe_edge.planner.choose import Judged, judge, ranked
 from moe_edge.planner.described import Described, DescribedModel
 from moe_edge.planner.estimate import Estimate, exactly
 from moe_edge.planner.options import PlanOptions
-from moe_edge.planner.quality import Quality, Refused, admitted
+from moe_edge.planner.quality import Quality, Refused, admitted, unmeasured
 from moe_edge.planner.replayed import Recorded, layer_slots
 from moe_edge.planner.search import Found
 from moe_edge.planner.summary import Plan, summed_up
@@ -228,18 +227,14 @@ def plan_servers(
                      "a server")  # fmt: skip
     qualities, refused = admitted(asked, base, fixed, asked.model_path)
     known = [q for q in qualities if not q.options and q.k is None]
-    measured = {quality.expert_dtype for quality in known}
-    if fleet.model.config.moe.expert_kind is None:
-        known += [Quality({}, None, kind, None, None) for kind in KINDS
-                  if kind not in measured]  # fmt: skip
+    known += unmeasured(known, fleet.model.config)
     found: list[tuple[Judged, Placement]] = []
     with counter("placements simulated") as count:
         for quality in known:
             try:
                 case = _Case(asked, base, fleet, quality, trace)
             except (ConfigError, CapacityError) as error:
-                reason, _, remedy = str(error).rpartition("; ")
-                refused.append(Refused(quality.label, reason or remedy, remedy))
+                refused.append(Refused.by(quality.label, error))
                 continue
             problem = case.problem()
             placers, left_out = fit_placers(problem)
@@ -263,9 +258,8 @@ def plan_servers(
     files = {"placement": lambda at: placement.save(at, dict(facts))}
     seconds = time.perf_counter() - begun_s
     result = Found(order, [], len(found) * DRAWS, seconds)
-    sources = {"machine": ",".join(fleet.names), "trace": asked.trace}
-    sources["card"] = ", ".join(asked.card) or None
-    return summed_up(asked, result, [], refused, notes, sources, files, out_dir)
+    sources = ",".join(fleet.names), asked.trace
+    return summed_up(asked, result, [], refused, notes, *sources, files, out_dir)
 
 
 def _judged(

@@ -38,7 +38,8 @@ def summed_up(
     rows: Sequence[Mapping[str, Any]],
     refused: Sequence[Refused],
     notes: Sequence[str],
-    sources: Mapping[str, Any],
+    machine: str | None,
+    trace: str | None,
     files: Mapping[str, Callable[[Path], None]],
     out_dir: Path | None,
 ) -> Plan:
@@ -63,7 +64,11 @@ def summed_up(
         ],
         "refused": [each._asdict() for each in dict.fromkeys(refused)],
         "assumptions": list(notes),
-        "sources": dict(sources),
+        "sources": {
+            "machine": machine,
+            "trace": trace,
+            "card": ", ".join(asked.card) or None,
+        },
         "search_s": found.seconds,
         "replays": found.replays,
         "verified": list(rows),

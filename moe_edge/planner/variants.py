@@ -54,8 +54,7 @@ def variants(
                 given = plain, {}, (), protocol, recorded
                 costs = calibrate(live, *given).costs
             except MoeEdgeError as error:
-                reason, _, remedy = str(error).rpartition("; ")
-                refused.append(Refused(quality.label, reason or remedy, remedy))
+                refused.append(Refused.by(quality.label, error))
                 continue
             found[key] = Subject(live, with_predictors(costs, own.costs), recorded)
         yield found, refused

@@ -8,7 +8,7 @@ import numpy as np
 
 from moe_edge.core.progress import progress
 from moe_edge.model.sampling import Sampling
-from moe_edge.planner.calibrate import Protocol, rounds_of
+from moe_edge.planner.calibrate import NONE, OWN_LINK, Protocol, rounds_of
 from moe_edge.planner.candidates import parts_of
 from moe_edge.planner.choose import KEYS, Judged
 from moe_edge.planner.estimate import Estimate, Subject, estimate
@@ -91,8 +91,7 @@ def verify(
 
 def _record(live: Live, subject: Subject, options, given) -> Recorded:
     """What the model chooses for these prompts, whatever the options."""
-    own_link = {"link_bytes_per_s": None, "link_latency_s": 0.0}
-    plain = {"predictor": "none", "predictor_options": {}, "assist": None, **own_link}
+    plain = {"predictor": NONE, "predictor_options": {}, "assist": None, **OWN_LINK}
     with live.engine(dataclasses.replace(options, **plain), with_trace=True) as engine:
         trace = live.run(engine, *given).trace
     return Recorded(trace, {}, subject.recorded.temperature)

@@ -9,6 +9,7 @@ from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.events import Recorder
 from moe_edge.core.heap import keep_heap
+from moe_edge.core.typed import changed
 from moe_edge.engine.auto_memory import auto_memory
 from moe_edge.engine.devices import check_devices
 from moe_edge.engine.load import open_run
@@ -230,7 +231,6 @@ class Model:
         if any(type(value) not in _PLAIN for value in options.values()):
             return options
         from moe_edge.planner.auto import chosen_options
-        from moe_edge.planner.candidates import changed
 
         tokens = reserved_tokens(context)
         new = max(3, tokens // 8)

@@ -13,6 +13,7 @@ from moe_edge.core.checks import (
     check_known,
     check_positive,
 )
+from moe_edge.core.typed import changed
 from moe_edge.evaluate.texts import find_file
 from moe_edge.hardware.clusters import cluster_for
 from moe_edge.hardware.models import ModelShape, model_shape
@@ -115,12 +116,7 @@ class CaseOptions:
 
     def _refuse_idle(self, names: Sequence[str], case: str, needs: str) -> None:
         """Refuses options that would be ignored in a case, since they need another."""
-        idle = [
-            field.name
-            for field in dataclasses.fields(self)
-            if field.name in names and getattr(self, field.name) != field.default
-        ]
-        if idle:
+        if idle := [name for name in changed(self) if name in names]:
             raise ConfigError(
                 f"{', '.join(idle)} would have no effect with {case}, only with "
                 f"{needs}; drop one of them"

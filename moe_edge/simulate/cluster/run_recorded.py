@@ -1,6 +1,5 @@
 """`moe-edge simulate --cluster_run DIR`: a real run beside the simulator."""
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.events import write_events
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder
+from moe_edge.core.typed import changed
 from moe_edge.place.placer import ALONE
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.recorded import Recorded
@@ -29,9 +29,7 @@ def check_alone(options: Sequence[Any], others: Mapping[str, Any]) -> None:
       others: name -> value; what is false says nothing.
     """
     idle = [name for name, value in others.items() if value]
-    for one in options:
-        fields = dataclasses.fields(one)
-        idle += [f.name for f in fields if getattr(one, f.name) != f.default]
+    idle += [name for one in options for name in changed(one)]
     if idle := [name for name in idle if name not in ALLOWED]:
         raise ConfigError(
             f"{', '.join(idle)} would have no effect with a cluster_run, which says "

@@ -88,9 +88,8 @@ class Caller:
         self._bare.close()
 
 
-def call_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows:
+def call_rows(settings: ClusterSettings, _work_dir: Path, models: Models) -> Rows:
     """A decode call to one server: median and p90 of what is no computation."""
-    del work_dir
     secret, callers, widths = secrets.token_hex(32), {}, {}
     with contextlib.ExitStack() as stack:
         for name, folder in models:
@@ -120,9 +119,8 @@ def call_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows
     return rows
 
 
-def block_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows:
+def block_rows(settings: ClusterSettings, _work_dir: Path, models: Models) -> Rows:
     """A block from one process to another one over an emulated line."""
-    del work_dir
     secret, mbps, rows = secrets.token_hex(32), settings.link_mbps, []
     with emulated_network(["one", "other"], mbps) as network:
         for name, folder in models:

@@ -70,9 +70,8 @@ def compiled_row(name: str, facts: list[dict[str, Any]]) -> dict[str, Any]:
     return make_row(f"compiled after warm-up, {name}; none is right", counts, "1")
 
 
-def bytes_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows:
+def bytes_rows(settings: ClusterSettings, work_dir: Path, _models: Models) -> Rows:
     """What is handed to the transport, and what the interface sends on a slow line."""
-    del models
     mbps = settings.link_mbps
     facts, _ = run(settings, work_dir, "bytes", link_mbps=float(mbps))
     row = facts["rows"][METHOD]
@@ -91,9 +90,8 @@ def bytes_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Row
     ] + [compiled_row("slow line", [facts])]
 
 
-def migration_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows:
+def migration_rows(settings: ClusterSettings, work_dir: Path, _models: Models) -> Rows:
     """A token's time while blocks move, against other tokens of the same run."""
-    del models
     mbps = settings.link_mbps
     facts, folder = run(
         *(settings, work_dir, "migration"),
@@ -137,13 +135,12 @@ def migration_rows(settings: ClusterSettings, work_dir: Path, models: Models) ->
     ]
 
 
-def loss_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows:
+def loss_rows(settings: ClusterSettings, work_dir: Path, _models: Models) -> Rows:
     """A server is killed, one is stopped; both runs started with a warm cache.
 
     Each server has one request and takes turns with that of a lost one, which so waits
     for nothing but its replay.
     """
-    del models
     rows, all_facts = [], []
     if not (work_dir / "live").exists():  # no other run has compiled yet
         run(settings, work_dir, "warm")

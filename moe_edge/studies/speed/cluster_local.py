@@ -42,9 +42,8 @@ def lone_server(folder) -> PlacedEngine:
     return PlacedEngine(dense_weights(reader), holdings, remote, ledger, programs)
 
 
-def local_rows(settings: ClusterSettings, work_dir: Path, models: Models) -> Rows:
+def local_rows(settings: ClusterSettings, _work_dir: Path, models: Models) -> Rows:
     """Median token time of both on the default model, in turn."""
-    del work_dir
     (name, folder), *_ = models
     placed, layered = lone_server(folder), load_offloaded(folder, device_memory="100%")
     prompts = random_prompts(placed, 1, PROMPT_TOKENS)

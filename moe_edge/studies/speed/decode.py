@@ -15,6 +15,7 @@ from moe_edge.core.process import cpu_cores
 from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.resident import ResidentEngine
+from moe_edge.engine.weights import Weights
 from moe_edge.studies.speed import peers
 from moe_edge.studies.speed.models import BenchmarkModel, benchmark_models
 from moe_edge.studies.speed.runs import decode_run, greedy, random_prompts
@@ -32,7 +33,7 @@ def decode_rows(settings: SuiteSettings, work_dir) -> Rows:
             prompts = random_prompts(engine, batch, PROMPT_TOKENS)
             ours = functools.partial(decode_rate, engine, prompts, steps)
             case = f"decode/{model.name}/batch{batch}"
-            beside = _rows(case, settings.repeats, ours, found, prompts, steps)
+            beside = rows_beside(case, settings.repeats, ours, found, prompts, steps)
             step_bytes = bytes_per_step(engine, prompts, steps)
             add_limit(beside[0], batch, step_bytes, bandwidth)
             rows += [row | _held(model, engine) for row in beside]
@@ -62,7 +63,7 @@ def prefill_rows(settings: SuiteSettings, work_dir) -> Rows:
             prompts = random_prompts(engine, 1, tokens)
             ours = functools.partial(prefill_rate, engine, prompts)
             case = f"prefill/{model.name}/{tokens}"
-            beside = _rows(case, settings.repeats, ours, found, prompts)
+            beside = rows_beside(case, settings.repeats, ours, found, prompts)
             rows += [row | _held(model, engine) for row in beside]
     return rows
 
@@ -93,7 +94,7 @@ def _held(model: BenchmarkModel, engine: ResidentEngine) -> dict[str, str]:
     }
 
 
-def _rows(case: str, repeats: int, ours: Callable, found: Sequence, *run) -> Rows:
+def rows_beside(case: str, repeats: int, ours: Callable, found: Sequence, *run) -> Rows:
     """Ours against each peer's better way, a row each, all measured in turn.
 
     Args:
@@ -144,18 +145,22 @@ def bytes_per_step(engine: ResidentEngine, prompts, steps: int) -> float:
     is the head too), and each *distinct* expert of a step once; counted in an
     untimed run. Cache reads are not included.
     """
-    weights, config = engine.weights, engine.config
-    dense = sum(array.nbytes for array in jax.tree.leaves(weights.layers))
-    head = weights.top["embed" if config.tie_embeddings else "head"].nbytes
-    record = next(e for e in weights.experts if e is not None)
     distinct = []
 
     def count(layer, routing):
         distinct.append(len(np.unique(np.asarray(routing.ids_TK))))
 
     decode_run(engine, prompts, steps, on_routing=count)
-    experts = sum(distinct) / steps * record.nbytes / config.moe.num_experts
-    return dense + head + experts
+    return weight_bytes(engine.weights, sum(distinct) / steps)
+
+
+def weight_bytes(weights: Weights, experts: float) -> float:
+    """Stored bytes of all dense weights but the embedding table (unless it is the head
+    too), and of so many experts."""
+    head = weights.top["embed" if weights.config.tie_embeddings else "head"]
+    dense = sum(array.nbytes for array in jax.tree.leaves(weights.layers))
+    records = next(each for each in weights.experts if each is not None)
+    return dense + head.nbytes + experts * records.nbytes / len(records)
 
 
 def memory_bandwidth(num_bytes: int = 1 << 28, repeats: int = 5) -> dict[str, float]:

@@ -26,13 +26,12 @@ EXPERTS, CHOSEN, LAYERS = 64, 8, 4
 MICRO = 1e6
 
 
-def forms_rows(settings: SuiteSettings, work_dir) -> Rows:
+def forms_rows(settings: SuiteSettings, _work_dir) -> Rows:
     """Microseconds of a layer's experts.
 
     `limit_fraction` is the share of the time in which the chosen experts' weights can
     be read once.
     """
-    del work_dir
     on_gpu = jax.default_backend() == "gpu"
     layout = RecordLayout(2048, 1024) if on_gpu else RecordLayout(768, 384)
     rng, rate = np.random.default_rng(0), device_bandwidth()

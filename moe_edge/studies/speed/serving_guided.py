@@ -14,9 +14,8 @@ GUIDED_BAR = 1.05
 ROUNDS = 8  # a repeat: a round lasts no longer than a disturbance
 
 
-def guided_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+def guided_rows(settings: ServingSettings, _work_dir: Path, models: Models) -> Rows:
     """A batch of rows under a JSON schema, against the same rows without."""
-    del work_dir
     loaded = load_engine(models[0][1])
     engine, config = loaded.engine, loaded.engine.config
     new = settings.new_tokens

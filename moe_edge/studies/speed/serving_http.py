@@ -124,9 +124,8 @@ async def _send_all(url: str, bodies: Sequence[bytes], most_open: int) -> float:
     return time.perf_counter() - started_s
 
 
-def http_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+def http_rows(settings: ServingSettings, _work_dir: Path, models: Models) -> Rows:
     """The same requests to the loop in this process and to a server, in turn."""
-    del work_dir
     path = models[-1][1]
     engine = load_engine(path, with_tokenizer=False).engine
     asked = same_requests(engine, settings, engine.config.moe.top_k)
@@ -177,9 +176,8 @@ def ready_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Row
     ]
 
 
-def memory_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+def memory_rows(settings: ServingSettings, _work_dir: Path, models: Models) -> Rows:
     """Growth of the server's memory from a tenth of the requests to all of them."""
-    del work_dir
     path, count = models[-1][1], settings.memory_requests
     first = max(count // 10, 1)
     engine = load_engine(path, with_tokenizer=False).engine

@@ -94,9 +94,8 @@ def requests_of(engine: Engine, settings: ServingSettings, floors) -> list[Reque
     ]
 
 
-def policy_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+def policy_rows(settings: ServingSettings, _work_dir: Path, models: Models) -> Rows:
     """Requests that come at once: every row at its own floor against batches at one."""
-    del work_dir
     engines = [load_engine(path, with_tokenizer=False).engine for _, path in models]
     original, refactored = engines
     n, cases = settings.requests, {}
@@ -140,14 +139,13 @@ def policy_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Ro
     ]
 
 
-def goodput_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+def goodput_rows(settings: ServingSettings, _work_dir: Path, models: Models) -> Rows:
     """Computed: the highest rate at which enough requests are in time.
 
     Floors are all K from an eighth of the refactored model's on; the original runs the
     next whole number of experts. Costs are measured in every round: one table and
     another differ by a fifth from minute to minute.
     """
-    del work_dir
     engines = {n: load_engine(path, with_tokenizer=False).engine for n, path in models}
     (original, _), (refactored, _) = models
     own = engines[refactored].config.moe.top_k
@@ -228,9 +226,8 @@ def _goodput(
     return goodput(lambda rate: served_at(rate, requests, chosen, costs, sizes))
 
 
-def loop_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+def loop_rows(settings: ServingSettings, _work_dir: Path, models: Models) -> Rows:
     """The loop over row slots, against `generate` in batches of the same size."""
-    del work_dir
     engine = load_engine(models[-1][1], with_tokenizer=False).engine
     own, batch = engine.config.moe.top_k, settings.max_batch
     asked = same_requests(engine, settings, own)
@@ -269,9 +266,8 @@ def same_requests(
     return [Request(prompt=tuple(prompt), **given) for prompt in prompts]
 
 
-def prefix_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+def prefix_rows(settings: ServingSettings, _work_dir: Path, models: Models) -> Rows:
     """Time to the first token of a long prompt that ran before."""
-    del work_dir
     engine = load_engine(models[-1][1], with_tokenizer=False).engine
     driver = driver_of(engine, settings)
     rng, own = np.random.default_rng(2), engine.config.moe.top_k

@@ -34,9 +34,8 @@ RULES = (  # of rows that are sampled together
 )
 
 
-def pick_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+def pick_rows(settings: ServingSettings, _work_dir: Path, _models: Models) -> Rows:
     """p99 of each policy's `pick` with many waiting requests of many floors."""
-    del work_dir, models
     table = CostTable((1, settings.max_batch), (1, LEVELS), [[1e-3, 2e-3]] * 2)
     given = {
         "max_batch": settings.max_batch,
@@ -65,9 +64,8 @@ def _pick_p99_s(policy, seed: int) -> float:
     return float(np.percentile([seconds_of(pick) for _ in range(PICKS)], 99))
 
 
-def step_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+def step_rows(settings: ServingSettings, _work_dir: Path, models: Models) -> Rows:
     """A decode step of rows of all floors, against one with all at the model's K."""
-    del work_dir
     engine = load_engine(models[-1][1], with_tokenizer=False).engine
     own, rows = engine.config.moe.top_k, settings.max_batch
     slots = RowSlots(engine, max_rows=rows, max_context=settings.max_context)
@@ -105,9 +103,8 @@ def step_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows
     ]
 
 
-def sampling_rows(settings: ServingSettings, work_dir: Path, models: Models) -> Rows:
+def sampling_rows(settings: ServingSettings, _work_dir: Path, models: Models) -> Rows:
     """Drawing the next tokens of rows that have different rules."""
-    del work_dir
     engine = load_engine(models[0][1], with_tokenizer=False).engine
     programs = SlotPrograms(engine)
     rows, vocab = settings.max_batch, engine.config.vocab_size

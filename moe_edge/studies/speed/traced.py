@@ -7,7 +7,6 @@ On a GPU: an OLMoE-shaped model of 7 B parameters and a DeepSeek-V2-Lite-shaped 
 import functools
 import gc
 import statistics
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import jax
@@ -23,6 +22,8 @@ from moe_edge.studies.speed.decode import (
     PROMPT_TOKENS,
     decode_rate,
     prefill_rate,
+    rows_beside,
+    weight_bytes,
 )
 from moe_edge.studies.speed.rates import device_bandwidth, link_rate
 from moe_edge.studies.speed.traced_cases import (
@@ -48,7 +49,7 @@ def trace_path(settings: TracedSettings) -> str:
     return find_file(settings.trace, settings.data_dir)
 
 
-def traced_rows(settings: TracedSettings, work_dir) -> Rows:
+def traced_rows(settings: TracedSettings, _work_dir) -> Rows:
     """Steps at 25 % and 50 %, layered and fused, against all resident; prefill at 50 %.
 
     `limit_fraction` of an offloaded row is its time over BAR times its bound: the
@@ -56,7 +57,6 @@ def traced_rows(settings: TracedSettings, work_dir) -> Rows:
     rate of large copies. A better cache misses less, so bounds of policies differ. That
     of a resident row is the share of the time in which its weights can be read.
     """
-    del work_dir
     recorded = read_trace(trace_path(settings), num_experts=TRACE_EXPERTS)
     rates = {"link": link_rate(), "memory": device_bandwidth()}
     rows = []
@@ -114,16 +114,13 @@ def _rows(name: str, cases: dict, found: dict, chosen_SLK, rates: dict) -> Rows:
 def _read_share(case: Case, chosen_SLK, took_ms: float, rate: float) -> dict:
     """How much of a resident step reading its weights once would take."""
     weights, steps = case.engine.weights, STEPS[case.batch]
-    head = weights.top["embed" if weights.config.tie_embeddings else "head"]
-    dense = sum(array.nbytes for array in jax.tree.leaves(weights.layers))
-    record = next(e.nbytes / len(e) for e in weights.experts if e is not None)
     rows_B, distinct = APART * np.arange(case.batch), 0
     for step in range(steps, 2 * steps):
         chosen_BLK = chosen_SLK[(rows_B + step) % case.vocabulary]
         distinct += sum(
             len(np.unique(chosen_BLK[:, layer])) for layer in weights.config.moe_layers
         )
-    step_bytes = dense + head.nbytes + record * distinct / steps
+    step_bytes = weight_bytes(weights, distinct / steps)
     return {
         "bytes_per_step": step_bytes,
         "bandwidth_bytes_per_s": rate,
@@ -139,38 +136,20 @@ def _beside_transformers(name: str, hf_config, cases: dict, repeats: int) -> Row
     if jax.default_backend() == "cpu" or not peers.on_cuda():
         return []
     peer = peers.Transformers.random(hf_config)
-    rng = np.random.default_rng(0)
-    runs: dict[tuple[str, str], Callable] = {}
-    labels = []
+    rng, rows = np.random.default_rng(0), []
     for batch in (*STEPS, 0):
         case = cases.get(("resident", "100%", batch))
         if case is None:
             continue
-        shape, steps = (batch or 1, PROMPT), STEPS.get(batch, 0)
-        if batch:
-            shape = batch, PROMPT_TOKENS
+        steps = STEPS.get(batch, 0)
+        shape = (batch, PROMPT_TOKENS) if batch else (1, PROMPT)
         prompts = rng.integers(0, case.vocabulary, shape)
         # Both read each token that they choose, ours beside the next step (`generate`).
         rate = functools.partial(decode_rate, case.engine, prompts, steps)
         if not batch:
             rate = functools.partial(prefill_rate, case.engine, prompts)
-        runs["ours", case.label] = rate
-        for way in peer.ways:
-            runs[way, case.label] = functools.partial(peer.rate, way, prompts, steps)
-        labels.append(case.label)
-    found, rows = interleave(runs, repeats), []
-    for label in labels:
-        medians = {way: statistics.median(found[way, label]) for way in peer.ways}
-        best = max(medians, key=medians.get)
-        row = make_row(
-            f"traced/{name}/{label}/resident beside transformers",
-            found["ours", label],
-            "tokens/s",
-            peer=found[best, label],
-            peer_name=f"{peer.name} {best}",
-            peer_build=peer.build,
-        )
-        rows.append(row | {"ways": medians})
+        named = f"traced/{name}/{case.label}/resident beside transformers"
+        rows += rows_beside(named, repeats, rate, [peer], prompts, steps)
     return rows
 
 

@@ -52,10 +52,9 @@ class PlacementSettings(SimulateSettings):
     seeds: int = 3
 
 
-def placement_rows(settings: PlacementSettings, work_dir) -> Rows:
+def placement_rows(settings: PlacementSettings, _work_dir) -> Rows:
     """Times of the optimum and of our placer, gaps of every heuristic in %, then the
     simulator's speed and our placer's latency in it; no checkpoint is read."""
-    del work_dir
     rows = []
     for servers, limit_s in settings.limit_s.items():
         rows += time_rows(servers, limit_s, settings)
