@@ -57,6 +57,7 @@ class FusedEngine(Engine):
       prefetch_limit: most experts that are fetched ahead for a layer.
       assist: by which the host computes absent experts of decode steps
         (`fused_assist`); None: it computes none.
+      assist_deferred: whether the next layer adds what it computed, which is lossy.
       device: that runs it; None: the first one.
       layers_per_program: most of a decode step's programs, which get equally many.
         None: 16, which takes no longer than all in one; on a GPU all, as timed there.
@@ -80,6 +81,7 @@ class FusedEngine(Engine):
         predictor: LooksAhead | None = None,
         prefetch_limit: int = 8,
         assist: Assist | None = None,
+        assist_deferred: bool = False,
         device: jax.Device | None = None,
         layers_per_program: int | None = None,
     ):
@@ -92,7 +94,7 @@ class FusedEngine(Engine):
         self._assist = None
         if assist is not None:
             costs = measure_costs(config, hosts[config.moe_layers[0]])
-            self._assist = FusedAssist(cache_of, config, assist, costs)
+            self._assist = FusedAssist(cache_of, config, assist, costs, assist_deferred)
         given = cache_of, config, self._assist
         self._zero_copy = ZeroCopy(*given) if zero_copy else None
         self._prefetch = None
@@ -127,7 +129,7 @@ class FusedEngine(Engine):
 
     @property
     def lossless(self) -> bool:
-        return self._route.lossless
+        return self._route.lossless and not (self._assist and self._assist.defers)
 
     def clear(self) -> None:
         """Empties the cache and its counters; the slots' memory stays the same."""
@@ -185,17 +187,16 @@ class FusedEngine(Engine):
         )
 
     def report(self) -> dict:
-        spec, policy = self._cache_of.spec, self._cache_of.policy
         mode = {"mode": "fused", "route": self._route.name, "lossless": self.lossless}
-        if not self.lossless:
+        if not self._route.lossless:
             counted = self.moved()
             mode |= {"choices": counted.routed, "rerouted": counted.substituted}
         if self._assist is not None:
             helped = self._counting.helped(self._state)
             mode |= self._assist.report(helped, self._record_bytes)
         return mode | {
-            "slots": spec.num_slots,
-            "eviction": policy.name,
+            "slots": self._cache_of.spec.num_slots,
+            "eviction": self._cache_of.policy.name,
             "zero_copy": self._zero_copy is not None and not self.remarks(),
             "prefetch": self._prefetch and self._prefetch.predictor.name,
             **self.movement(),
@@ -294,7 +295,6 @@ class FusedEngine(Engine):
         The step is done, and right: another slot, or the model's own choice, was taken.
         """
         given = self._cache_of.policy, self._route, self.config.moe.num_experts
-        found = what_is_wrong(self._state, *given)
-        if found is not None:
+        if (found := what_is_wrong(self._state, *given)) is not None:
             self._state = self.put(forgiven(self._state))
             raise ConfigError(found)

@@ -7,6 +7,10 @@ computed where their records lie, meanwhile the device computes hits and the lin
 carries the others, and WAIT brings the rows, which are added in order of rank. All of
 it is in the step's program: the host reads nothing and decides nothing.
 
+Deferred, the rows are added to the output of the program's next layer with experts
+instead, so the host has a layer longer; the last layer of a program waits for its own.
+That is lossy: what stands between the two layers does not see them (KTransformers).
+
 On a CPU the bits are those of the resident engine. On a GPU other kernels compute there
 than here, so a sum differs in its last places (gate B), as with mode layered.
 """
@@ -24,6 +28,7 @@ from moe_edge.engine.fused_cache import MISSES, Cache, DeviceCache
 from moe_edge.kernels import assist as calls
 from moe_edge.kernels import native
 from moe_edge.model.config import ModelConfig
+from moe_edge.model.expert_groups import add_ranks
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
@@ -90,6 +95,8 @@ class Helped(NamedTuple):
     under_way: calls.UnderWay
     elsewhere_E: jax.Array  # bool, its experts
     ids_TK: jax.Array  # int32, what the device computes; E elsewhere
+    weights_TK: jax.Array  # float32, of all that was chosen
+    is_deferred: bool  # a later layer adds the rows
 
 
 class FusedAssist:
@@ -100,6 +107,7 @@ class FusedAssist:
       config: the model.
       assist: the rule, one that `takes_last`.
       costs: of `measure_costs`.
+      defers: whether the next layer adds the rows.
     Raises:
       ConfigError: there are no host kernels, or the assist takes others.
     """
@@ -110,11 +118,12 @@ class FusedAssist:
         config: ModelConfig,
         assist: Assist,
         costs: AssistCosts,
+        defers: bool = False,
     ):
         calls.open_calls()
         self._device, self._moe = device, config.moe
         self._layout = RecordLayout.of(config)
-        self.assist, self.costs = assist, costs
+        self.assist, self.costs, self.defers = assist, costs, defers
         self.table = split_table(assist, costs, config.moe.num_experts)
 
     def empty(self, cache: Cache) -> Cache:
@@ -130,6 +139,7 @@ class FusedAssist:
         """
         return {
             "assist": self.assist.name,
+            "assist_deferred": self.defers,
             "assist_costs": self.costs._asdict(),
             "of_absent": self.table[: self._moe.top_k + 1],
             "host_computed": helped,
@@ -141,7 +151,7 @@ class FusedAssist:
         return waves.method == "pairs" and len(hidden_TD) <= native.MAX_ROWS
 
     def begin(
-        self, cache: Cache, layer, hidden_TD, routing: Routing, host_ER
+        self, cache: Cache, layer, hidden_TD, routing: Routing, host_ER, is_last: bool
     ) -> tuple[Cache, Helped]:
         """START, before a layer's look-up.
 
@@ -150,6 +160,7 @@ class FusedAssist:
           hidden_TD: float32, what experts take.
           routing: with the scores by which the best ones travel.
           host_ER: the layer's records in host memory.
+          is_last: of those with experts in its program.
         Returns:
           (cache; what is under way, and what the device is to compute behind it).
         """
@@ -168,7 +179,8 @@ class FusedAssist:
         missed_11 = lax.dynamic_slice(cache.counts_L3, at, (1, 1)) + helped
         counts_L3 = lax.dynamic_update_slice(cache.counts_L3, missed_11, at)
         cache = cache._replace(helped=cache.helped + helped, counts_L3=counts_L3)
-        return cache, Helped(under_way, elsewhere_E, ids_TK)
+        given = under_way, elsewhere_E, ids_TK, routing.weights_TK
+        return cache, Helped(*given, self.defers and not is_last)
 
     def _split(self, cache: Cache, layer, routing: Routing) -> jax.Array:
         """bool `[E]`: those of the absent that the host computes, the worst ones."""
@@ -200,17 +212,26 @@ class FusedAssist:
     def end(
         self, helped: Helped, rows_PD: jax.Array, scale_P: jax.Array | None = None
     ) -> jax.Array:
-        """WAIT: the rows of all pairs.
+        """WAIT: the rows of all pairs; zeros of those that are deferred.
 
         Args:
           rows_PD: of pairs that the device computed; others are arbitrary.
           scale_P: float32, a factor that these rows have already; None: 1.
         """
+        is_elsewhere_P1 = helped.under_way.ids_TK.reshape(-1, 1) < self._moe.num_experts
+        if helped.is_deferred:
+            return jnp.where(is_elsewhere_P1, 0.0, rows_PD)
         host_PD, (rows_PD,) = calls.wait(helped.under_way, [rows_PD])
         if scale_P is not None:
             host_PD = host_PD * scale_P[:, None]
-        is_elsewhere_P1 = helped.under_way.ids_TK.reshape(-1, 1) < self._moe.num_experts
         return jnp.where(is_elsewhere_P1, host_PD, rows_PD)
+
+    def add(self, y_TD: jax.Array, helped: Helped) -> jax.Array:
+        """WAIT of an earlier layer: its rows added to another's output `[T, D]`."""
+        host_PD, (y_TD,) = calls.wait(helped.under_way, [y_TD])
+        host_PD = host_PD * helped.weights_TK.reshape(-1, 1)
+        is_elsewhere_TK = helped.under_way.ids_TK < self._moe.num_experts
+        return add_ranks(y_TD, host_PD, is_elsewhere_TK)
 
 
 class HelpedWaves:

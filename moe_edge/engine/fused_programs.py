@@ -7,7 +7,7 @@ programs, and the experts are summed in the same order (`expert_waves`).
 import jax.numpy as jnp
 
 from moe_edge.core.checks import check_shape
-from moe_edge.engine.fused_assist import FusedAssist, HelpedWaves
+from moe_edge.engine.fused_assist import FusedAssist, Helped, HelpedWaves
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.engine.fused_prefetch import Coming, Prefetch, UnderWay
 from moe_edge.engine.fused_waves import run_through_slots
@@ -55,7 +55,7 @@ class FusedPrograms(Programs):
     def _layer_step(self, kind, state, x, chunk, layer, weights, host_ER, window, kv):
         """One layer; `layer` is an int or, so that one program serves all, an array."""
         given = kind, state, x, chunk, layer, weights, host_ER, window, kv
-        return self._run_layer(*given, None, None)[0]
+        return self._run_layer(*given, None, None, None, True)[0]
 
     def _run_layer(
         self,
@@ -70,19 +70,24 @@ class FusedPrograms(Programs):
         kv,
         under_way: UnderWay | None,
         coming: Coming | None,
+        deferred: Helped | None,
+        is_last: bool,
     ):
         """One layer.
 
         Args:
           under_way: what was begun for it.
           coming: the layer for which it begins to fetch.
+          deferred: what the host computes of an earlier layer, which this one adds.
+          is_last: of those with experts in the program.
         Returns:
-          ((state, x, kv, routing), what is under way for the next layer).
+          ((state, x, kv, routing), what is under way for the next layer, what it is to
+          add).
         """
         block, begun = self.bind(kind, weights), None
         if host_ER is None:
             x, kv, _ = block(x, chunk, window, None, None, kv)
-            return (state, x, kv, None), None
+            return (state, x, kv, None), None, deferred
         (x, normed), kv = block.attend(x, chunk, window, kv)
         hidden_TD, routing = seam(block.route(normed, chunk))
         shared = seam(block.run_shared(hidden_TD, routing))
@@ -105,15 +110,18 @@ class FusedPrograms(Programs):
         waves, assist = self.waves_of(taken_TD.shape[0], host_ER.dtype), self._assist
         given, helped = (layer, taken_TD, wanted, host_ER), None
         if x.shape[1] == 1 and assist is not None and assist.suits(waves, taken_TD):
-            state, helped = assist.begin(state, *given)
+            state, helped = assist.begin(state, *given, is_last)
             waves = HelpedWaves(waves, assist, helped, wanted)
         given = state, *given, coming and begin, helped
         if zero_copy is not None and zero_copy.suits(layer, wanted.ids_TK):
             state, y_TD = zero_copy.run(*given)
         else:
             state, y_TD = run_through_slots(self._cache, waves, *given)
+        if deferred is not None:
+            y_TD = assist.add(y_TD, deferred)
         x = add_experts(self.config, x, seam(y_TD), shared)
-        return (state, x, kv, routing), begun
+        left = helped if helped is not None and helped.is_deferred else None
+        return (state, x, kv, routing), begun, left
 
     def _reroute(self, state: Cache, layer, routing):
         resident_E = self._cache.slots_of(state, layer) >= 0
@@ -158,7 +166,11 @@ class FusedPrograms(Programs):
 
     def _group_step(self, kinds, numbers, state, x, chunk, layers, caches):
         """Some layers of a decode step, by number; see `_run_layer`."""
-        new_caches, routings, under_way = [], [], None
+        new_caches, routings, under_way, deferred = [], [], None, None
+        last = max(
+            (i for i, (_, host_ER, *_) in enumerate(layers) if host_ER is not None),
+            default=0,
+        )
         for place, (kind, number) in enumerate(zip(kinds, numbers, strict=True)):
             x, chunk = seam((x, chunk))  # here the resident engine changes programs
             *layer, gates = layers[place]
@@ -168,8 +180,8 @@ class FusedPrograms(Programs):
                 slots_SR = state.slots_SR[place + 1]
                 coming = Coming(gates, numbers[place + 1], host_ER, slots_SR)
             given = kind, state.at(place), x, chunk, number, *layer, caches[place]
-            (here, x, kv, routing), under_way = self._run_layer(
-                *given, under_way, coming
+            (here, x, kv, routing), under_way, deferred = self._run_layer(
+                *given, under_way, coming, deferred, place == last
             )
             state = state.after(place, here)
             new_caches.append(kv)

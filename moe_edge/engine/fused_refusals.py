@@ -169,3 +169,15 @@ def assist_by_an_emulated_host(asked):
             f"assist_expert_s is {asked.options.assist_expert_s}, an emulated host's"
         )
     return None
+
+
+@_rule(
+    "`offload.assist_deferred`",
+    "no `offload.assist_in_fused`",
+    "set assist_in_fused, or leave it out",
+)
+def deferred_elsewhere(asked):
+    options = asked.options
+    if options is not None and options.assist_deferred and not options.assist_in_fused:
+        return "assist_deferred is True, which is of assist_in_fused, and that is False"
+    return None

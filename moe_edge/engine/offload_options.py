@@ -87,6 +87,8 @@ class OffloadOptions:
     # Of mode fused: `assist` splits absent experts of decode steps between the host and
     # the link (engine/fused_assist.py).
     assist_in_fused: bool = False
+    # Lossy: the next layer adds what the host computed, which has a layer longer.
+    assist_deferred: bool = False
     # How mode layered speaks to its programs on a GPU. `arrays`: small arrays;
     # `packed`: one array each way a layer, in pinned memory; `direct`: packed, and a
     # layer's absent experts are fetched from memory `pinned` by one program.
@@ -193,7 +195,8 @@ class OffloadOptions:
     @property
     def lossless(self) -> bool:
         """Whether the tokens are those of the resident engine."""
-        return get_route(self.route, **self.route_options).lossless
+        route = get_route(self.route, **self.route_options)
+        return route.lossless and not self.assist_deferred
 
 
 def resolve_offload(

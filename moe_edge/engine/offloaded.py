@@ -249,6 +249,7 @@ def assemble(
             predictor=predictor if options.prefetch_in_fused else None,
             prefetch_limit=options.prefetch_limit,
             assist=options.make_assist() if options.assist_in_fused else None,
+            assist_deferred=options.assist_deferred,
         )
     else:
         engine = make_layered(
