@@ -118,15 +118,14 @@ def test_what_is_not_finite_is_refused_where_a_file_is_run(
     file = gguf(tmp_path / "x.gguf", raw, tensors, "Q8_0")
     reader = open_checkpoint(file)
     load_weights(reader, check_finite=True)
-    experts, top = GgufReader.experts, GgufReader.top
+    read_experts, top = GgufReader.read_experts, GgufReader.top
 
-    def spoiled(self, layer):
-        records = experts(self, layer).copy()
+    def spoiled(self, layer, first, out_NR):
+        read_experts(self, layer, first, out_NR)
         part = {"scale": "up", "bias": "up_bias"}[where]
         start = self.layout.offsets[part]
         bad = np.array([np.inf], np.float16 if where == "scale" else np.float32)
-        records[1, start : start + bad.nbytes] = bad.view(np.uint8)
-        return records
+        out_NR[1, start : start + bad.nbytes] = bad.view(np.uint8)
 
     def spoiled_top(self):
         found = top(self)
@@ -139,6 +138,6 @@ def test_what_is_not_finite_is_refused_where_a_file_is_run(
     if where in ("norm", "head"):
         monkeypatch.setattr(GgufReader, "top", spoiled_top)
     else:
-        monkeypatch.setattr(GgufReader, "experts", spoiled)
+        monkeypatch.setattr(GgufReader, "read_experts", spoiled)
     with pytest.raises(CheckpointError, match="has NaN or infinite values; to run it"):
         load_engine(file, with_tokenizer=False)
