@@ -30,9 +30,6 @@ class StoreReader(RandomReader):
 
     path = "random"
 
-    def read_experts(self, layer, first, out):
-        out[:] = self.experts(layer)[first : first + len(out)]
-
     def dense_dtypes(self, item):
         return dict.fromkeys(item_shapes(self.config, item), self._dense)
 
