@@ -266,7 +266,7 @@ def change_of(ratio_WR: np.ndarray) -> Estimate:
     rng = np.random.default_rng(0)
     drawn = ratio_WR[rng.integers(workloads, size=(RESAMPLES, workloads)), 0]
     bounds = np.percentile(drawn.mean(axis=1), (2.5, 97.5))
-    return interval(ratio_WR.mean() - 1, bounds, workloads)
+    return interval(ratio_WR.mean() - 1, bounds - 1, workloads)
 
 
 def derive(tables: Tables) -> dict[str, Any]:

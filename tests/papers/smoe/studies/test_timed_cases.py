@@ -263,13 +263,15 @@ def test_fig11_holds_smoe_against_the_best_of_each_workload():
 
 
 def test_fig11_s_interval_is_over_workloads_where_a_round_is_alone():
-    one = fig11.change_of(np.array([[0.5], [0.7]]))
-    assert one.value == pytest.approx(-0.4) and one.spread == pytest.approx(0.1)
-    assert fig11.change_of(np.array([[0.5], [0.7]]) * 0 + 0.5).spread == 0
+    ratio_WR = np.array([[0.5], [0.7]])
+    one = fig11.change_of(ratio_WR)
+    assert one[:4] == pytest.approx((-0.4, 2, -0.5, -0.3))
+    assert fig11.change_of(np.full((2, 1), 0.5))[:4] == (-0.5, 2, -0.5, -0.5)
     with started(1):  # where starts are what an interval is over
-        assert fig11.change_of(np.array([[0.5], [0.7]])).spread == 0
+        assert fig11.change_of(ratio_WR)[:4] == pytest.approx((-0.4, 1, -0.4, -0.4))
     rounds = fig11.change_of(np.array([[0.5, 0.6], [0.7, 0.8]]))
-    assert rounds.value == pytest.approx(-0.35) and rounds.kind != one.kind
+    assert rounds[:4] == pytest.approx((-0.35, 2, -0.4, -0.3))
+    assert rounds.kind != one.kind
 
 
 def test_an_experts_time_on_an_emulated_host_follows_its_load():
