@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
-from moe_edge.core.files import write_json
+from moe_edge.core.files import plain_numbers, write_json
 from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.place.migration_policy import MigrationRule
@@ -117,7 +117,10 @@ def run_simulate(
         "methods": rows,
         "by_seed": {name: [r.row() for r in found] for name, found in runs.items()},
         "local_ratio_over_time": {
-            name: {"window_s": options.window_s, "ratio": plain(found[0].ratio_W)}
+            name: {
+                "window_s": options.window_s,
+                "ratio": plain_numbers(found[0].ratio_W, 4),
+            }
             for name, found in runs.items()
         },
         "left_out": left_out,
@@ -148,11 +151,6 @@ def median_row(results: Sequence[ClusterResult]) -> dict[str, Any]:
             for name in ("mean_latency_s", "local_ratio", "remote_calls")
         },
     }
-
-
-def plain(ratio_W: np.ndarray) -> list[float | None]:
-    """For JSON: four digits, null where a window has no pair."""
-    return [None if np.isnan(x) else round(float(x), 4) for x in ratio_W]
 
 
 def sources(case: Scenario) -> list[dict[str, Any]]:
