@@ -25,7 +25,6 @@ from moe_edge.simulate.cluster.report import (
     ClusterResult,
     print_table,
     progress,
-    report,
 )
 from moe_edge.simulate.cluster.run_recorded import check_alone, run_recorded
 from moe_edge.simulate.cluster.scenario import Scenario
@@ -102,7 +101,7 @@ def run_simulate(
                 loop = case.loop(placer or name, options, seed=number, **moving)
                 started = time.perf_counter()
                 loop.run()
-                result = report(loop)
+                result = ClusterResult(loop)
                 runs[name].append(result)
                 print(progress(name, number, result, time.perf_counter() - started))
                 count(1)
