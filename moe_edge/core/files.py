@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import sys
@@ -11,6 +12,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from moe_edge.core import folder_lock
 from moe_edge.core.checks import OutputError, RequestError
@@ -197,6 +200,13 @@ def locked_folder(folder: str | Path, what: str) -> Iterator[Path]:
         raise
     finally:
         os.close(lock)
+
+
+def plain_numbers(array: np.ndarray, digits: int = 6) -> list:
+    """Nested lists for JSON: null where there is no number, rounded elsewhere."""
+    if array.ndim > 1:
+        return [plain_numbers(row, digits) for row in array]
+    return [None if math.isnan(x) else round(x, digits) for x in array.tolist()]
 
 
 def write_json(path: str | Path, value: Any, **options) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.core.checks import ConfigError, RequestError, check_count
+from moe_edge.core.checks import ConfigError, check_count
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.stepwise import Forced, ForcedRun, score_batches
+from moe_edge.evaluate.texts import spread_rows
 from moe_edge.route.base import ROUTES, Route, TopK, get_route
 
 
@@ -174,11 +175,5 @@ def cut_rows(
     sizes = {"rows": rows, "prompt_tokens": prompt_tokens}
     for name, value in (sizes | {"forced_tokens": forced_tokens}).items():
         check_count(name, value)
-    size = prompt_tokens + forced_tokens
-    if len(ids) < rows * size:
-        raise RequestError(
-            f"the text has {len(ids)} tokens; {rows} rows of {prompt_tokens} + "
-            f"{forced_tokens} need {rows * size}: ask for fewer or give a longer text"
-        )
-    starts = [(len(ids) - size) * i // max(1, rows - 1) for i in range(rows)]
-    return [Forced(list(ids[s : s + size]), prompt_tokens) for s in starts]
+    found = spread_rows(ids, rows, prompt_tokens, forced_tokens)
+    return [Forced(list(row), prompt_tokens) for row in found]

@@ -24,6 +24,7 @@ from moe_edge.engine.programs import jit_step
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.evaluate.likelihood import score_logits
 from moe_edge.evaluate.stepwise import ForcedRun
+from moe_edge.evaluate.texts import spread_rows
 from moe_edge.model.transformer import layer_window
 from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slot_cache import SlotCache
@@ -264,11 +265,4 @@ def cut_tokens(ids: Sequence[int], tokens: int, length: int) -> np.ndarray:
     Raises:
       RequestError: the text is too short.
     """
-    rows = -(-tokens // (length - 1))
-    if len(ids) < rows * length:
-        raise RequestError(
-            f"the text has {len(ids)} tokens; {rows} rows of {length} need "
-            f"{rows * length}: ask for fewer or give a longer text"
-        )
-    starts = [(len(ids) - length) * i // max(1, rows - 1) for i in range(rows)]
-    return np.array([ids[s : s + length] for s in starts], np.int32)
+    return np.array(spread_rows(ids, -(-tokens // (length - 1)), length), np.int32)

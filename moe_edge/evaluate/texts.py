@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from moe_edge.core.checks import ConfigError, RequestError
@@ -49,6 +50,24 @@ def sha256_of(path: str | Path) -> str:
     """Hex digest of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def spread_rows(ids: Sequence[int], rows: int, *parts: int) -> list[Sequence[int]]:
+    """Rows spread evenly over a text, without overlap.
+
+    Args:
+      parts: tokens of a row, which add up.
+    Raises:
+      RequestError: the text is too short.
+    """
+    size, words = sum(parts), " + ".join(map(str, parts))
+    if len(ids) < rows * size:
+        raise RequestError(
+            f"the text has {len(ids)} tokens; {rows} rows of {words} need "
+            f"{rows * size}: ask for fewer or give a longer text"
+        )
+    starts = [(len(ids) - size) * i // max(1, rows - 1) for i in range(rows)]
+    return [ids[start : start + size] for start in starts]
 
 
 def read_text(path: str | Path) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from moe_edge.core.checks import check_count
+from moe_edge.core.files import plain_numbers
 
 
 class PredictionLog:
@@ -94,21 +95,14 @@ class PredictionLog:
     def summary(self) -> dict:
         """JSON-ready: totals by look-ahead and by layer, None instead of NaN."""
         return {
-            "recall": _plain(self.recall_A),
-            "precision": _plain(self.precision_A),
+            "recall": plain_numbers(self.recall_A),
+            "precision": plain_numbers(self.precision_A),
             "rounds": self.rounds_LA.sum(axis=0).tolist(),
-            "recall_by_layer": _plain(self.recall_LA),
-            "precision_by_layer": _plain(self.precision_LA),
+            "recall_by_layer": plain_numbers(self.recall_LA),
+            "precision_by_layer": plain_numbers(self.precision_LA),
         }
 
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """part / whole, NaN where whole is zero."""
     return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
-
-
-def _plain(array: np.ndarray) -> list:
-    """Nested lists with None in place of NaN."""
-    rounded = array.round(6).astype(object)
-    rounded[np.isnan(array)] = None
-    return rounded.tolist()

@@ -167,7 +167,7 @@ class StepTimer:
         """The same of every size of a batch that decodes, of one row each."""
         sizes = self._slots.shapes
         every = itertools.product(sizes.rows, (1,), sizes.capacities)
-        return self._each(set(every), batch_seconds)
+        return self._each(set(every), rows_seconds)
 
     def _each(self, shapes: Collection[Shape], seconds_of) -> list[list[float]]:
         times: dict[Shape, list[float]] = {shape: [] for shape in sorted(shapes)}
@@ -212,26 +212,18 @@ class StepTimer:
 
 def shape_seconds(slots: RowSlots, shape: Shape) -> float:
     """Seconds of a chunk in a shape that holds one token, at K 1."""
-    engine, (R, S, M) = slots.engine, shape
-    session = slots.shapes.new_session(engine, R, M)
-    tokens, valid = np.zeros((R, S), np.int32), np.zeros((R, S), bool)
-    valid[0, 0] = True
-    engine.begin_prompts(session, tokens.tolist())
-    session.k_B = engine.put(np.ones(R, np.int32))
-    begins = np.zeros(R, np.int32)
-    jax.block_until_ready(session.caches)
-    return _seconds(
-        lambda: jax.block_until_ready(engine.run_chunk(session, tokens, valid, begins))
-    )
+    valid_RS = np.zeros(shape[:2], bool)
+    valid_RS[0, 0] = True
+    return _chunk_seconds(slots, shape, valid_RS, shape[1], 0)
 
 
-def batch_seconds(slots: RowSlots, batch: Shape) -> float:
-    """Seconds of a step of one row in a batch, at K 1: what size and capacity cost."""
-    return rows_seconds(slots, batch, 1, 0)
+def rows_seconds(
+    slots: RowSlots, batch: Shape, rows: int = 1, position: int = 0
+) -> float:
+    """Seconds of a step of rows at a position in a batch, at K 1.
 
-
-def rows_seconds(slots: RowSlots, batch: Shape, rows: int, position: int) -> float:
-    """Seconds of a step of rows at a position in a batch, at K 1."""
+    Of one row at the first position: what size and capacity cost.
+    """
     engine, (B, _, M) = slots.engine, batch
     session, is_there = slots.shapes.new_session(engine, B, M), np.arange(B) < rows
     session.growth = is_there.astype(int).tolist()
@@ -250,16 +242,21 @@ def rows_seconds(slots: RowSlots, batch: Shape, rows: int, position: int) -> flo
 
 def chunk_seconds(slots: RowSlots, size: int, start: int) -> float:
     """Seconds of a whole chunk of one prompt in the largest session, at K 1."""
-    engine, M = slots.engine, slots.shapes.prompt_capacities[-1]
-    session = slots.shapes.new_session(engine, 1, M)
-    tokens, valid = np.zeros((1, size), np.int32), np.ones((1, size), bool)
-    engine.begin_prompts(session, [[0] * M])
-    session.k_B = engine.put(np.ones(1, np.int32))
-    begins = np.full(1, start, np.int32)
+    M = slots.shapes.prompt_capacities[-1]
+    return _chunk_seconds(slots, (1, size, M), np.ones((1, size), bool), M, start)
+
+
+def _chunk_seconds(
+    slots: RowSlots, shape: Shape, valid_RS: np.ndarray, prompt: int, start: int
+) -> float:
+    """Seconds of a chunk of prompts of so many tokens, from `start` on, at K 1."""
+    engine, (R, S, M) = slots.engine, shape
+    session = slots.shapes.new_session(engine, R, M)
+    engine.begin_prompts(session, [[0] * prompt] * R)
+    session.k_B = engine.put(np.ones(R, np.int32))
+    given = np.zeros((R, S), np.int32), valid_RS, np.full(R, start, np.int32)
     jax.block_until_ready(session.caches)
-    return _seconds(
-        lambda: jax.block_until_ready(engine.run_chunk(session, tokens, valid, begins))
-    )
+    return _seconds(lambda: jax.block_until_ready(engine.run_chunk(session, *given)))
 
 
 def _seconds(function) -> float:

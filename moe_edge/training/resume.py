@@ -50,7 +50,7 @@ def _stored(path: Path) -> dict[str, Any] | None:
     return stored if isinstance(stored, dict) else None
 
 
-def _differences(wanted: dict[str, Any], stored: dict[str, Any], prefix="") -> str:
+def differences(wanted: dict[str, Any], stored: dict[str, Any], prefix="") -> str:
     """What is wanted otherwise than it is stored, in words; empty if nothing is."""
     return "; ".join(
         f"{prefix}{name} is {value!r}, it was {stored.get(name)!r}"
@@ -70,9 +70,9 @@ def check_corpus(run_dir: Path, facts: dict[str, Any]) -> None:
             f"{run_dir / FACTS_FILE} does not say what {path.name} was built with; "
             f"delete {path} and it is built again"
         )
-    if differences := _differences(facts, stored, "--"):
+    if differing := differences(facts, stored, "--"):
         raise ConfigError(
-            f"{path} was built with other settings: {differences}; name them again or "
+            f"{path} was built with other settings: {differing}; name them again or "
             "another --out_dir"
         )
 
@@ -110,8 +110,8 @@ def check_resume(
             f"the run in {run_dir} was trained with {gone[0]} {stored[gone[0]]}, which "
             "is no longer there; name another --out_dir"
         )
-    if differences := _differences(training, stored):
+    if differing := differences(training, stored):
         raise ConfigError(
-            f"the run in {run_dir} was trained with other settings: {differences}; "
+            f"the run in {run_dir} was trained with other settings: {differing}; "
             "name them again or another --out_dir"
         )

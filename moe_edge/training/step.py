@@ -5,7 +5,7 @@ Parameters are a flat dict: dense weights under their canonical paths
 is an argument, so that a schedule never recompiles.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,21 +28,35 @@ class TrainState(NamedTuple):
     optimizer: Any
 
 
-def forward_fn(config: ModelConfig) -> Callable:
-    """`forward(params, tokens_BS) -> (logits_BSV, routings)` of a config.
+def model_fn(config: ModelConfig, *, frozen: bool = False) -> Callable:
+    """`run(dense, experts, tokens_BS) -> (logits_BSV, routings)` of a config.
 
-    A config with another `top_k` runs the same parameters.
+    `dense` are arrays by path, `experts` the records of each layer; a config with
+    another `top_k` runs the same ones.
+
+    Args:
+      frozen: the experts get no gradient.
     """
     model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
     graph, state = nnx.split(model)
     paths = [path for path, _ in nnx.to_flat_state(state)]
-    run_experts = expert_fn(config)
+    run_experts = expert_fn(config, frozen=frozen)
+
+    def run(dense: Params, experts: Sequence[jax.Array | None], tokens_BS):
+        leaves = [(p, nnx.Param(dense[".".join(map(str, p))])) for p in paths]
+        bound = nnx.merge(graph, nnx.from_flat_state(leaves))
+        return bound(tokens_BS, experts, run_experts)
+
+    return run
+
+
+def forward_fn(config: ModelConfig) -> Callable:
+    """`forward(params, tokens_BS) -> (logits_BSV, routings)` of a config."""
+    run = model_fn(config)
 
     def forward(params: Params, tokens_BS):
         experts = [params.get(f"experts.{layer}") for layer in range(config.num_layers)]
-        leaves = [(p, nnx.Param(params[".".join(map(str, p))])) for p in paths]
-        bound = nnx.merge(graph, nnx.from_flat_state(leaves))
-        return bound(tokens_BS, experts, run_experts)
+        return run(params, experts, tokens_BS)
 
     return forward
 

@@ -63,7 +63,7 @@ class Machine:
         rows, _, capacity = batch
         return 1e-5 * rows * capacity
 
-    def rows_seconds(self, batch, rows, position):
+    def rows_seconds(self, batch, rows=1, position=0):
         return self.batch_seconds(batch) + KEY_S * rows * position
 
     def chunk_seconds(self, size, start):
@@ -86,7 +86,7 @@ def machine(monkeypatch):
         return made[0]
 
     monkeypatch.setattr(module, "RowSlots", make)
-    for name in ("shape_seconds", "batch_seconds", "rows_seconds", "chunk_seconds"):
+    for name in ("shape_seconds", "rows_seconds", "chunk_seconds"):
         monkeypatch.setattr(step_timer, name, getattr(Machine, name))
     monkeypatch.setattr(step_timer.time, "perf_counter", lambda: made[0].now_s)
 

@@ -15,7 +15,7 @@ from moe_edge.place.placer import Placer
 from moe_edge.place.plan import Placement
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.pools import RoutingPools
-from moe_edge.simulate.cluster.report import report
+from moe_edge.simulate.cluster.report import ClusterResult
 from moe_edge.workload.requests import Request
 
 BLOCK = BlockShape(d_model=8, expert_dim=16, bytes_per_value=2)  # 768 bytes, 16 a state
@@ -89,4 +89,4 @@ def run(requests, placement, costs, pools, max_batch=1, **kwargs):
     options = LoopOptions(max_batch, window_s=kwargs.pop("window_s", 60.0))
     loop = ClusterLoop(requests, placement, costs, pools, options, 0, **kwargs)
     loop.run()
-    return loop, report(loop)
+    return loop, ClusterResult(loop)

@@ -17,7 +17,7 @@ from moe_edge.simulate.cluster.drive import PERIOD
 from moe_edge.simulate.cluster.links import MIGRATE
 from moe_edge.simulate.cluster.loop import LoopOptions
 from moe_edge.simulate.cluster.pools import RoutingPools
-from moe_edge.simulate.cluster.report import ClusterResult, report
+from moe_edge.simulate.cluster.report import ClusterResult
 from moe_edge.simulate.cluster.turns import TurnLoop
 from moe_edge.workload.cluster_run import FROM_CHECKPOINT, TableChange, locality
 from moe_edge.workload.cluster_run_reader import ClusterRun, MethodRun
@@ -99,7 +99,7 @@ class Recorded:
     def simulate(self) -> ClusterResult:
         """Runs it to the end."""
         self.loop.run()
-        return report(self.loop)
+        return ClusterResult(self.loop)
 
     def row(self, result: ClusterResult) -> dict:
         """The keys of a real run that a simulated one has, and what was measured."""

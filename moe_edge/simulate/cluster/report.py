@@ -111,11 +111,6 @@ class ClusterResult:
         }
 
 
-def report(loop: ClusterLoop) -> ClusterResult:
-    """Sums up a loop that has run."""
-    return ClusterResult(loop)
-
-
 def progress(name: str, seed: int, result: ClusterResult, took_s: float) -> str:
     """One line while people wait."""
     return (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
-from moe_edge.core.files import write_json
+from moe_edge.core.files import plain_numbers, write_json
 from moe_edge.core.progress import counter
 from moe_edge.core.run_folder import RunFolder, root, unpacked
 from moe_edge.place.migration_policy import MigrationRule
@@ -25,7 +25,6 @@ from moe_edge.simulate.cluster.report import (
     ClusterResult,
     print_table,
     progress,
-    report,
 )
 from moe_edge.simulate.cluster.run_recorded import check_alone, run_recorded
 from moe_edge.simulate.cluster.scenario import Scenario
@@ -102,7 +101,7 @@ def run_simulate(
                 loop = case.loop(placer or name, options, seed=number, **moving)
                 started = time.perf_counter()
                 loop.run()
-                result = report(loop)
+                result = ClusterResult(loop)
                 runs[name].append(result)
                 print(progress(name, number, result, time.perf_counter() - started))
                 count(1)
@@ -117,7 +116,10 @@ def run_simulate(
         "methods": rows,
         "by_seed": {name: [r.row() for r in found] for name, found in runs.items()},
         "local_ratio_over_time": {
-            name: {"window_s": options.window_s, "ratio": plain(found[0].ratio_W)}
+            name: {
+                "window_s": options.window_s,
+                "ratio": plain_numbers(found[0].ratio_W, 4),
+            }
             for name, found in runs.items()
         },
         "left_out": left_out,
@@ -148,11 +150,6 @@ def median_row(results: Sequence[ClusterResult]) -> dict[str, Any]:
             for name in ("mean_latency_s", "local_ratio", "remote_calls")
         },
     }
-
-
-def plain(ratio_W: np.ndarray) -> list[float | None]:
-    """For JSON: four digits, null where a window has no pair."""
-    return [None if np.isnan(x) else round(float(x), 4) for x in ratio_W]
 
 
 def sources(case: Scenario) -> list[dict[str, Any]]:

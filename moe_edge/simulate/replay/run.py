@@ -1,13 +1,12 @@
 """The root of `moe-edge replay`: hit ratios and prediction recall of a route trace."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_known, chosen
-from moe_edge.core.files import write_json
+from moe_edge.core.files import plain_numbers, write_json
 from moe_edge.core.progress import progress
 from moe_edge.core.run_folder import RunFolder, root
 from moe_edge.core.typed import check_64_bits
@@ -127,8 +126,8 @@ def run_replay(
         },
         "prediction": {
             name: {
-                "recall_by_layer": _plain(log.recall_LA.T),
-                "precision_by_layer": _plain(log.precision_LA.T),
+                "recall_by_layer": plain_numbers(log.recall_LA.T),
+                "precision_by_layer": plain_numbers(log.precision_LA.T),
             }
             for name, log in predicted.items()
         },
@@ -169,20 +168,13 @@ def _of_drafts(found: Drafts) -> dict[str, Any]:
 
 
 def _by_slots(values: Mapping[int, float]) -> dict[str, float | None]:
-    numbers = _plain(np.array(list(values.values())))
+    numbers = plain_numbers(np.array(list(values.values())))
     return dict(zip(map(str, values), numbers, strict=True))
 
 
 def _by_look_ahead(share_H: np.ndarray) -> dict[str, float | None]:
     """By layers ahead, from 1."""
-    return {str(row + 1): value for row, value in enumerate(_plain(share_H))}
-
-
-def _plain(array: np.ndarray) -> list:
-    """Lists for JSON: null where there is no number, six digits elsewhere."""
-    if array.ndim > 1:
-        return [_plain(row) for row in array]
-    return [None if math.isnan(x) else round(x, 6) for x in array.tolist()]
+    return {str(row + 1): value for row, value in enumerate(plain_numbers(share_H))}
 
 
 def _cache_details(result) -> dict[str, Any]:
@@ -191,7 +183,7 @@ def _cache_details(result) -> dict[str, Any]:
         "misses": int(result.misses_L.sum()),
         "prefill_hits": result.prefill_hits,
         "prefill_misses": result.prefill_misses,
-        "hit_ratio_by_layer": _plain(result.hit_ratio_L),
+        "hit_ratio_by_layer": plain_numbers(result.hit_ratio_L),
     }
 
 

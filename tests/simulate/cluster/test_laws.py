@@ -6,7 +6,7 @@ import pytest
 from moe_edge.core.checks import ConfigError, MoeEdgeError, RequestError
 from moe_edge.simulate.cluster.build import build_scenario, followed
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
-from moe_edge.simulate.cluster.report import report
+from moe_edge.simulate.cluster.report import ClusterResult
 from moe_edge.simulate.cluster.scenario import METHODS
 from tests.support.slow_cases import slow_but
 from tests.support.tiny_cluster import asked, constant_pools, placed, run, tiny_costs
@@ -37,7 +37,7 @@ def crowded():
 def test_every_request_and_every_byte_is_accounted_for(crowded, method):
     loop = crowded.loop(method, LoopOptions(max_batch=2), period_s=2.0)
     loop.run()
-    result, shape = report(loop), crowded.shape
+    result, shape = ClusterResult(loop), crowded.shape
     tokens_N = np.zeros(3, np.int64)
     for request in crowded.requests:
         tokens_N[request.server] += request.input_tokens + request.output_tokens - 1
@@ -67,7 +67,7 @@ def test_same_seed_same_run_and_another_seed_another_one(crowded):
     def latencies(seed):
         loop = crowded.loop("prism", seed=seed)
         loop.run()
-        return report(loop).latency_R
+        return ClusterResult(loop).latency_R
 
     np.testing.assert_array_equal(latencies(0), latencies(0))
     assert (latencies(0) != latencies(1)).any()
@@ -77,7 +77,7 @@ def test_planning_ahead_changes_nothing(crowded, monkeypatch):
     def latencies():
         loop = crowded.loop("greedy", LoopOptions(max_batch=2), period_s=2.0)
         loop.run()
-        return report(loop).latency_R
+        return ClusterResult(loop).latency_R
 
     ahead = latencies()
     monkeypatch.setattr("moe_edge.simulate.cluster.calls.AHEAD", 1)
@@ -106,7 +106,7 @@ def test_more_bandwidth_never_hurts_a_lone_request():
             requests_per_server=1, interval_s=50.0, cluster_options={"mbps": mbps}
         ).loop("uniform")
         loop.run()
-        means.append(report(loop).mean_latency_s)
+        means.append(ClusterResult(loop).mean_latency_s)
     assert means == sorted(means, reverse=True) and means[0] > 2 * means[2]
 
 
@@ -114,7 +114,7 @@ def test_windows_add_up_to_the_local_ratio():
     built = case(requests_per_server=8)
     loop = built.loop("redundance", LoopOptions(window_s=1.0))
     loop.run()
-    result = report(loop)
+    result = ClusterResult(loop)
     pairs = np.array(loop.windows)
     assert len(pairs) > 3 and pairs[..., 1].sum() == result.pairs
     assert result.local_ratio == pairs[..., 0].sum() / pairs[..., 1].sum()
@@ -151,7 +151,7 @@ def test_requests_can_follow_a_recorded_route(request):
     built = case(model="qwen3_30b_a3b", cluster_options={"num_gpus": 8}, **traced)
     loop = built.loop("optimal")
     loop.run()
-    assert report(loop).counts_NX.reshape(-1, 48, 128).sum(axis=2).min() > 0
+    assert ClusterResult(loop).counts_NX.reshape(-1, 48, 128).sum(axis=2).min() > 0
     other = traced | {"routing_trace": "routing/trace_gemma4_26b_a4b.csv.gz"}
     with pytest.raises(ConfigError, match=r"\(30, 128, 6\), .* has \(48, 128, 6\)"):
         case(model="qwen3_30b_a3b", cluster_options={"num_gpus": 8}, **other)
@@ -166,7 +166,7 @@ def test_what_cannot_run_is_refused():
         run(asked((1, 0.0, 1, 1, "a")), here, costs, pools)
     loop = ClusterLoop(asked((0, 0.0, 1, 1, "a")), here, costs, pools, LoopOptions(), 0)
     with pytest.raises(MoeEdgeError, match="1 requests are not finished"):
-        report(loop)
+        ClusterResult(loop)
     with pytest.raises(ConfigError, match="max_batch must be a positive whole number"):
         LoopOptions(max_batch=0)
     with pytest.raises(ConfigError, match="unknown method 'best'; known: eplb, "):

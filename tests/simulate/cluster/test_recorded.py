@@ -13,7 +13,7 @@ from moe_edge.place.call_targets import call_targets
 from moe_edge.place.plan import Placement
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
 from moe_edge.simulate.cluster.pools import RoutingPools
-from moe_edge.simulate.cluster.report import report
+from moe_edge.simulate.cluster.report import ClusterResult
 from moe_edge.simulate.cluster.run import run_simulate
 from moe_edge.workload.cluster_run import RequestRow, TableChange, method_file
 from moe_edge.workload.cluster_run_reader import read_requests
@@ -183,7 +183,7 @@ def own():
 
 def test_the_simulators_own_run_comes_out_again(tmp_path, own):
     requests, placement, of, costs, ids, loop = own
-    result = report(loop)
+    result = ClusterResult(loop)
     trace = cluster_trace(
         ids,
         [request.server for request in requests],

@@ -14,7 +14,7 @@ from moe_edge.papers.prism.studies.entry import tell
 from moe_edge.papers.prism.studies.runs import Runs, cases_of
 from moe_edge.place.plan import ABSENT, Placement
 from moe_edge.simulate.cluster.loop import ClusterLoop, LoopOptions
-from moe_edge.simulate.cluster.report import report
+from moe_edge.simulate.cluster.report import ClusterResult
 from moe_edge.simulate.cluster.scenario import Scenario
 
 MODELS = ("deepseek_v2_lite", "mixtral_8x7b")
@@ -69,7 +69,7 @@ def layer_seconds(case: Scenario, share: float, seed: int) -> tuple[float, float
     parts = case.requests, placement, case.cost_model, case.pools, LoopOptions()
     loop = ClusterLoop(*parts, seed)
     loop.run()
-    found = report(loop)
+    found = ClusterResult(loop)
     layers = found.steps * case.shape.num_layers
     return float(found.latency_R.sum()) / layers, 1 - found.local_ratio
 

@@ -15,12 +15,15 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from moe_edge.bench.derived import spans, wide
-from moe_edge.bench.settings import StudySettings
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.evaluate.texts import find_file, sha256_of
 from moe_edge.metrics.frames import Rows, Tables, frame
-from moe_edge.papers.prism.studies.patterns import assumed_usage, read_usage
+from moe_edge.papers.prism.studies.patterns import (
+    PatternSettings,
+    assumed_usage,
+    read_usage,
+)
 from moe_edge.papers.prism.studies.served import EPLB, OPTIMUM, PRISM
 from moe_edge.place.placer import get_placer
 from moe_edge.place.ranks import (
@@ -44,20 +47,16 @@ def check_share(name: str, value: float) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RankSettings(StudySettings):
-    """What is read and placed.
+class RankSettings(PatternSettings):
+    """What is read and placed; `PatternSettings` names the counts.
 
     Attributes:
-      data_dir: where `counts` is looked up.
-      counts: JSON lines of counts by model, domain and layer.
       ranks_dir: folder of moe-l2's data; None: of the installed package.
       qwen_domains: of the eight that Qwen3.6 was recorded with, one a server.
       deepseek_domains: likewise, of DeepSeek-V4-Flash's four.
       shares: of the experts, that each server holds.
     """
 
-    data_dir: str | None = None
-    counts: str = "routing/expert_counts.jsonl"
     ranks_dir: str | None = None
     qwen_domains: Sequence[str] = ("general_qa", "codegen", "math", "creative_write")
     deepseek_domains: Sequence[str] = ("general", "math", "code", "chat")

@@ -22,7 +22,7 @@ from moe_edge.hardware.models import model_shape
 from moe_edge.papers.prism.studies.served import EPLB, MEAN, PRISM, MethodRuns, Row
 from moe_edge.simulate.cluster.build import WORKLOADS, build_scenario
 from moe_edge.simulate.cluster.loop import LoopOptions
-from moe_edge.simulate.cluster.report import ClusterResult, report
+from moe_edge.simulate.cluster.report import ClusterResult
 from moe_edge.simulate.cluster.scenario import METHODS, Scenario
 
 # Headlines are of measured usage: BIG-bench's tasks call experts as the text domains do
@@ -87,7 +87,7 @@ def serve(
     """Runs one method to its end."""
     loop = case.loop(method, LoopOptions(window_s=window_s), seed=seed, **moving)
     loop.run()
-    return report(loop)
+    return ClusterResult(loop)
 
 
 def serve_all(

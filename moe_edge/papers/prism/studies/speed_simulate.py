@@ -17,7 +17,7 @@ from moe_edge.core.process import alone, peak_rss_bytes
 from moe_edge.papers.prism.studies.runs import serve
 from moe_edge.simulate.cluster.build import build_scenario
 from moe_edge.simulate.cluster.loop import LoopOptions
-from moe_edge.simulate.cluster.report import report
+from moe_edge.simulate.cluster.report import ClusterResult
 
 OURS = "latency"
 # Peer -> largest ratio of mean latencies that the bar allows on unequal machines, and
@@ -120,7 +120,7 @@ def speed_run(
     started = time.process_time()
     loop.run()
     seconds = time.process_time() - started
-    report(loop)
+    ClusterResult(loop)
     return seconds, float(peak_rss_bytes()), loop.events
 
 

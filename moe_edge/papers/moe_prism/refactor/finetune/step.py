@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 
 from moe_edge.checkpoint.schema import dense_items, item_shapes
 from moe_edge.core.float32 import to_float32
@@ -23,9 +22,7 @@ from moe_edge.model import soft_choice
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.matvec import compiler_options
 from moe_edge.model.record import RecordLayout
-from moe_edge.model.transformer import Transformer
-from moe_edge.training.expert_grad import expert_fn
-from moe_edge.training.step import TrainState, token_losses
+from moe_edge.training.step import TrainState, model_fn, token_losses
 
 # Rows that are trained, by gate: those that choose, and nothing else.
 TRAINED = {
@@ -82,16 +79,10 @@ def split_weights(weights: Weights) -> tuple[Router, Frozen]:
 
 def logits_fn(config: ModelConfig) -> Callable:
     """`logits(router, frozen, ids)` at a config's top_k: [B, S, V] of int32 [B, S]."""
-    model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
-    graph, state = nnx.split(model)
-    paths = [path for path, _ in nnx.to_flat_state(state)]
-    run_experts = expert_fn(config, frozen=True)
+    run = model_fn(config, frozen=True)
 
     def logits(router: Router, frozen: Frozen, ids):
-        arrays = frozen.dense | router
-        leaves = [(p, nnx.Param(arrays[".".join(map(str, p))])) for p in paths]
-        bound = nnx.merge(graph, nnx.from_flat_state(leaves))
-        return bound(ids, frozen.experts, run_experts)[0]
+        return run(frozen.dense | router, frozen.experts, ids)[0]
 
     return logits
 

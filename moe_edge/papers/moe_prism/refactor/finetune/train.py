@@ -36,6 +36,7 @@ from moe_edge.papers.moe_prism.refactor.finetune.settings import FineTuning
 from moe_edge.papers.moe_prism.refactor.texts import Windows
 from moe_edge.training import checkpoints
 from moe_edge.training.control import Clock, StopOnSignal, append_record, short
+from moe_edge.training.resume import differences
 from moe_edge.training.step import TrainState
 
 LOG_MINUTES, CHECKPOINT_MINUTES = 0.25, 5.0
@@ -242,14 +243,9 @@ class Training:
             return
         # A run of an older version does not name options that came later.
         before = dataclasses.asdict(FineTuning()) | about["facts"]
-        differing = [
-            f"{name} is {value!r}, it was {before.get(name)!r}"
-            for name, value in facts.items()
-            if before.get(name) != value
-        ]
-        if differing:
+        if differing := differences(facts, before):
             raise ConfigError(
-                f"{self._dir} holds a run of other settings: {'; '.join(differing)}; "
+                f"{self._dir} holds a run of other settings: {differing}; "
                 f"name them again, or another out_dir, or remove {self._dir}"
             )
         self.state = checkpoints.restore_state(manager, self.state)
