@@ -359,7 +359,7 @@ def test_new_sequence_keeps_blocks_and_forgets_the_rest():
 
 def test_counters_begin_again_and_movement_follows():
     layer_step, report = make(), LayerReport()
-    report.layer_step, report.queue = layer_step, layer_step.queue
+    report.queue, report.statistics = layer_step.queue, layer_step.statistics
     assert report.movement() == {"hit_ratio": None, "bytes_moved": 0}
     bring(layer_step, 0, 0, 1)
     bring(layer_step, 0, 0, 2)
