@@ -133,8 +133,8 @@ def test_a_profile_of_the_host_knows_its_threads(common):
             add(jnp.int32(1)).block_until_ready()
 
     found = common.profile(steps, 4, host=True)
-    # This thread at least: tracing, dispatch, waiting.
-    assert found and all(line["busy_ms"] > 0 for line in found.values())
+    # This thread at least: tracing, dispatch, waiting. Others may only have marks.
+    assert max(line["busy_ms"] for line in found.values()) > 0
     assert max(line["launches"] for line in found.values()) >= 1
 
 

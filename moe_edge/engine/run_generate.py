@@ -242,7 +242,9 @@ def speed_line(speed: dict[str, Any], movement: dict[str, Any]) -> str:
 
 
 def lossy_line(report: dict[str, Any]) -> str:
-    """What a lossy route did in a run, in one sentence."""
+    """What a lossy option did in a run, in one sentence."""
+    if "rerouted" not in report and report.get("assist_deferred"):
+        return "lossy option assist_deferred (moe-edge evaluate: what it costs)"
     done = f"lossy route {report['route']}"
     if "rerouted" in report:
         done += f": {report['rerouted']} of {report['choices']} expert choices changed"

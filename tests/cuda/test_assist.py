@@ -27,8 +27,10 @@ START, WAIT = "moe_edge_assist_start", "moe_edge_assist_wait"
 
 
 @pytest.mark.skipif(native.library() is None, reason="needs the host kernels")
-@pytest.mark.parametrize("lengths", [(20,), (20, 3, 33)])
-def test_a_layers_products_stand_between_start_and_wait(lengths, monkeypatch):
+@pytest.mark.parametrize(
+    "lengths, deferred", [((20,), False), ((20, 3, 33), False), ((20,), True)]
+)
+def test_a_layers_products_stand_between_start_and_wait(lengths, deferred, monkeypatch):
     """Of three layers; and nobody copies slots or reads a flag on the host."""
     even = AssistCosts(1.0, 1.0, 0.0)
     monkeypatch.setattr(fused, "measure_costs", lambda *given: even)
@@ -37,6 +39,7 @@ def test_a_layers_products_stand_between_start_and_wait(lengths, monkeypatch):
         device_memory="75%",
         **{"mode": "fused", "slot_plan": "equal", "zero_copy": True},
         **{"assist": "two_pointer", "assist_in_fused": True},
+        assist_deferred=deferred,
     )
 
     def run():
@@ -48,7 +51,11 @@ def test_a_layers_products_stand_between_start_and_wait(lengths, monkeypatch):
     (text,) = compile_all(calls)
     names = START, WAIT, LOOK_UP, FEW
     order = [name for line in launches(text) for name in names if re.search(name, line)]
-    assert order == 3 * [START, LOOK_UP, FEW, FEW, WAIT]
+    layer = [START, LOOK_UP, FEW, FEW]
+    if deferred:  # the next layer's, too
+        assert order == [*layer, *layer, WAIT, *layer, WAIT, WAIT]
+    else:
+        assert order == 3 * [*layer, WAIT]
     for loop in ("while", "conditional", "custom-call-start"):
         assert f" {loop}(" not in text
     size = RecordLayout.of(config).size

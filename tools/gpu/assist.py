@@ -1,8 +1,8 @@
 """Experts that the host computes while a device works: START and WAIT, and mode fused.
 
 Asks what an empty START and WAIT cost, what 1 to 6 experts take of the host beside
-products and what both take together, and whether a step with `offload.assist_in_fused`
-is faster than one without, at batch 1, 50 and 25 %.
+products and what both take together, and whether a step with `offload.assist_in_fused`,
+deferred too, is faster than one without, at batch 1, 50 and 25 %.
 """
 
 import functools
@@ -21,6 +21,7 @@ ON_GPU = jax.default_backend() == "gpu"
 WIDTH, PRODUCTS = (8192, 6) if ON_GPU else (64, 2)
 EXPERTS = (0, 1, 2, 4, 6)  # that the host computes at once
 HELPED = {"assist": "two_pointer", "assist_in_fused": True}
+WAYS = {"helped": HELPED, "deferred": HELPED | {"assist_deferred": True}}
 
 
 def main() -> None:
@@ -79,7 +80,7 @@ def _calls(report: common.Report, model: common.Model, rounds: int) -> None:
 def _steps(budget, report, model, rounds) -> None:
     """Distance, times and what moved, of steps with the host's help and without."""
     engines, want = {}, model.logits(model.resident(), 1)
-    for name, more in (("helped", HELPED), ("not helped", {})):
+    for name, more in (WAYS | {"not helped": {}}).items():
         options = OffloadOptions(
             device_memory=budget, mode="fused", zero_copy=ON_GPU, **more
         )

@@ -18,7 +18,7 @@ declare -A seconds=(
   [zero_copy]=125 [layered]=100 [host]=75 [bits]=75 [bits_level0]=75
   [bits_deterministic]=75 [attention]=60 [prompt]=45 [traced]=155
   [traced_prefill]=150 [build]=50 [tests]=75 [quickstart]=75 [serve]=45
-  [states]=60 [packed]=110 [prefetch]=100 [assist]=100 [kernels]=60 [generate]=45
+  [states]=60 [packed]=110 [prefetch]=100 [assist]=130 [kernels]=60 [generate]=45
   [machine]=60 [coserve]=120 [pretrain]=570
 )
 declare -A sets=(
