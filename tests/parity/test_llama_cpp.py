@@ -39,3 +39,13 @@ def test_gguf_file_holds_every_tensor(tmp_path, model, kind):
         router.data, source.read("model.layers.0.mlp.gate.weight")
     )
     assert write_gguf(folder, tmp_path / "gguf", kind) == file  # kept
+
+
+def test_experts_alone_may_be_quantised(tmp_path):
+    import gguf
+
+    file = write_gguf(DEFAULT_MODEL, tmp_path / "gguf", "Q8_0", "BF16")
+    types = {e.name: e.tensor_type.name for e in gguf.GGUFReader(file).tensors}
+    assert types["blk.0.ffn_down_exps.weight"] == "Q8_0"
+    assert types["blk.0.attn_q.weight"] == types["token_embd.weight"] == "BF16"
+    assert types["blk.0.ffn_gate_inp.weight"] == "F32"

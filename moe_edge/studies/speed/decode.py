@@ -73,7 +73,7 @@ def _loaded(models: Sequence[BenchmarkModel], work_dir):
     for model in models:
         given = {"with_tokenizer": False, "activations": model.activations}
         engine = load_engine(model.folder, **given).engine
-        found = peers.load_peers(model.hf_folder, work_dir, model.kind)
+        found = peers.load_peers(model.hf_folder, work_dir, model.kind, model.dense)
         yield model, engine, found
 
 

@@ -45,15 +45,18 @@ LAYER = {  # Hugging Face's name within a layer -> GGUF's; experts are stacked
 KEPT = ("norm.weight", "mlp.gate.weight", "shared_expert_gate.weight", "bias")
 
 
-def write_gguf(hf_folder: Path, folder: Path, kind: str) -> Path:
-    """A checkpoint's weights as a GGUF file (`kind`: F32, BF16, Q8_0, Q4_0), unless
-    it is there.
+def write_gguf(
+    hf_folder: Path, folder: Path, kind: str, dense: str | None = None
+) -> Path:
+    """A checkpoint's weights as a GGUF file, unless it is there.
 
     Norms, biases and the router stay float32, as llama.cpp's own converter has it. The
     file has no vocabulary.
 
     Args:
       folder: for the file.
+      kind: F32, BF16, Q8_0, Q4_0, MXFP4: what matrices become.
+      dense: the same of those that are no experts'; None: of them, too.
     Raises:
       ConfigError: of no family of ARCHITECTURES.
     """
@@ -91,7 +94,6 @@ def write_gguf(hf_folder: Path, folder: Path, kind: str) -> Path:
             out.add_expert_feed_forward_length(moe.expert_dim)
             shared = given["shared_expert_intermediate_size"]
             out.add_expert_shared_feed_forward_length(shared)
-        stored = getattr(gguf.GGMLQuantizationType, kind)
 
         def add(name: str, array: np.ndarray, is_kept: bool = False) -> None:
             array = np.ascontiguousarray(array, np.float32)
@@ -100,6 +102,9 @@ def write_gguf(hf_folder: Path, folder: Path, kind: str) -> Path:
             if is_kept:
                 out.add_tensor(name, array)
             else:
+                is_expert = name.endswith("_exps.weight")
+                which = kind if is_expert or dense is None else dense
+                stored = getattr(gguf.GGMLQuantizationType, which)
                 data = gguf.quants.quantize(array, stored)
                 out.add_tensor(name, data, raw_dtype=stored)
 

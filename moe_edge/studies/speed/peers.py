@@ -20,24 +20,29 @@ TYPES = {"float32": "F32", "bfloat16": "BF16"}  # of a file -> llama.cpp's
 
 
 def load_peers(
-    hf_folder: Path, work_dir: Path | None = None, kind: str | None = None
+    hf_folder: Path,
+    work_dir: Path | None = None,
+    kind: str | None = None,
+    dense: str | None = None,
 ) -> list:
     """The peers that are installed, with `name`, `ways`, `build` and `rate`.
 
     Args:
       work_dir: where the GGUF file is kept for a next run; None: nowhere.
-      kind: what the weights are quantised to, which llama.cpp alone does; its dense
-        ones, too. None: they are as stored.
+      kind: what experts are quantised to, which llama.cpp alone does, and `dense` all
+        other matrices. None: as stored.
     """
     found = []
     if kind is None and installed("torch", "transformers"):
         found.append(Transformers(str(hf_folder)))
     if installed("llama_cpp", "gguf"):
-        kind = (kind or TYPES[HfReader(hf_folder).config.hf_config["dtype"]]).upper()
+        stored = TYPES[HfReader(hf_folder).config.hf_config["dtype"]]
+        kind, dense = (kind or stored).upper(), (dense or stored).upper()
+        name = kind if kind == dense else f"{kind}_{dense}"
         with ExitStack() as stack:
             kept = work_dir or stack.enter_context(tempfile.TemporaryDirectory())
-            folder = Path(kept) / f"{hf_folder.name}_{kind}_gguf"
-            file = write_gguf(hf_folder, folder, kind)
+            folder = Path(kept) / f"{hf_folder.name}_{name}_gguf"
+            file = write_gguf(hf_folder, folder, kind, dense)
             found.append(LlamaCpp(file, kind, MOST_ROWS, MOST_TOKENS))
     return found
 
