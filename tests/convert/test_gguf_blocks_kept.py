@@ -118,10 +118,10 @@ def test_what_is_not_finite_is_refused_where_a_file_is_run(
     file = gguf(tmp_path / "x.gguf", raw, tensors, "Q8_0")
     reader = open_checkpoint(file)
     load_weights(reader, check_finite=True)
-    read, top = GgufReader.read_experts, GgufReader.top
+    read_experts, top = GgufReader.read_experts, GgufReader.top
 
     def spoiled(self, layer, first, out_NR):
-        read(self, layer, first, out_NR)
+        read_experts(self, layer, first, out_NR)
         part = {"scale": "up", "bias": "up_bias"}[where]
         start = self.layout.offsets[part]
         bad = np.array([np.inf], np.float16 if where == "scale" else np.float32)
