@@ -43,14 +43,16 @@ Point = tuple[str, int, float, Sequence[float]]  # label, place on x, value, bou
 
 
 def bounded(count: int, points: Iterable[Point]) -> dict[str, dict[str, np.ndarray]]:
-    """`series` and `spreads` of a panel with so many places on its x axis."""
+    """`series` of a panel with so many places on its x axis, and `spreads` of those
+    that have any width."""
     series: dict[str, np.ndarray] = {}
     spreads: dict[str, np.ndarray] = {}
     for label, place, value, (low, high) in points:
         series.setdefault(label, np.full(count, np.nan))[place] = value
         beside = max(value - low, 0), max(high - value, 0)
         spreads.setdefault(label, np.zeros((2, count)))[:, place] = beside
-    return {"series": series, "spreads": spreads}
+    wide = {label: beside for label, beside in spreads.items() if beside.any()}
+    return {"series": series, "spreads": wide}
 
 
 def draw_panels(

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from moe_edge.metrics import plots
+from moe_edge.metrics.plots_panels import bounded
 
 
 def png_size(path):
@@ -23,3 +24,16 @@ def test_expert_usage_writes_a_picture(tmp_path, layers):
     path = tmp_path / "p.png"
     plots.expert_usage(path, counts, ["a", "b"], title="t", notes=["n"] * layers)
     assert min(png_size(path)) > 200
+
+
+def test_only_a_line_with_bounds_has_error_bars():
+    points = [
+        ("a", 0, 2.0, (1.0, 2.5)),
+        ("b", 0, 3.0, (3.0, 3.0)),
+        ("b", 1, 4.0, (4, 4)),
+    ]
+    found = bounded(2, points)
+    assert list(found["series"]) == ["a", "b"] and np.isnan(found["series"]["a"][1])
+    assert {k: v.tolist() for k, v in found["spreads"].items()} == {
+        "a": [[1.0, 0.0], [0.5, 0.0]]
+    }

@@ -20,6 +20,7 @@ def entry(rounds_of):
     perplexity = {(name, k): 100.0 / k for name, k, _ in step_s}
     rows = Rows(FIG10.frames)
     tell(rows, StepTimes(step_s, perplexity))
+    rows.about["workload"] = {"max_tokens": 4096}
     return result_of(FIG10, rows)
 
 
