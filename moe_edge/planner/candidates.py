@@ -18,10 +18,9 @@ from moe_edge.model.config import ModelConfig
 from moe_edge.offload.assist_base import ASSISTS
 from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.offload.slot_plan import PLANS
-from moe_edge.planner.quality import Quality, Refused
+from moe_edge.planner.quality import Quality, Range, Refused
 from moe_edge.predict.base import PREDICTORS, Predictor
 
-Range = tuple[float, float, float]
 NOT_REPLAYED = "measure it with moe_edge.compare, or fix nothing of it"
 
 

@@ -9,12 +9,6 @@ from moe_edge.planner.candidates import Candidate
 from moe_edge.planner.estimate import Estimate
 from moe_edge.planner.options import PlanOptions
 
-LESS_IS_BETTER = {
-    "tpot_s": True,
-    "ttft_s": True,
-    "device_bytes": True,
-    "ppl_ratio": True,
-}
 KEYS = {
     "tpot": "tpot_s",
     "ttft": "ttft_s",
@@ -93,7 +87,7 @@ def _order(judged: Judged, key: str) -> tuple[float, ...]:
 def loses_by(other: Judged, chosen: Judged) -> dict[str, float]:
     """Shares by which a candidate is worse than the chosen one, by key."""
     found = {}
-    for key in LESS_IS_BETTER:
+    for key in KEYS.values():
         ours, theirs = chosen.middle(key), other.middle(key)
         if math.inf > theirs > ours > 0:
             found[key] = theirs / ours - 1

@@ -10,10 +10,10 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.planner.calibrate import NONE, moved
 from moe_edge.planner.candidates import Candidate
 from moe_edge.planner.costs import ModelCosts, between
+from moe_edge.planner.quality import Range
 from moe_edge.planner.replayed import Recorded, layer_slots, play, predictor_name
 from moe_edge.simulate.replay.timed import TimedResult
 
-Range = tuple[float, float, float]  # low, middle, high
 PLAIN = "lru"
 MOST_LIKELY = 1.96  # standard errors to either side: 95 %
 

@@ -13,7 +13,7 @@ from moe_edge.model.quantised import KINDS
 from moe_edge.offload.budget import parse_budget
 from moe_edge.route.base import ROUTES
 
-Range = tuple[float, float, float]
+Range = tuple[float, float, float]  # low, middle, high
 ONE: Range = (1.0, 1.0, 1.0)
 _HALF = re.compile(r"(\d+) of (\d+) experts")
 _FORMAT = re.compile(r"experts in (\w+)")

@@ -49,26 +49,19 @@ def _ratio(hits: int, misses: int) -> float:
     return float(hits / (hits + misses)) if hits + misses else float("nan")
 
 
-def replay(
-    trace: Trace,
-    policy: Eviction,
-    layer_S: tuple[int, ...],
-    warm_by_prefill: bool = True,
-) -> ReplayResult:
+def replay(trace: Trace, policy: Eviction, layer_S: tuple[int, ...]) -> ReplayResult:
     """Runs all lookups of a trace through a cache.
+
+    Those of prompts pass token by token; they warm the cache and are counted apart.
 
     Args:
       policy: as `lookups.policy_of` builds it.
       layer_S: the layer of each slot, or -1 (`lookups.equal_slots`).
-      warm_by_prefill: pass the prefill rows too, token by token; they warm the cache
-        and are counted apart. Without it decoding begins with an empty cache.
     """
     cache = SlotCache(cache_spec(trace, layer_S), policy)
     hits_2L = np.zeros((2, trace.num_layers), np.int64)
     misses_2L = np.zeros((2, trace.num_layers), np.int64)
     for routed in lookups(trace):
-        if routed.phase != DECODE and not warm_by_prefill:
-            continue
         if routed.new_sequence:
             cache.finish_sequences()
         hits, misses = pass_cache(cache, routed)

@@ -26,8 +26,8 @@ PUBLIC = {
 HAND = one_layer([0, 1], [0, 2, 0, 1, 2, 1])
 
 
-def run(trace, name, slots, **kwargs):
-    return replay(trace, policy_of(name, trace), equal_slots(trace, slots), **kwargs)
+def run(trace, name, slots):
+    return replay(trace, policy_of(name, trace), equal_slots(trace, slots))
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,6 @@ def test_replay_by_hand_golden(name, hits):
     assert (result.hits_L.tolist(), result.misses_L.tolist()) == ([hits], [6 - hits])
     assert result.hit_ratio == hits / 6
     assert (result.prefill_hits, result.prefill_misses) == (0, 2)
-
-
-def test_replay_without_warm_up_begins_empty():
-    result = run(HAND, "lru", 2, warm_by_prefill=False)
-    assert (int(result.hits_L[0]), result.prefill_misses) == (2, 0)
 
 
 def test_replay_counts_an_expert_of_two_tokens_once():
