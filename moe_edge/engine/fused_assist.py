@@ -127,7 +127,7 @@ class FusedAssist:
         self.table = split_table(assist, costs, config.moe.num_experts)
 
     def empty(self, cache: Cache) -> Cache:
-        """With the table, which is data: measured anew, it compiles nothing anew."""
+        """With the table, which is data: another one needs no new compilation."""
         table_M = jnp.array(self.table, jnp.int32)
         return cache._replace(of_absent_M=table_M, helped=jnp.int32(0))
 

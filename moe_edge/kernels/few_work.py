@@ -25,7 +25,7 @@ class Work(NamedTuple):
       tile: what a program takes.
       width: weights of a row.
       top_k: pairs of a token.
-      kind: of records in blocks, one of `few_packed.FORMATS`; None: they are floats.
+      kind: of records in blocks, one of `eights.FORMATS`; None: they are floats.
     """
 
     refs: dict
