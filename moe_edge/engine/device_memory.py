@@ -17,7 +17,7 @@ def device_memory_bytes(device: jax.Device | None = None) -> int | None:
 
 
 def free_device_bytes(device: jax.Device | None = None) -> int | None:
-    """What of a device (None: the first) nobody holds now; None if it does not say."""
+    """What of a device (None: the first) is free now; None if it does not say."""
     stats = (device or jax.local_devices()[0]).memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)

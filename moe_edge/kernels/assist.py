@@ -4,7 +4,7 @@ START puts states and a list of experts into pinned memory, has the host's cores
 them where their records lie, and brings the rows back, all on a stream of its own
 (native/assist_calls.h). WAIT lets the program's stream go on behind that. Neither waits
 on the host. The host's part is a function that the driver calls in the stream's order:
-so the stream's event comes behind it, and nobody watches a flag.
+so the stream's event comes behind it, and no thread polls a flag.
 
 On a CPU the same code runs over records of streams and events, and what was started is
 computed at WAIT, not before.
@@ -24,7 +24,7 @@ from moe_edge.kernels import native, side_calls
 
 
 class UnderWay(NamedTuple):
-    """What START has begun, until WAIT; nobody else may change it."""
+    """What START has begun, until WAIT; no other code may change it."""
 
     rows_PD: jax.Array
     ids_TK: jax.Array

@@ -130,7 +130,7 @@ def settle(
     """The candidate's choice per server, moving only blocks new to their server.
 
     Blocks stay on their GPU; a new one takes the GPU with room that holds fewest of its
-    layer for its size, as `packing.quotas` shares layers, so that layers stay spread
+    layer for its size, as `pack.quotas` shares layers, so that layers stay spread
     over the GPUs. A tie takes the candidate's. No placement with this choice moves
     fewer.
     """

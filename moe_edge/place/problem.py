@@ -67,7 +67,7 @@ class Problem:
     Attributes:
       frequency_NLE: float64 [N, L, E], how often server N calls a block.
       slots: of every server int64 [G], blocks that fit on each GPU.
-      cost_model: the machines and what calls cost on them; None where nobody knows.
+      cost_model: the machines and what calls cost on them; None: unknown.
       current: where blocks are now, if anywhere.
       seed: orders what is random.
       traffic: what requests are like.
