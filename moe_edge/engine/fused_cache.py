@@ -47,8 +47,8 @@ class Cache(NamedTuple):
     refused: jax.Array | None = None
     # int32: records fetched ahead of need, and those used since; None: none are.
     ahead_2: jax.Array | None = None
-    # int32: of so many absent experts of a layer the host computes so many, and how
-    # many it has; None: it computes none.
+    # int32: how many of M absent experts of a layer the host computes, and how many it
+    # has computed in all; None: it computes none.
     of_absent_M: jax.Array | None = None
     helped: jax.Array | None = None
 
