@@ -154,7 +154,6 @@ UNSEEN: dict[str, set[str]] = {
     },
     "prism_table2": {
         "methods.local",
-        "methods.mean_s",
         "servers.seconds",
     },
 }

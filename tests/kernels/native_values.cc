@@ -4,9 +4,14 @@
 
 #include <cstdio>
 
-extern "C" const char* moe_edge_experts_at(const float*, const int32_t*, const float*,
-                                           const uint8_t* const*, float*, int, int, int, int,
-                                           int, int, int, float, int, int);
+// As kernels.cc has them.
+extern "C" struct KeptExperts {
+  const uint8_t* const* each;
+  float limit;
+  int32_t E, D, F, has_bias, activation, kind, int8;
+};
+extern "C" const char* moe_edge_experts_at(const KeptExperts*, const float*, const int32_t*,
+                                           const float*, int, int, const int32_t*, int, float*);
 
 using namespace moe_edge;  // NOLINT
 
@@ -92,8 +97,8 @@ void Experts() {
     for (int e = 0; e < E; ++e) each[e] = records[e].data();
     for (const int activation : {0, 1, 2, 3}) {
       std::vector<float> y(T * D);
-      moe_edge_experts_at(x.data(), ids, weights.data(), each, y.data(), T, K, E, D, F, 0,
-                          activation, 1.5f, int(kind), 0);
+      const KeptExperts kept{each, 1.5f, E, D, F, 0, activation, int(kind), 0};
+      moe_edge_experts_at(&kept, x.data(), ids, weights.data(), T, K, nullptr, 0, y.data());
       Tell(y);
     }
   }
