@@ -164,12 +164,12 @@ class FusedAssist:
         Returns:
           (cache; what is under way, and what the device is to compute behind it).
         """
-        E, ids_TK = self._moe.num_experts, routing.ids_TK
+        moe, ids_TK = self._moe, routing.ids_TK
+        E = moe.num_experts
         elsewhere_E = self._split(cache, layer, routing)
         is_elsewhere_TK = elsewhere_E[jnp.minimum(ids_TK, E - 1)] & (ids_TK < E)
         host_TK = jnp.where(is_elsewhere_TK, ids_TK, E)
         ids_TK = jnp.where(is_elsewhere_TK, E, ids_TK)
-        moe = self._moe
         under_way, (ids_TK,) = calls.start(
             *(host_TK, hidden_TD, host_ER, self._layout),
             *(moe.activation, moe.swiglu_limit, [ids_TK]),

@@ -11,13 +11,13 @@ from moe_edge.engine import fused
 from moe_edge.engine.fused_assist import measure_costs, split_table
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
-from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import few, native, side_calls
+from moe_edge.kernels import few, native
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.assist_base import Assist, AssistCosts, get_assist
 from tests.support.gpu_kernels import interpreted_kernels
-from tests.support.layered import StoreReader, forced_logits
-from tests.support.tiny_models import ALL, BF16, random_prompts, random_weights
+from tests.support.layered import StoreReader
+from tests.support.side_streams import beside_resident
+from tests.support.tiny_models import ALL, BF16
 
 STEPS = 6
 EVEN = AssistCosts(1.0, 1.0, 0.0)
@@ -44,15 +44,8 @@ def run(name, dtype, lengths, **options):
     """Logits of the resident engine and of one that is helped; that engine, and what
     its streams were given."""
     config = dataclasses.replace(ALL[name], dense_layers=())
-    prompts = random_prompts(config, lengths)
-    resident = ResidentEngine(random_weights(config, dtype=dtype))
-    want = forced_logits(resident, prompts, STEPS)
     reader = StoreReader(config, dtype=dtype)
-    with make_offloaded(reader, options_of(**options)) as engine:
-        side_calls.watch(True)
-        got = forced_logits(engine, prompts, STEPS)
-        noted = side_calls.watch(False)
-    return want, got, engine, noted
+    return beside_resident(reader, lengths, options_of(**options), STEPS)
 
 
 def check_counters(engine, noted) -> int:

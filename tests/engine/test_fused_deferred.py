@@ -9,15 +9,13 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine import fused
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import make_offloaded
-from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.run_generate import lossy_line
-from moe_edge.engine.weights import load_weights
-from moe_edge.kernels import few, native, side_calls
+from moe_edge.kernels import few, native
 from moe_edge.offload.assist_base import AssistCosts
 from tests.support.gpu_kernels import interpreted_kernels
-from tests.support.layered import StoreReader, forced_logits
-from tests.support.tiny_models import ALL, BF16, random_prompts
+from tests.support.layered import StoreReader
+from tests.support.side_streams import beside_resident
+from tests.support.tiny_models import ALL, BF16
 
 STEPS = 4
 needs_kernels = pytest.mark.skipif(
@@ -56,13 +54,8 @@ def run(reader_class, dtype=np.float32, lengths=(9,), **options):
     """Logits of the resident engine and of this one; it, and what its streams were
     given."""
     config = dataclasses.replace(ALL["gqa"], dense_layers=())
-    prompts, reader = random_prompts(config, lengths), reader_class(config, dtype=dtype)
-    resident = ResidentEngine(load_weights(reader))
-    want = forced_logits(resident, prompts, STEPS)
-    with make_offloaded(reader, options_of(**options)) as engine:
-        side_calls.watch(True)
-        got = forced_logits(engine, prompts, STEPS)
-        noted = side_calls.watch(False)
+    given = reader_class(config, dtype=dtype), lengths, options_of(**options), STEPS
+    want, got, engine, noted = beside_resident(*given)
     assert engine.report()["host_computed"] > 0
     return want, got, engine, noted
 

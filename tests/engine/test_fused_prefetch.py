@@ -13,13 +13,13 @@ from moe_edge.engine.fused_cache import DeviceCache
 from moe_edge.engine.fused_lookup import look_ahead
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
-from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import few, native, side_calls
+from moe_edge.kernels import few, native
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from tests.support.gpu_kernels import interpreted_kernels
-from tests.support.layered import StoreReader, forced_logits
-from tests.support.tiny_models import ALL, BF16, random_prompts, random_weights
+from tests.support.layered import StoreReader
+from tests.support.side_streams import beside_resident
+from tests.support.tiny_models import ALL, BF16, random_prompts
 
 STEPS = 6
 E, L, LAYER = 12, 3, 2
@@ -56,14 +56,9 @@ def check_bits(config, dtype, lengths, **options):
     Returns:
       the engine, and what its streams were given.
     """
-    prompts = random_prompts(config, lengths)
-    resident = ResidentEngine(random_weights(config, dtype=dtype))
-    want = forced_logits(resident, prompts, STEPS)
     reader = StoreReader(config, dtype=dtype)
-    with make_offloaded(reader, options_of(**options)) as engine:
-        side_calls.watch(True)
-        got = forced_logits(engine, prompts, STEPS)
-        noted = side_calls.watch(False)
+    given = reader, lengths, options_of(**options), STEPS
+    want, got, engine, noted = beside_resident(*given)
     if engine.lossless:
         np.testing.assert_array_equal(got, want)
     copied = sum(int(line.split()[1]) for line in noted if line.startswith("copied"))

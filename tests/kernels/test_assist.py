@@ -12,7 +12,7 @@ from moe_edge.kernels import assist, native, side_calls
 from moe_edge.model.experts import pair_rows
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
-from tests.support.host_kernels import host_device
+from tests.support.side_streams import pinned, watching
 from tests.support.tiny_models import ALL, RandomReader
 
 pytestmark = pytest.mark.skipif(
@@ -26,15 +26,7 @@ STEP = [
 
 @pytest.fixture(autouse=True)
 def watched():
-    assist.open_calls()
-    side_calls.watch(True)
-    yield
-    side_calls.watch(False)
-
-
-def pinned(array):
-    place = jax.sharding.SingleDeviceSharding(host_device(), memory_kind="pinned_host")
-    return jax.device_put(array, place)
+    yield from watching(assist.open_calls)
 
 
 class Given:

@@ -10,7 +10,7 @@ import pytest
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.kernels import native, nvrtc, prefetch, side_calls
-from tests.support.host_kernels import host_device
+from tests.support.side_streams import pinned, watching
 
 pytestmark = pytest.mark.skipif(
     native.library() is None, reason="needs the host kernels"
@@ -20,15 +20,7 @@ NONE = prefetch.NONE
 
 @pytest.fixture(autouse=True)
 def watched():
-    prefetch.open_calls()
-    side_calls.watch(True)
-    yield
-    side_calls.watch(False)
-
-
-def pinned(array):
-    place = jax.sharding.SingleDeviceSharding(host_device(), memory_kind="pinned_host")
-    return jax.device_put(array, place)
+    yield from watching(prefetch.open_calls)
 
 
 def records(rng, rows, width, dtype):
