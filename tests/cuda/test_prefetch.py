@@ -4,20 +4,16 @@ import dataclasses
 import importlib.util
 import re
 
-import ml_dtypes
 import pytest
 
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.kernels import native
-from moe_edge.model.record import RecordLayout
-from tests.support.layered import StoreReader, forced_logits
-from tests.support.tiny_models import ALL, random_prompts
+from tests.support.tiny_models import ALL
 
 if importlib.util.find_spec("jax_cuda12_plugin") is None:
     pytest.skip("needs jax-cuda12-plugin, see CONTRIBUTING.md", allow_module_level=True)
 
-from tests.support.gpu_compiler import compile_all, launches, programs_of
+from tests.support.gpu_compiler import check_asks_no_host, decode_step_of, launches
 
 pytestmark = pytest.mark.cuda
 FEW, LOOK_UP = "moe_edge_few/pallas_call", "moe_edge_look_up/pallas_call"
@@ -35,18 +31,9 @@ def test_a_layers_products_stand_between_start_and_wait(lengths):
         **{"predictor": "stale_gate", "prefetch_in_fused": True},
     )
 
-    def run():
-        reader = StoreReader(config, dtype=ml_dtypes.bfloat16)
-        with make_offloaded(reader, options) as engine:
-            forced_logits(engine, random_prompts(config, lengths), 2)
-
-    calls = [call for call in programs_of(run) if "_decode_step" in f"{call}"]
-    (text,) = compile_all(calls)
+    text = decode_step_of(config, options, lengths)
     names = START, WAIT, LOOK_UP, FEW
     order = [name for line in launches(text) for name in names if re.search(name, line)]
     layer = [LOOK_UP, LOOK_UP, START, FEW, FEW, WAIT]
     assert order == [*layer, *layer, LOOK_UP, FEW, FEW]
-    for loop in ("while", "conditional", "custom-call-start"):
-        assert f" {loop}(" not in text
-    size = RecordLayout.of(config).size
-    assert not re.findall(rf"\[\d+,{size}\]\S* (copy\S*|fusion)\(", text)
+    check_asks_no_host(text, config)

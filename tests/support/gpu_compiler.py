@@ -11,14 +11,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax._src import compiler
 from jax.experimental import topologies
 
+from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.kernels import few, grouped, lookup, rows
+from moe_edge.model.record import RecordLayout
 from tests.support.gpu_kernels import as_on_a_gpu
+from tests.support.layered import StoreReader, forced_logits
 from tests.support.some_gpu import on_some_gpu
+from tests.support.tiny_models import random_prompts
 
 # As an H200 says of itself.
 H200 = """
@@ -203,3 +208,24 @@ def launches(text: str) -> list[str]:
         if match and match[1] not in _NO_KERNEL:
             found.append(line.strip())
     return found
+
+
+def decode_step_of(config, options, lengths) -> str:
+    """The text of the one decode step of an offloaded engine, in bfloat16."""
+
+    def run():
+        reader = StoreReader(config, dtype=ml_dtypes.bfloat16)
+        with make_offloaded(reader, options) as engine:
+            forced_logits(engine, random_prompts(config, lengths), 2)
+
+    calls = [call for call in programs_of(run) if "_decode_step" in f"{call}"]
+    (text,) = compile_all(calls)
+    return text
+
+
+def check_asks_no_host(text: str, config) -> None:
+    """Nobody reads a flag on the host, and nobody copies slots."""
+    for loop in ("while", "conditional", "custom-call-start"):
+        assert f" {loop}(" not in text
+    size = RecordLayout.of(config).size
+    assert not re.findall(rf"\[\d+,{size}\]\S* (copy\S*|fusion)\(", text)
