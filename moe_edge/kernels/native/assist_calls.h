@@ -165,48 +165,47 @@ ffi::Error GpuWaitAssist(void* stream, ffi::AnyBuffer rows, ffi::AnyBuffer ids,
   return WaitAssist(AssistOnGpu().get(), stream, rows, ids);
 }
 
+// What the calls take behind what `begun` has: nothing on a CPU, the stream on a GPU.
+inline auto OnStream() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>(); }
+
+template <class Begun>
+auto AsStartAssist(Begun begun) {
+  return std::move(begun)
+      .template Arg<ffi::Buffer<ffi::S32>>()
+      .template Arg<ffi::Buffer<ffi::F32>>()
+      .template Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .template Ret<ffi::Buffer<ffi::F32>>()
+      .RemainingRets()
+      .template Attr<LayoutAttr>("layout")
+      .template Attr<float>("limit");
+}
+
+template <class Begun>
+auto AsWaitAssist(Begun begun) {
+  return std::move(begun)
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .RemainingRets();
+}
+
 }  // namespace moe_edge
 
 #pragma GCC visibility push(default)
 extern "C" {
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_assist_start, moe_edge::HostStartAssist,
-                              xla::ffi::Ffi::Bind()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .RemainingArgs()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .RemainingRets()
-                                  .Attr<moe_edge::LayoutAttr>("layout")
-                                  .Attr<float>("limit"));
+                              moe_edge::AsStartAssist(xla::ffi::Ffi::Bind()));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_assist_wait, moe_edge::HostWaitAssist,
-                              xla::ffi::Ffi::Bind()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
+                              moe_edge::AsWaitAssist(xla::ffi::Ffi::Bind()));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_assist_start_cuda, moe_edge::GpuStartAssist,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<void*>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .RemainingArgs()
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()
-                                  .RemainingRets()
-                                  .Attr<moe_edge::LayoutAttr>("layout")
-                                  .Attr<float>("limit"));
+                              moe_edge::AsStartAssist(moe_edge::OnStream()));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_assist_wait_cuda, moe_edge::GpuWaitAssist,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<void*>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
+                              moe_edge::AsWaitAssist(moe_edge::OnStream()));
 
 // Opens CUDA's driver; what is wrong, or null. The text stands until the next call.
 const char* moe_edge_assist_open() {
