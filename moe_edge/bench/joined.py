@@ -76,6 +76,7 @@ class _Cells:
 
     def __init__(self, study: Study, starts: Sequence[Start]):
         self._study, self._first = study, starts[0]["frames"]
+        starts = [_in_order(start, self._first) for start in starts]
         self._places = [
             (name, number, measure)
             for name, found in self._first.items()
@@ -118,24 +119,35 @@ class _Cells:
         return np.mean(found, axis=0)
 
     def rows(self, means: np.ndarray, drawn: np.ndarray | None = None) -> Rows:
-        """Rows with these means; with an interval where draws are given."""
+        """Rows with these means, and the interval of the draws where they are given."""
         rows = Rows(self._study.frames)
         cells: dict[tuple[str, int], dict[str, Any]] = {}
         for place, (name, number, measure) in enumerate(self._places):
             within = self._first[name][number]["within"].get(measure)
-            cell: Any = float(means[place])
-            if drawn is not None or within:
-                below, above = within or (0.0, 0.0)
-                bounds = [cell - below, cell + above]
-                if drawn is not None:
-                    bounds += np.percentile(drawn[:, place], (2.5, 97.5)).tolist()
-                ends = min(bounds), max(bounds)
-                cell = Estimate(cell, len(self._starts), *ends, INTERVAL)
+            value = float(means[place])
+            below, above = within or (0.0, 0.0)
+            bounds = [value - below, value + above]
+            if drawn is not None:
+                bounds += np.percentile(drawn[:, place], (2.5, 97.5)).tolist()
+            ends = min(bounds), max(bounds)  # of one start, or of a draw: the value
+            cell = Estimate(value, len(self._starts), *ends, INTERVAL)
             cells.setdefault((name, number), {})[measure] = cell
         for name, found in self._keys.items():
             for number, keys in enumerate(found):
                 rows(name, *keys, **cells.get((name, number), {}))
         return rows
+
+
+def _in_order(start: Start, first: Mapping[str, Sequence[Mapping]]) -> Start:
+    """A start with its rows in the order of the first's, where both have the same
+    keys."""
+    frames = dict(start["frames"])
+    for name in first.keys() & frames.keys():
+        wanted = [tuple(row["keys"]) for row in first[name]]
+        found = {tuple(row["keys"]): row for row in frames[name]}
+        if len(found) == len(frames[name]) and found.keys() == set(wanted):
+            frames[name] = [found[keys] for keys in wanted]
+    return {**start, "frames": frames}
 
 
 def _shape(frames: Mapping[str, Sequence[Mapping]]) -> list:

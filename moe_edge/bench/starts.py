@@ -12,11 +12,12 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moe_edge.bench.started import started
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
+from moe_edge.core.files import write_text
 from moe_edge.core.json_reader import as_read_back, read_json
 from moe_edge.core.process import CpuUse, alone
 from moe_edge.metrics.frames import INTERVAL, Estimate, Frame, Rows, plain
@@ -27,6 +28,42 @@ MOST_OTHERS = 0.1  # of the processors
 TRIES = 3  # of a start
 Start = dict[str, Any]  # facts of `_taken`, and what `run_start` returned
 Run = Callable[[str, Any, int], Mapping[str, Any]]
+
+
+class Plan(NamedTuple):
+    """Which starts an entry is to have.
+
+    Attributes:
+      before: those that are made.
+      until: their number in the end.
+      kept: file beside the entry, of a run that is under way; None keeps nothing.
+    """
+
+    before: Sequence[Start]
+    until: int
+    kept: Path | None = None
+
+
+def planned(out_dir: str | Path, settings: Any, count: int, append: bool) -> Plan:
+    """`count` starts, after those of the entry with `append`. A run that was cut off
+    goes on: what it had measured is kept beside the entry until that is written.
+
+    Raises:
+      ConfigError: starts to add to are not there, or were made with other settings.
+    """
+    entry = Path(out_dir).resolve()
+    kept = entry.with_name(f"{entry.name}.{FILE}")
+    if kept.is_file():
+        starts, until = _read(kept, settings, f"remove {kept.name}")
+        print(f"{kept}: goes on after {len(used(starts))} of {until} starts")
+        return Plan(starts, until, kept)
+    before = read_starts(entry, settings) if append else []
+    return Plan(before, next_number(before) + count, kept)
+
+
+def next_number(starts: Sequence[Start]) -> int:
+    """Of a further start."""
+    return 1 + max((start["number"] for start in starts), default=-1)
 
 
 def of_start(study: Study, settings: Any, number: int) -> Any:
@@ -97,20 +134,21 @@ def _kept_row(declared: Frame, row: Mapping[str, Any]) -> dict[str, Any]:
 def take_starts(
     study: Study,
     settings: Any,
-    count: int,
-    before: Sequence[Start] = (),
+    plan: Plan,
     run: Run | None = None,
 ) -> list[Start]:
-    """Starts made before, and `count` more.
+    """The starts of a plan, those that were made before first.
 
     Args:
       run: what measures a start; None: `run_start` in a fresh process.
     """
     run = run or (lambda *args: alone(run_start, *args))
-    found, first = list(before), 1 + max((s["number"] for s in before), default=-1)
-    for number in range(first, first + count):
+    found = list(plan.before)
+    for number in range(next_number(found), plan.until):
         for _ in range(TRIES):
             found.append(_taken(study, settings, number, run))
+            if plan.kept:
+                write_text(plan.kept, stored_text(settings, found, plan.until))
             one = found[-1]
             others = "unknown" if one["others"] is None else f"{one['others']:.0%}"
             print(f"start {number}: {one['wall_s']:.0f} s, others' CPU {others}")
@@ -152,9 +190,17 @@ def facts_of(starts: Sequence[Start]) -> list[dict[str, Any]]:
     ]
 
 
-def stored_text(settings: Any, starts: Sequence[Start]) -> str:
-    """The file of an entry to which further starts can be added."""
+def stored_text(
+    settings: Any, starts: Sequence[Start], until: int | None = None
+) -> str:
+    """The file of an entry to which further starts can be added.
+
+    Args:
+      until: how many there shall be, of a run that is under way.
+    """
     about = {"settings": plain(dataclasses.asdict(settings)), "starts": list(starts)}
+    if until is not None:
+        about["until"] = until
     return json.dumps(as_read_back(about), indent=None) + "\n"
 
 
@@ -170,6 +216,11 @@ def read_starts(out_dir: str | Path, settings: Any) -> list[Start]:
             f"{path} is not there: only an entry made with --starts can be added to; "
             "take --overwrite instead of --append"
         )
+    return _read(path, settings, "take --overwrite instead of --append")[0]
+
+
+def _read(path: Path, settings: Any, else_do: str) -> tuple[list[Start], int]:
+    """Starts, and how many there shall be."""
     stored = read_json(path)
     wanted = as_read_back(plain(dataclasses.asdict(settings)))
     elsewhere = {"data_dir"}
@@ -177,6 +228,6 @@ def read_starts(out_dir: str | Path, settings: Any) -> list[Start]:
         if (was := stored["settings"].get(name)) != wanted[name]:
             raise ConfigError(
                 f"{path} was measured with {name} {was}, {wanted[name]} is asked for; "
-                "keep the settings, or take --overwrite instead of --append"
+                f"keep the settings, or {else_do}"
             )
-    return stored["starts"]
+    return stored["starts"], stored.get("until", next_number(stored["starts"]))

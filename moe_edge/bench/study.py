@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from moe_edge.metrics.results import (
     write_rows,
 )
 from moe_edge.metrics.schema import check_answer
+
+if TYPE_CHECKING:
+    from moe_edge.bench.starts import Plan
 
 
 def nothing_derived(tables: Tables) -> Mapping[str, Any]:
@@ -103,7 +106,7 @@ def run_study(
     started_s = time.time()
     run = RunFolder(out_dir, overwrite or append, dry_run, config_text)
     check_clean(out_dir, allow_dirty)
-    before = _before(study, settings, out_dir, starts, append)
+    plan = _plan(study, settings, out_dir, starts, append)
     if study.inline:
         from moe_edge.engine.inline import run_inline  # JAX, which others check without
 
@@ -116,38 +119,41 @@ def run_study(
         return {"dry_run": True, **planned, "kernels": native.describe()}
     with run.taken():  # before anything is measured
         if study.frames:
-            found = _rows(study, settings, starts, before)
-            return _rows_measured(study, found, run, started_s)
+            found = _rows(study, settings, plan)
+            summary = _rows_measured(study, found, run, started_s)
+            if plan and plan.kept:
+                plan.kept.unlink(missing_ok=True)  # the entry holds them now
+            return summary
         return _measured(study, settings, run, started_s)
 
 
-def _before(
+def _plan(
     study: Study, settings: Any, out_dir: str, starts: int | None, append: bool
-) -> list[dict[str, Any]]:
-    """The starts to add to, once it is clear that the study can have any."""
+) -> "Plan | None":
+    """The starts to make, once it is clear that the study can have any."""
     if starts is None:
         if append:
             raise ConfigError("append adds starts to an entry; say how many by starts")
-        return []
-    from moe_edge.bench.starts import of_start, read_starts  # which import this module
+        return None
+    from moe_edge.bench.starts import of_start, planned  # which import this module
 
     check_count("starts", starts)
     of_start(study, settings, 0)
-    return read_starts(out_dir, settings) if append else []
+    return planned(out_dir, settings, starts, append)
 
 
 def _rows(
-    study: Study, settings: Any, starts: int | None, before: Sequence[dict[str, Any]]
+    study: Study, settings: Any, plan: "Plan | None"
 ) -> tuple[Rows, dict[str, Any] | None]:
     """What the study measures, and what an entry says of its starts."""
-    if starts is None:
+    if plan is None:
         rows = Rows(study.frames)
         study.measure(settings, rows)
         return rows, None
     from moe_edge.bench import starts as of_starts
     from moe_edge.bench.joined import join
 
-    found = of_starts.take_starts(study, settings, starts, before)
+    found = of_starts.take_starts(study, settings, plan)
     joined = join(study, of_starts.used(found))
     joined.rows.files[of_starts.FILE] = of_starts.stored_text(settings, found)
     each = of_starts.facts_of(found)

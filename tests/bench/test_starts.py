@@ -14,7 +14,7 @@ from moe_edge.bench.joined import join
 from moe_edge.bench.registry import find
 from moe_edge.bench.rounds import round_order
 from moe_edge.bench.started import start_number, started
-from moe_edge.bench.starts import kept, of_start, take_starts, used
+from moe_edge.bench.starts import Plan, kept, of_start, take_starts, used
 from moe_edge.bench.study import Study, run_study
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.process import CpuUse
@@ -201,6 +201,55 @@ def test_starts_of_other_rows_are_refused():
         join(STUDY, [start_of(0, [1.0]), fewer])
 
 
+def test_rows_of_another_order_are_joined_by_their_keys():
+    study = dataclasses.replace(STUDY, derive=lambda tables: {})
+    first, second = (start_of(number, [1.0]) for number in (0, 1))
+    for start in (first, second):
+        rows = start["frames"]["timing"]
+        rows.append({"keys": ["z"], "values": {"ms": [9.0], "same": [1.0]}})
+        rows[1]["within"] = {}
+    second["frames"]["timing"].reverse()
+    stored = join(study, [first, second]).rows.stored()["timing"]["rows"]
+    assert [(row[0], row[1][0]) for row in stored] == [("a", 1.0), ("z", 9.0)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_study_may_read_the_bounds_of_what_it_measured(count):
+    """Also where a start has one observation, and in every draw."""
+    study = dataclasses.replace(
+        STUDY,
+        derive=lambda tables: {"low": float(tables["timing"].ms_low.min())},
+    )
+    found = [start_of(number, [1.0 + number]) for number in range(count)]
+    joined = join(study, found)
+    assert joined.rows.stored()["timing"]["rows"][0][1][1] == count
+    assert ("low" in joined.intervals) == (count > 1)
+
+
+def test_a_run_of_starts_that_was_cut_off_goes_on(tiny, monkeypatch, capsys):
+    made = []
+
+    def until_two(_, *args):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(args)
+        return here(*args)
+
+    monkeypatch.setattr(starts, "alone", until_two)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(STUDY, Size(), out_dir=str(tiny), starts=5)
+    kept_file = tiny.with_name("entry.starts.json")
+    assert kept_file.is_file() and not (tiny / "result.json").exists()
+    with pytest.raises(ConfigError, match="rounds 3, 4 is asked for; keep the setti"):
+        run_study(STUDY, Size(rounds=4), out_dir=str(tiny), starts=5)
+    monkeypatch.setattr(starts, "alone", lambda _, *args: here(*args))
+    run_study(STUDY, Size(), out_dir=str(tiny), starts=5)
+    each = validate_entry(tiny)["starts"]["each"]
+    assert [one["number"] for one in each] == [0, 1, 2, 3, 4]
+    assert "goes on after 2 of 5 starts" in capsys.readouterr().out
+    assert not kept_file.exists()
+
+
 def test_texts_that_starts_found_stand_side_by_side():
     frames = {"best": frame("batch fastest", ms="ms")}
     study = dataclasses.replace(STUDY, frames=frames, derive=lambda tables: {})
@@ -260,7 +309,7 @@ def test_a_start_is_a_process_of_its_own(capsys):
     """A registered study, since a fresh process finds it by name."""
     study = dataclasses.replace(find("coserve_fig11"), start={"seeds": 1})
     settings = study.settings(decays=(32.0,))
-    found = take_starts(study, settings, 2)
+    found = take_starts(study, settings, Plan([], 2))
     assert [one["number"] for one in used(found)] == [0, 1]
     assert json.dumps(found) and found[0]["frames"]["needed"]
     assert all(one["checks"] for one in found)

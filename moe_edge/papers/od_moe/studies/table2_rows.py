@@ -53,7 +53,9 @@ def tell_texts(rows: Rows, texts: Texts) -> None:
     averages: dict[tuple[str, str], dict[str, list[float]]] = {}
     for (system, at), found in values.items():
         measured = {name: median(each) for name, each in found.items()}
-        for base in {RESIDENT, SAME_PROCESSES} - {system}:
+        for base in (RESIDENT, SAME_PROCESSES):
+            if base == system:
+                continue
             its, of = values[base, at], averages.setdefault((base, system), {})
             over = {n: median(round_ratios(found[n], its[n])) for n in found}
             for name, one in over.items():
