@@ -30,7 +30,8 @@ Run = Callable[[str, Any, int], Mapping[str, Any]]
 
 
 def of_start(study: Study, settings: Any, number: int) -> Any:
-    """The settings of a start; those with a seed take another in each.
+    """The settings of a start; those with a seed take another in each, unless the study
+    keeps it.
 
     Raises:
       ConfigError: a study that cannot be measured in starts.
@@ -49,7 +50,8 @@ def of_start(study: Study, settings: Any, number: int) -> Any:
     given = dict(study.start)
     if "seed" in known - given.keys():
         given["seed"] = settings.seed + number
-    return dataclasses.replace(settings, **given)
+    cut = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(settings, **cut)
 
 
 def run_start(name: str, settings: Any, number: int) -> dict[str, Any]:
@@ -100,11 +102,14 @@ def take_starts(
     count: int,
     before: Sequence[Start] = (),
     run: Run | None = None,
+    keep: Callable[[list[Start]], None] = lambda found: None,
 ) -> list[Start]:
     """Starts made before, and `count` more.
 
     Args:
       run: what measures a start; None: `run_start` in a fresh process.
+      keep: called with all so far after each, so that a night that ends early is not
+        lost.
     """
     run = run or (lambda *args: alone(run_start, *args))
     found, first = list(before), 1 + max((s["number"] for s in before), default=-1)
@@ -112,6 +117,7 @@ def take_starts(
         for _ in range(TRIES):
             found.append(_taken(study, settings, number, run))
             one = found[-1]
+            keep(found)
             others = "unknown" if one["others"] is None else f"{one['others']:.0%}"
             print(f"start {number}: {one['wall_s']:.0f} s, others' CPU {others}")
             if not one["busy"]:
@@ -158,13 +164,19 @@ def stored_text(settings: Any, starts: Sequence[Start]) -> str:
     return json.dumps(as_read_back(about), indent=None) + "\n"
 
 
+def kept_file(out_dir: str | Path) -> Path:
+    """Where starts are until their entry is written."""
+    return Path(f"{out_dir}.starts.partial")
+
+
 def read_starts(out_dir: str | Path, settings: Any) -> list[Start]:
-    """Those of an entry, for more.
+    """Those of an entry, for more, or of a run of it that did not come to its end.
 
     Raises:
       ConfigError: there are none, or they were made with other settings.
     """
-    path = Path(out_dir) / FILE
+    path = kept_file(out_dir)
+    path = path if path.is_file() else Path(out_dir) / FILE
     if not path.is_file():
         raise ConfigError(
             f"{path} is not there: only an entry made with --starts can be added to; "

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from moe_edge.core.checks import ConfigError, check_count
+from moe_edge.core.files import write_text
 from moe_edge.core.run_folder import RunFolder, documented, unpacked
 from moe_edge.metrics.frames import Frame, Rows, Tables
 from moe_edge.metrics.index import head_of
@@ -52,7 +53,8 @@ class Study:
       check: refuses what can be refused before weights are read (for --dry_run).
       inline: it times offloaded engines, and others only beside them: programs run in
         the thread that calls them, as where users load one (`engine/inline.py`).
-      start: settings of one of its starts (`starts.py`), which has a round as a rule.
+      start: settings of one of its starts (`starts.py`), which has a round as a rule;
+        None keeps what is given, where each start had another seed otherwise.
       question: of a study that returns `Findings`; otherwise it stands in the template.
     """
 
@@ -93,7 +95,7 @@ def run_study(
       dry_run: check and stop.
       allow_dirty: write into the committed `results/` from changed sources.
       starts: measure in so many fresh processes, of a round each.
-      append: add them to those of the entry.
+      append: add them to those of the entry, or of a run that did not come to its end.
       config_text: gives the config to store.
     Returns:
       {name, answer, out_dir, checks} and what the findings add.
@@ -116,8 +118,13 @@ def run_study(
         return {"dry_run": True, **planned, "kernels": native.describe()}
     with run.taken():  # before anything is measured
         if study.frames:
-            found = _rows(study, settings, starts, before)
-            return _rows_measured(study, found, run, started_s)
+            found = _rows(study, settings, out_dir, starts, before)
+            summary = _rows_measured(study, found, run, started_s)
+            if starts is not None:
+                from moe_edge.bench.starts import kept_file  # which imports this module
+
+                kept_file(out_dir).unlink(missing_ok=True)
+            return summary
         return _measured(study, settings, run, started_s)
 
 
@@ -137,7 +144,11 @@ def _before(
 
 
 def _rows(
-    study: Study, settings: Any, starts: int | None, before: Sequence[dict[str, Any]]
+    study: Study,
+    settings: Any,
+    out_dir: str,
+    starts: int | None,
+    before: Sequence[dict[str, Any]],
 ) -> tuple[Rows, dict[str, Any] | None]:
     """What the study measures, and what an entry says of its starts."""
     if starts is None:
@@ -147,7 +158,11 @@ def _rows(
     from moe_edge.bench import starts as of_starts
     from moe_edge.bench.joined import join
 
-    found = of_starts.take_starts(study, settings, starts, before)
+    def keep(found: Sequence[dict[str, Any]]) -> None:
+        path = of_starts.kept_file(out_dir)
+        write_text(path, of_starts.stored_text(settings, found))
+
+    found = of_starts.take_starts(study, settings, starts, before, keep=keep)
     joined = join(study, of_starts.used(found))
     joined.rows.files[of_starts.FILE] = of_starts.stored_text(settings, found)
     each = of_starts.facts_of(found)

@@ -141,6 +141,41 @@ def test_appended_starts_go_on_where_the_entry_ends(tiny, monkeypatch):
         run_study(STUDY, Size(rounds=4), out_dir=str(tiny), starts=1, append=True)
 
 
+def test_a_night_that_ends_early_goes_on(tiny, monkeypatch):
+    def ends(name, settings, number):
+        if number == 3:
+            raise KeyboardInterrupt
+        return here(name, settings, number)
+
+    monkeypatch.setattr(starts, "alone", lambda _, *args: ends(*args))
+    with pytest.raises(KeyboardInterrupt):
+        run_study(STUDY, Size(), out_dir=str(tiny), starts=5)
+    assert not tiny.exists() and starts.kept_file(tiny).is_file()
+    monkeypatch.setattr(starts, "alone", lambda _, *args: here(*args))
+    run_study(STUDY, Size(), out_dir=str(tiny), starts=2, append=True)
+    each = validate_entry(tiny)["starts"]["each"]
+    assert [one["number"] for one in each] == [0, 1, 2, 3, 4]
+    assert not starts.kept_file(tiny).is_file()
+
+
+def test_what_a_study_derives_from_bounds_has_them_in_every_draw(tiny):
+    """As SMoE's figure 11 does."""
+
+    def derived(tables):
+        timing = tables["timing"]
+        return derive(tables) | {"policies": len(timing[timing.ms_low > 0])}
+
+    study = dataclasses.replace(STUDY, derive=derived)
+    run_study(study, Size(), out_dir=str(tiny), starts=2)
+    assert "Of 3 policies." in (tiny / "README.md").read_text()
+
+
+def test_a_study_may_keep_its_seed_in_all_starts():
+    study = dataclasses.replace(STUDY, start={"rounds": 1, "seed": None})
+    settings = of_start(study, Size(), 2)
+    assert (settings.rounds, settings.seed) == (1, 7)
+
+
 def test_a_start_beside_others_is_marked_and_repeated(tiny, monkeypatch, capsys):
     shares = iter([0.5, 0.05, 0.2, 0.3, 0.4])
     monkeypatch.setattr(CpuUse, "others", lambda self, later: next(shares))
