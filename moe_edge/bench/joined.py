@@ -119,17 +119,18 @@ class _Cells:
         return np.mean(found, axis=0)
 
     def rows(self, means: np.ndarray, drawn: np.ndarray | None = None) -> Rows:
-        """Rows with these means, and the interval of the draws where they are given."""
+        """Rows with these means, and bounds: of the draws, where they are given, and of
+        what a start knew itself. A study may derive what it does from bounds, so rows
+        of a single draw have some, too."""
         rows = Rows(self._study.frames)
         cells: dict[tuple[str, int], dict[str, Any]] = {}
         for place, (name, number, measure) in enumerate(self._places):
-            within = self._first[name][number]["within"].get(measure)
             value = float(means[place])
-            below, above = within or (0.0, 0.0)
-            bounds = [value - below, value + above]
+            within = self._first[name][number]["within"].get(measure, (0.0, 0.0))
+            bounds = [value - within[0], value + within[1]]
             if drawn is not None:
                 bounds += np.percentile(drawn[:, place], (2.5, 97.5)).tolist()
-            ends = min(bounds), max(bounds)  # of one start, or of a draw: the value
+            ends = min(bounds), max(bounds)
             cell = Estimate(value, len(self._starts), *ends, INTERVAL)
             cells.setdefault((name, number), {})[measure] = cell
         for name, found in self._keys.items():

@@ -52,7 +52,7 @@ def planned(out_dir: str | Path, settings: Any, count: int, append: bool) -> Pla
       ConfigError: starts to add to are not there, or were made with other settings.
     """
     entry = Path(out_dir).resolve()
-    kept = entry.with_name(f"{entry.name}.{FILE}")
+    kept = entry.with_name(f"{entry.name}.starts.partial")
     if kept.is_file():
         starts, until = _read(kept, settings, f"remove {kept.name}")
         print(f"{kept}: goes on after {len(used(starts))} of {until} starts")
@@ -67,7 +67,8 @@ def next_number(starts: Sequence[Start]) -> int:
 
 
 def of_start(study: Study, settings: Any, number: int) -> Any:
-    """The settings of a start; those with a seed take another in each.
+    """The settings of a start; those with a seed take another in each, unless the study
+    keeps it.
 
     Raises:
       ConfigError: a study that cannot be measured in starts.
@@ -86,7 +87,8 @@ def of_start(study: Study, settings: Any, number: int) -> Any:
     given = dict(study.start)
     if "seed" in known - given.keys():
         given["seed"] = settings.seed + number
-    return dataclasses.replace(settings, **given)
+    cut = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(settings, **cut)
 
 
 def run_start(name: str, settings: Any, number: int) -> dict[str, Any]:

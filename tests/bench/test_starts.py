@@ -141,6 +141,12 @@ def test_appended_starts_go_on_where_the_entry_ends(tiny, monkeypatch):
         run_study(STUDY, Size(rounds=4), out_dir=str(tiny), starts=1, append=True)
 
 
+def test_a_study_may_keep_its_seed_in_all_starts():
+    study = dataclasses.replace(STUDY, start={"rounds": 1, "seed": None})
+    settings = of_start(study, Size(), 2)
+    assert (settings.rounds, settings.seed) == (1, 7)
+
+
 def test_a_start_beside_others_is_marked_and_repeated(tiny, monkeypatch, capsys):
     shares = iter([0.5, 0.05, 0.2, 0.3, 0.4])
     monkeypatch.setattr(CpuUse, "others", lambda self, later: next(shares))
@@ -238,7 +244,7 @@ def test_a_run_of_starts_that_was_cut_off_goes_on(tiny, monkeypatch, capsys):
     monkeypatch.setattr(starts, "alone", until_two)
     with pytest.raises(KeyboardInterrupt):
         run_study(STUDY, Size(), out_dir=str(tiny), starts=5)
-    kept_file = tiny.with_name("entry.starts.json")
+    kept_file = tiny.with_name("entry.starts.partial")
     assert kept_file.is_file() and not (tiny / "result.json").exists()
     with pytest.raises(ConfigError, match="rounds 3, 4 is asked for; keep the setti"):
         run_study(STUDY, Size(rounds=4), out_dir=str(tiny), starts=5)

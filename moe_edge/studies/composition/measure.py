@@ -99,7 +99,7 @@ def _run_live(rows: Rows, shop: Workshop, steps: dict[str, Steps]) -> None:
         given = method, int(row["slots"]), shop.k_of(method), link
         cases[f"{number}"] = Timed(shop.variants.folder(method.variant), *given)
         shown.append(f"{method.name} {row['budget']} {link.bytes_per_s:.6g}")
-    found = shop.done(f"live {shown}", measured_steps, cases, shop.timed_rows, False)
+    found = shop.timed(f"live {shown}", measured_steps, cases, shop.timed_rows, False)
     for number, row in enumerate(chosen):
         tpot_s, misses = found[f"{number}"]
         where = row["method"], row["budget"], row["link"]
@@ -125,7 +125,7 @@ def _steps(shop: Workshop) -> dict[str, Steps]:
     base = chosen[lru.name]
     by_processor = shop.settings.processor_time
     name = "steps" if by_processor else "steps by the clock"
-    found = shop.done(name, measured_steps, cases, shop.timed_rows, by_processor)
+    found = shop.timed(name, measured_steps, cases, shop.timed_rows, by_processor)
     steps, layer_s = {}, found[base[1]][0] / shop.layers
     for name, (at, policy) in chosen.items():
         (here_s, _), (step_s, misses) = found[f"{at}: here"], found[f"{at}: misses"]

@@ -100,4 +100,5 @@ STUDY = Study(
     derive=derive,
     check=check,
     inline=True,
+    start={"seed": None},  # of the text and the checkpoints, which all starts share
 )

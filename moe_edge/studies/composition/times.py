@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from moe_edge.bench.rounds import round_order
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.progress import progress
 from moe_edge.engine.layer_programs import LayerPrograms
@@ -25,7 +26,7 @@ from moe_edge.studies.composition.methods import Method
 from moe_edge.workload.trace_writer import write_trace
 from moe_edge.workload.traces import DECODE, PREFILL, Trace
 
-ROUNDS = 4  # runs of a row of tokens after the first
+TIMED_ROWS = 5  # rows of tokens that steps are timed on, and the first only warms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +97,10 @@ def measured_steps(
             engine = stack.enter_context(_engine(case, len(rows[0]), programs.get(key)))
             programs[key] = engine.programs
             engines[name] = engine
-        for row in progress(rows[: 1 + ROUNDS], "rounds of decode steps timed"):
-            for name, engine in engines.items():
+        timed = progress(rows[:TIMED_ROWS], "rounds of decode steps timed")
+        for number, row in enumerate(timed):
+            for name in round_order(list(engines), number):
+                engine = engines[name]
                 engine.reset_records()
                 begun_s = clock()
                 run = score_forced(engine, [Forced(list(row), 1)])

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from moe_edge.bench.started import start_number
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.files import write_json
-from moe_edge.core.json_reader import read_json
+from moe_edge.core.json_reader import as_read_back, read_json
 from moe_edge.engine.load import load_engine
 from moe_edge.evaluate.layerwise import LayerwiseText, cut_tokens
 from moe_edge.evaluate.stepwise import ForcedRun
@@ -19,6 +22,7 @@ from moe_edge.evaluate.texts import read_text, sha256_of
 from moe_edge.offload.link import EmulatedLink
 from moe_edge.studies.composition.methods import Method, Variant
 from moe_edge.studies.composition.settings import ComposeSettings
+from moe_edge.studies.composition.times import TIMED_ROWS
 from moe_edge.studies.composition.variants import Variants
 
 TIMED = 96  # tokens of a row that steps are timed on
@@ -42,7 +46,8 @@ class Workshop:
         self.folder = Path(settings.work_dir) / digest
         (self.folder / "cases").mkdir(parents=True, exist_ok=True)
         self.variants = Variants(settings, self.folder)
-        self.timed_rows = self.tokens_NS[:, :TIMED].tolist()
+        first = (start_number() or 0) * TIMED_ROWS  # a start has rows of its own
+        self.timed_rows = np.roll(self.tokens_NS[:, :TIMED], -first, axis=0).tolist()
         self._loaded: dict[tuple, Any] = {}
 
     def done(self, name: str, measure: Callable[..., Any], *given) -> Any:
@@ -51,6 +56,12 @@ class Workshop:
         if not path.is_file():
             write_json(path, measure(*given))
         return read_json(path)
+
+    def timed(self, name: str, measure: Callable[..., Any], *given) -> Any:
+        """Likewise, of times: a start measures its own."""
+        if start_number() is None:
+            return self.done(name, measure, *given)
+        return as_read_back(measure(*given))
 
     def lookups(self, method: Method, share: float) -> Path:
         """The file of what a method looked up."""
