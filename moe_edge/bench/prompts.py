@@ -99,6 +99,7 @@ def make_pool(
     tokens: int,
     *,
     at_most: bool = False,
+    before: int | None = None,
 ) -> PromptPool:
     """`count` rows of exactly `tokens` tokens, from all files in turn.
 
@@ -107,6 +108,7 @@ def make_pool(
 
     Args:
       at_most: as many as there are will do.
+      before: rows that are passed over; None: those of the starts before this one.
 
     Raises:
       RequestError: the files do not hold so many.
@@ -115,7 +117,7 @@ def make_pool(
     paths = prompt_files(settings)
     turns = itertools.zip_longest(*(_rows(path, tokenizer, tokens) for path in paths))
     in_turn = (row for turn in turns for row in turn if row is not None)
-    before = count * (start_number() or 0)
+    before = count * (start_number() or 0) if before is None else before
     all_rows = list(itertools.islice(in_turn, before + count))
     rows = all_rows[before:]
     if len(rows) < count and not at_most:

@@ -149,21 +149,23 @@ def name_of(source: str) -> str:
 
 
 def unseen_rounds(settings: Fig11Settings, tokenizer, seen: set) -> list[list[list]]:
-    """Rounds of a workload's prompts, none of them among those seen.
+    """Rounds of a workload's prompts, none of them among those seen; each start passes
+    over those of the starts before.
 
     Raises:
       RequestError: its file does not hold so many.
     """
     widest = max(settings.batches)
     wanted, tokens = widest * settings.rounds, settings.prompt_tokens
-    most = wanted + len(seen)
-    pool = make_pool(settings, tokenizer, most, tokens, at_most=True)
-    rows = [row for row in pool.rows if tuple(row) not in seen][:wanted]
+    before = wanted * (start_number() or 0)
+    most = before + wanted + len(seen)
+    pool = make_pool(settings, tokenizer, most, tokens, at_most=True, before=0)
+    rows = [row for row in pool.rows if tuple(row) not in seen][before:][:wanted]
     if len(rows) < wanted:
         raise RequestError(
             f"{settings.sources[0]} holds {len(rows)} prompts of {tokens} tokens that "
-            f"nothing has learnt from, {wanted} are needed; lower history, rounds or "
-            "batches"
+            f"nothing has learnt from, {wanted} are needed; lower history, rounds, "
+            "starts or batches"
         )
     return [rows[n : n + widest] for n in range(0, wanted, widest)]
 
@@ -195,8 +197,11 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
 
         engines = [*ready.engines, *[layerwise] * len(settings.batches)]
         seen, timings = set(map(tuple, ready.pool.rows)), {}
-        for name, one in workloads_of(settings).items():
-            prompts = unseen_rounds(one, bench.tokenizer, seen)
+        works = {
+            name: (one, unseen_rounds(one, bench.tokenizer, seen))
+            for name, one in workloads_of(settings).items()
+        }
+        for name, (one, prompts) in works.items():
             at = dataclasses.replace(ready, engines=engines, rounds=prompts)
             timings[name] = time_cases(bench, cases, at, one, num_compiled, is_smoe)
         workload = ready.workload(settings) | {"workloads": list(timings)}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from moe_edge.bench.prompts import make_pool
+from moe_edge.bench.started import started
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import CheckpointError, ConfigError, RequestError
 from moe_edge.metrics.schema import validate_entry
@@ -129,6 +130,9 @@ def test_no_measured_prompt_was_learnt_from(tmp_path):
     seen = {tuple(row) for row in rows[:5]}
     rounds = fig11.unseen_rounds(settings, tokenizer, seen)
     assert rounds == [rows[5:7], rows[7:9]]
+    with started(1):  # of a file that is shorter than what both learn from
+        rounds = fig11.unseen_rounds(settings, tokenizer, set(map(tuple, rows[4:6])))
+    assert rounds == [[rows[6], rows[7]], [rows[8], rows[9]]]
     seen |= {tuple(row) for row in rows[5:8]}
     with pytest.raises(RequestError, match="t.txt holds 2 prompts of 12 .* 4 are need"):
         fig11.unseen_rounds(settings, tokenizer, seen)
