@@ -187,8 +187,7 @@ class FusedAssist:
         E, ids_TK = self._moe.num_experts, routing.ids_TK
         if self._device.policy.forgets:  # what it has emptied before the look-up
             given = ids_TK, routing.scores_TE
-            _, slot_N = self._device.touch(cache, layer, *given)
-            cache = cache._replace(slot_N=slot_N)
+            cache = self._device.touch(cache, layer, *given)
         experts_E = jnp.arange(E, dtype=jnp.int32)
         is_TKE = ids_TK[:, :, None] == experts_E[None, None]
         chosen_TE = jnp.any(is_TKE, axis=1)

@@ -186,7 +186,8 @@ def programs_of(run: Callable[[], Any]) -> list[Call]:
 
     with as_on_a_gpu() as patch:
         patch.setattr(jax, "jit", jit)
-        for module, name in ((rows, "per_row"), (lookup, "look_up")):
+        looks = ((lookup, "look_up"), (lookup, "look_ahead"))
+        for module, name in ((rows, "per_row"), *looks):
             patch.setattr(module, name, interpreted(getattr(module, name)))
         patch.setattr(grouped, "product", product)
         patch.setattr(few, "ffn", few_ffn)

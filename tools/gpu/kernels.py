@@ -145,7 +145,7 @@ def _look_up(report, layers: int, rounds: int) -> None:
         def run(cache, ids_TK, scores_TE):
             cache, found = cache._replace(step=cache.step + 1), []
             for layer in range(layers):
-                cache, rows = look_up(device, cache, layer, ids_TK, scores_TE)
+                cache, rows, _ = look_up(device, cache, layer, ids_TK, scores_TE)
                 found.append(rows)
             return cache, found
 
