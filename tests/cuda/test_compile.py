@@ -212,7 +212,7 @@ def test_launches_of_a_layer_without_copies(tokens):
         cache = cache._replace(step=cache.step + 1)
         for layer in range(layers):
             given = routings[layer], hosts[layer]
-            cache, y_TD = zero_copy.run(cache, layer, x_TD, *given)
+            cache, y_TD, _ = zero_copy.run(cache, layer, x_TD, *given)
             x_TD = x_TD + y_TD
         return cache, x_TD
 

@@ -211,7 +211,7 @@ def launches(text: str) -> list[str]:
     return found
 
 
-def decode_step_of(config, options, lengths) -> str:
+def decode_step_of(config, options, lengths, target: str = H200) -> str:
     """The text of the one decode step of an offloaded engine, in bfloat16."""
 
     def run():
@@ -220,7 +220,7 @@ def decode_step_of(config, options, lengths) -> str:
             forced_logits(engine, random_prompts(config, lengths), 2)
 
     calls = [call for call in programs_of(run) if "_decode_step" in f"{call}"]
-    (text,) = compile_all(calls)
+    (text,) = compile_all(calls, target)
     return text
 
 
