@@ -86,7 +86,7 @@ def look_up(
     (T, K), E = ids_TK.shape, scores_TE.shape[1]
     P, sizes = T * K, _Sizes.of(tables, E)
     given = {"ids": ids_TK.reshape(-1), "step": here.step.reshape(1)}
-    given["here"] = _numbers(here.layer, here.first)
+    given |= _numbers(layer=here.layer, first=here.first)
     given |= {} if here.clock is None else {"clock": here.clock.reshape(1)}
     given |= {"scores": scores_TE} if T > 1 else {}
     names = [f"rows.{name}" for name in Rows._fields]
@@ -146,13 +146,15 @@ class _Sizes:
         return cls(experts, layers, tables.key_S.size, tables.last_B.size)
 
 
-def _numbers(layer, first) -> jax.Array:
-    # As data: so all layers are one kernel, compiled once.
-    return jnp.stack([jnp.asarray(each, jnp.int32) for each in (layer, first)])
+def _numbers(**numbers) -> dict[str, jax.Array]:
+    # As data: so all layers are one kernel, compiled once. An array each: of several
+    # equal constants in one XLA makes a kernel.
+    return {name: jnp.full(1, number, jnp.int32) for name, number in numbers.items()}
 
 
 def _of_ahead(ahead: Ahead) -> dict[str, jax.Array]:
-    return {"ahead": _numbers(ahead.layer, ahead.first), "expected": ahead.ids_M}
+    numbers = _numbers(coming=ahead.layer, coming_first=ahead.first)
+    return numbers | {"expected": ahead.ids_M}
 
 
 def _of_slots(layer_S, value_S) -> dict[str, jax.Array]:
@@ -201,7 +203,7 @@ def _launch(
 def _use(refs, sizes: _Sizes, T: int, K: int, has_clock: bool) -> None:
     """The program of a layer's own look-up."""
     P, E, spare = T * K, sizes.experts, sizes.blocks - 1
-    layer, first = refs["here"][0], refs["here"][1]
+    layer, first = refs["layer"][0], refs["first"][0]
     now = 2 * (refs["step"][0] * sizes.layers + layer)
     if has_clock:
         now = refs["clock"][0]
@@ -272,7 +274,7 @@ def _use(refs, sizes: _Sizes, T: int, K: int, has_clock: bool) -> None:
 def _expect(refs, sizes: _Sizes, M: int, limit: int) -> None:
     """The program of a coming layer's look-up."""
     E, spare = sizes.experts, sizes.blocks - 1
-    layer, first = refs["ahead"][0], refs["ahead"][1]
+    layer, first = refs["coming"][0], refs["coming_first"][0]
     now = 2 * (refs["step"][0] * sizes.layers + layer - 1)
     pairs_M = jnp.arange(pl.next_power_of_2(M), dtype=jnp.int32)
     is_pair_M = pairs_M < M

@@ -307,7 +307,7 @@ def test_both_plans_in_one_launch_are_those_of_two(policy, tokens):
             )
             assert text.count("name=moe_edge_look_up") == launches
     fetched, used = cache.ahead_2.tolist()
-    assert fetched > used > 0 and cache.counts_L3[1:, 2].all()
+    assert fetched > used > 0 and cache.counts_L3[1:, 2].any()
 
 
 class WorthNow(Lru):
