@@ -22,12 +22,10 @@ from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.core.plug_in import is_ours
+from moe_edge.kernels.lookup import HITS, USED
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, Eviction, State, pick, put
-
-HITS, MISSES, EVICTIONS = range(3)  # columns of the counters
-FETCHED, USED = range(2)  # of `Cache.ahead_2`
 
 
 class Cache(NamedTuple):

@@ -10,9 +10,9 @@ the loop, and what is to be computed is known before any record has moved.
 import jax
 import jax.numpy as jnp
 
-from moe_edge.engine.fused_cache import EVICTIONS, FETCHED, Cache, DeviceCache
+from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.kernels import few, lookup, rows
-from moe_edge.kernels.lookup import Ahead
+from moe_edge.kernels.lookup import EVICTIONS, FETCHED, Ahead
 from moe_edge.offload.evict_base import Eviction
 
 

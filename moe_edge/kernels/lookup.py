@@ -25,6 +25,8 @@ from moe_edge.kernels.rows import is_interpreted
 
 MOST_PAIRS = 128  # which are compared with each other in registers
 NEVER = jnp.iinfo(jnp.int32).max
+HITS, MISSES, EVICTIONS = range(3)  # columns of `Tables.counts_L3`
+FETCHED, USED = range(2)  # of `Tables.ahead_2`
 
 
 class Tables(NamedTuple):
@@ -33,7 +35,7 @@ class Tables(NamedTuple):
     key_S: jax.Array  # int32, block in each slot: layer * E + expert; -1: none
     last_B: jax.Array  # int32, time of each block's last use; the last entry is spare
     slot_B: jax.Array  # int32, slot of each block; -1: none; the last entry is spare
-    counts_L3: jax.Array  # int32, hits, misses, evictions
+    counts_L3: jax.Array  # int32, of distinct experts
     # int32, blocks fetched ahead of need, and those used since; None: none are.
     ahead_2: jax.Array | None = None
 
@@ -251,10 +253,14 @@ def _use(refs, sizes: _Sizes, T: int, K: int, has_clock: bool) -> None:
         at = jnp.int32(spare)
         before = refs["last_B"][at]
         refs["new.last_B"][at] = jnp.where(padding > 0, now, before)
-    for column, more in enumerate((chosen - misses, misses, evictions)):
+    for column, more in (
+        (HITS, chosen - misses),
+        (MISSES, misses),
+        (EVICTIONS, evictions),
+    ):
         _add(refs, "counts_L3", (layer, jnp.int32(column)), more)
     if is_counted:
-        _add(refs, "ahead_2", jnp.int32(1), used)
+        _add(refs, "ahead_2", jnp.int32(USED), used)
 
     # Blocks of rows, those of absent experts first.
     earlier_P = _count(comes_1P & is_before_PP)
@@ -291,8 +297,8 @@ def _expect(refs, sizes: _Sizes, M: int, limit: int) -> None:
     given = refs, sizes, layer, ("expected", M), now
     slot_M, evictions = _give(*given, key_M, slot_M, miss_M, misses)
 
-    _add(refs, "counts_L3", (layer, jnp.int32(2)), evictions)
-    _add(refs, "ahead_2", jnp.int32(0), misses)
+    _add(refs, "counts_L3", (layer, jnp.int32(EVICTIONS)), evictions)
+    _add(refs, "ahead_2", jnp.int32(FETCHED), misses)
     for row, array_M in (
         (0, jnp.where(comes_M, ids_M, -1)),
         (1, jnp.where(comes_M, slot_M - first, 0)),
