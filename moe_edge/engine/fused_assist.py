@@ -24,9 +24,10 @@ import numpy as np
 from jax import lax
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.fused_cache import MISSES, Cache, DeviceCache
+from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.kernels import assist as calls
 from moe_edge.kernels import native
+from moe_edge.kernels.lookup import MISSES
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_groups import add_ranks
 from moe_edge.model.expert_waves import ExpertWaves
@@ -187,8 +188,7 @@ class FusedAssist:
         E, ids_TK = self._moe.num_experts, routing.ids_TK
         if self._device.policy.forgets:  # what it has emptied before the look-up
             given = ids_TK, routing.scores_TE
-            _, slot_N = self._device.touch(cache, layer, *given)
-            cache = cache._replace(slot_N=slot_N)
+            cache = self._device.touch(cache, layer, *given)
         experts_E = jnp.arange(E, dtype=jnp.int32)
         is_TKE = ids_TK[:, :, None] == experts_E[None, None]
         chosen_TE = jnp.any(is_TKE, axis=1)

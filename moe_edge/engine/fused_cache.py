@@ -22,11 +22,10 @@ from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.core.plug_in import is_ours
+from moe_edge.kernels.lookup import HITS, USED
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, Eviction, State, pick, put
-
-HITS, MISSES, EVICTIONS = range(3)  # columns of the counters
 
 
 class Cache(NamedTuple):
@@ -108,15 +107,19 @@ class DeviceCache:
         """The smallest `capacity_L` of a MoE layer."""
         return min(self.capacity_L[layer] for layer in self.moe_layers)
 
-    def place_of(self, layer, slot):
-        """Where slots of a layer, by number, are in its array; elsewhere others are."""
+    def first_of(self, layer):
+        """The slot, by number, at which a layer's array begins."""
         if not self.is_cut:
-            return slot
+            return np.int32(0)
         firsts = np.searchsorted(self.spec.layer_S, np.arange(self.spec.num_layers))
         firsts_L = firsts.astype(np.int32)
         if not isinstance(layer, int):
             firsts_L = jnp.asarray(firsts_L)
-        return slot - firsts_L[layer]
+        return firsts_L[layer]
+
+    def place_of(self, layer, slot):
+        """Where slots of a layer, by number, are in its array; elsewhere others are."""
+        return slot - self.first_of(layer) if self.is_cut else slot
 
     def new_slots(self, width: int, dtype) -> jax.Array | tuple[jax.Array | None, ...]:
         """Room for records, zeros."""
@@ -160,12 +163,23 @@ class DeviceCache:
         is_ahead_LE = (last_LE % 2 == 1) & (last_LE // 2 % L == before_L1)
         return is_ahead_LE & (cache.slot_N[:-1].reshape(L, E) >= 0)
 
-    def touch(self, cache: Cache, layer, ids_TK, scores_TE) -> tuple[State, jax.Array]:
-        """The policy's state and the table once it has seen a look-up."""
+    def touch(self, cache: Cache, layer, ids_TK, scores_TE) -> Cache:
+        """The cache once its policy has seen a look-up."""
+        if cache.ahead_2 is not None:
+            cache = cache._replace(ahead_2=self._used(cache, layer, ids_TK))
         state = self.policy.touch(cache.policy, layer, ids_TK, scores_TE, cache.step)
-        if not self.policy.forgets:
-            return state, cache.slot_N
-        return state, _read_back(cache.slot_N, state["key_S"])
+        slot_N = cache.slot_N
+        if self.policy.forgets:
+            slot_N = _read_back(slot_N, state["key_S"])
+        return cache._replace(policy=state, slot_N=slot_N)
+
+    def _used(self, cache: Cache, layer, ids_TK) -> jax.Array:
+        """`ahead_2` with those of a look-up that were fetched ahead of it."""
+        unused_E = self.unused_LE(cache)[layer]
+        experts_E1 = jnp.arange(unused_E.size, dtype=jnp.int32)[:, None]
+        is_chosen_E = jnp.any(ids_TK.reshape(1, -1) == experts_E1, axis=1)
+        used = jnp.sum(unused_E & is_chosen_E, dtype=jnp.int32)
+        return cache.ahead_2 + jnp.where(jnp.arange(2) == USED, used, 0)
 
     def acquire(
         self, cache: Cache, layer, ids_TK, scores_TE, host_ER, elsewhere_E=None
@@ -194,8 +208,7 @@ class DeviceCache:
             urgency_E = -rank_E.astype(jnp.float32)
         else:
             urgency_E = jnp.max(jnp.where(chosen_TE, scores_TE, -jnp.inf), axis=0)
-        state, slot_N = self.touch(cache, layer, ids_TK, scores_TE)
-        cache = cache._replace(slot_N=slot_N)
+        cache = self.touch(cache, layer, ids_TK, scores_TE)
         missing_E = wanted_E & (self.slots_of(cache, layer) < 0)
 
         owner_S = jnp.asarray(self.spec.layer_S, jnp.int32)
@@ -239,7 +252,7 @@ class DeviceCache:
             return slots_SR, slot_N, state, missing_E, evictions, wrong
 
         misses = jnp.sum(missing_E, dtype=jnp.int32)
-        given = cache.slots_SR, cache.slot_N, state, missing_E, jnp.int32(0)
+        given = cache.slots_SR, cache.slot_N, cache.policy, missing_E, jnp.int32(0)
         carry = lax.fori_loop(0, misses, fetch, (*given, cache.wrong))
         slots_SR, slot_N, state, _, evictions, wrong = carry
         hits = jnp.sum(wanted_E, dtype=jnp.int32) - misses

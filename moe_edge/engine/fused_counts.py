@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from moe_edge.engine.expert_state import Moved
-from moe_edge.engine.fused_cache import MISSES, Cache, DeviceCache
+from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.kernels.lookup import MISSES
 
 _copy = jax.jit(jnp.copy)
 _add_change = jax.jit(lambda sum_L3, now_L3, before_L3: sum_L3 + (now_L3 - before_L3))

@@ -10,14 +10,21 @@ the loop, and what is to be computed is known before any record has moved.
 import jax
 import jax.numpy as jnp
 
-from moe_edge.engine.fused_cache import EVICTIONS, Cache, DeviceCache
+from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.kernels import few, lookup, rows
+from moe_edge.kernels.lookup import EVICTIONS, FETCHED, Ahead
 from moe_edge.offload.evict_base import Eviction
 
 
 def look_up(
-    device: DeviceCache, cache: Cache, layer: int, ids_TK, scores_TE, seen_TK=None
-) -> tuple[Cache, few.Rows]:
+    device: DeviceCache,
+    cache: Cache,
+    layer: int,
+    ids_TK,
+    scores_TE,
+    seen_TK=None,
+    ahead: Ahead | None = None,
+) -> tuple[Cache, few.Rows, jax.Array | None]:
     """As `DeviceCache.acquire`, but for the records, which are still to be moved.
 
     Args:
@@ -25,31 +32,44 @@ def look_up(
       cache: see `acquire`; so are all others.
       seen_TK: what the policy sees, also experts that are computed elsewhere; None:
         `ids_TK`.
+      ahead: as of `look_ahead`, which is done besides: in the same launch where it can.
     Returns:
-      (cache, whose slots are as they were; the rows of each slot, as of `few.plan`).
+      (cache, whose slots are as they were; the rows of each place of the layer's slots,
+      as of `few.plan`; the plan of `look_ahead`, None without `ahead`).
     """
-    policy, state, slot_N = device.policy, cache.policy, cache.slot_N
     seen_TK = ids_TK if seen_TK is None else seen_TK
-    if is_own := type(policy).touch is not Eviction.touch:
-        state, slot_N = device.touch(cache, layer, seen_TK, scores_TE)
-    value_S = policy.value(state)
+    if is_own := type(device.policy).touch is not Eviction.touch:
+        cache = device.touch(cache, layer, seen_TK, scores_TE)
+    value_S, plan_2M = device.policy.value(cache.policy), None
     if not _is_for_kernel(ids_TK, value_S):
         T, K = ids_TK.shape
-        given = device, cache, layer, ids_TK, scores_TE, seen_TK
-        cache, slot_P, host_P = look_up_by_xla(*given)
+        if not is_own:
+            cache = device.touch(cache, layer, seen_TK, scores_TE)
+        cache, slot_P, host_P, counts_3 = _admit(
+            device, cache, layer, ids_TK, scores_TE
+        )
+        cache = cache._replace(counts_L3=cache.counts_L3.at[layer].add(counts_3))
         where = slot_P.reshape(T, K), device.spec.num_slots, host_P.reshape(T, K)
-        return cache, few.plan(*where)
-    cache = cache._replace(policy=state, slot_N=slot_N)
-    own = {"scores_TE": scores_TE, "clock": state["clock"] if is_own else None}
-    cache, found = _by_kernel(device, cache, layer, ids_TK, value_S=value_S, **own)
-    if not is_own:
-        clock = 2 * (cache.step * device.spec.num_layers + layer)
-        cache = cache._replace(policy=cache.policy | {"clock": clock})
-    return cache, found
+        found = few.plan(*where)
+        found = found._replace(record_B=device.place_of(layer, found.record_B))
+    else:
+        together = ahead if _is_for_one_launch(device, ahead) else None
+        clock = cache.policy["clock"] if is_own else None
+        here = lookup.Here(layer, device.first_of(layer), cache.step, clock)
+        tables, found, plan_2M = lookup.look_up(
+            *(_tables_of(cache), here, ids_TK, _owners(device)),
+            **{"scores_TE": scores_TE, "value_S": value_S, "ahead": together},
+        )
+        cache = _with_tables(cache, tables)
+        if not is_own or together is not None:
+            cache = _at_time(device, cache, layer)
+    if ahead is not None and plan_2M is None:
+        cache, plan_2M = look_ahead(device, cache, ahead)
+    return cache, found, plan_2M
 
 
 def look_ahead(
-    device: DeviceCache, cache: Cache, layer, ids_M
+    device: DeviceCache, cache: Cache, ahead: Ahead
 ) -> tuple[Cache, jax.Array]:
     """Gives slots to experts that a coming layer is expected to choose.
 
@@ -58,25 +78,28 @@ def look_ahead(
 
     Args:
       device: whose policy has no `own_choice`, and each layer its own slots.
-      layer: int or int32 scalar, the coming one.
-      ids_M: int32, different ones; E where nothing is expected.
     Returns:
       (cache; int32 `[2, M]`, a plan of `kernels.prefetch` for the layer's slots).
     """
+    layer, E = ahead.layer, device.spec.num_experts
     # Of the layer before, whose own look-up comes later where it takes waves.
-    clock = 2 * (cache.step * device.spec.num_layers + layer - 1)
-    cache = cache._replace(policy=cache.policy | {"clock": clock})
-    ids_1M, policy, state = ids_M[None], device.policy, cache.policy
-    if rows.are_possible() and _is_for_kernel(ids_1M, value_S := policy.value(state)):
-        like = jax.ShapeDtypeStruct((1, device.spec.num_experts), jnp.float32)
-        own = {"scores_TE": like, "clock": state["clock"], "is_use": False}
-        cache, found = _by_kernel(device, cache, layer, ids_1M, value_S=value_S, **own)
-        slot_M, host_M = found.record_B, found.host_B
-    else:
-        cache, slot_M, host_M, counts_3 = _admit(device, cache, layer, ids_1M, None)
-        counts_3 = jnp.where(jnp.arange(3) == EVICTIONS, counts_3, 0)
-        counts_L3 = cache.counts_L3.at[layer].add(counts_3)
-        cache = cache._replace(counts_L3=counts_L3)
+    cache = _at_time(device, cache, layer - 1)
+    ids_1M, value_S = ahead.ids_M[None], device.policy.value(cache.policy)
+    if rows.are_possible() and _is_for_kernel(ids_1M, value_S):
+        given = _tables_of(cache), ahead, cache.step, E, _owners(device)
+        tables, plan_2M = lookup.look_ahead(*given, value_S=value_S)
+        return _with_tables(cache, tables), plan_2M
+    slot_E = device.slots_of(cache, layer)
+    is_absent_1M = (ids_1M < E) & (slot_E[jnp.minimum(ids_1M, E - 1)] < 0)
+    is_late_1M = is_absent_1M & (jnp.cumsum(is_absent_1M, axis=1) > ahead.limit)
+    ids_1M = jnp.where(is_late_1M, E, ids_1M)
+    cache, slot_M, host_M, counts_3 = _admit(device, cache, layer, ids_1M, None)
+    counts_3 = jnp.where(jnp.arange(3) == EVICTIONS, counts_3, 0)
+    fetched_2 = jnp.where(jnp.arange(2) == FETCHED, _count(host_M >= 0), 0)
+    cache = cache._replace(
+        counts_L3=cache.counts_L3.at[layer].add(counts_3),
+        ahead_2=cache.ahead_2 + fetched_2,
+    )
     return cache, jnp.stack([host_M, device.place_of(layer, slot_M)])
 
 
@@ -85,39 +108,48 @@ def _is_for_kernel(ids_TK, value_S) -> bool:
     return ids_TK.size <= lookup.MOST_PAIRS and is_float
 
 
-def _by_kernel(device, cache, layer, ids_TK, **own) -> tuple[Cache, few.Rows]:
+def _is_for_one_launch(device: DeviceCache, ahead: Ahead | None) -> bool:
+    """Whether a look-up leaves what the other reads as it is: what slots are worth is
+    asked before both."""
+    is_by_block = type(device.policy).value is Eviction.value
+    return ahead is not None and is_by_block and ahead.ids_M.size <= lookup.MOST_PAIRS
+
+
+def _owners(device: DeviceCache) -> jax.Array:
+    return jnp.asarray(device.spec.layer_S, jnp.int32)
+
+
+def _tables_of(cache: Cache) -> lookup.Tables:
     state = cache.policy
     names = state["key_S"], state["last_B"], cache.slot_N, cache.counts_L3
-    owner_S = jnp.asarray(device.spec.layer_S, jnp.int32)
-    given = lookup.Tables(*names), layer, cache.step, ids_TK, owner_S
-    tables, found = lookup.look_up(*given, **own)
-    state = state | {"key_S": tables.key_S, "last_B": tables.last_B}
-    changed = {"slot_N": tables.slot_B, "counts_L3": tables.counts_L3}
-    return cache._replace(policy=state, **changed), found
+    return lookup.Tables(*names, cache.ahead_2)
 
 
-def look_up_by_xla(
-    device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE, seen_TK=None
-):
-    """The same of any number of pairs.
+def _with_tables(cache: Cache, tables: lookup.Tables) -> Cache:
+    state = {"key_S": tables.key_S, "last_B": tables.last_B}
+    return cache._replace(
+        policy=cache.policy | state,
+        slot_N=tables.slot_B,
+        counts_L3=tables.counts_L3,
+        ahead_2=tables.ahead_2,
+    )
 
-    Returns:
-      (cache; int32 `[P]`, the slot of each pair's expert, S for none; int32 `[P]`, the
-      expert that the slot is to be filled with, -1: it holds it).
-    """
-    seen_TK = ids_TK if seen_TK is None else seen_TK
-    state, slot_N = device.touch(cache, layer, seen_TK, scores_TE)
-    cache = cache._replace(policy=state, slot_N=slot_N)
-    cache, *found, counts_3 = _admit(device, cache, layer, ids_TK, scores_TE)
-    counts_L3 = cache.counts_L3.at[layer].add(counts_3)
-    return cache._replace(counts_L3=counts_L3), *found
+
+def _at_time(device: DeviceCache, cache: Cache, layer) -> Cache:
+    """Whose clock is that of a layer's look-up."""
+    clock = 2 * (cache.step * device.spec.num_layers + layer)
+    return cache._replace(policy=cache.policy | {"clock": clock})
 
 
 def _admit(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
-    """As `look_up_by_xla` behind the policy's `touch`, with what is to be counted.
+    """A look-up by XLA behind the policy's `touch`, of any number of pairs.
 
     Args:
       scores_TE: None: of one row.
+    Returns:
+      (cache; int32 `[P]`, the slot of each pair's expert, S for none; int32 `[P]`, the
+      expert that the slot is to be filled with, -1: it holds it; int32 `[3]`, hits,
+      misses, evictions).
     """
     (T, K), E, S = ids_TK.shape, device.spec.num_experts, device.spec.num_slots
     state, slot_N = cache.policy, cache.slot_N

@@ -20,13 +20,12 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.engine.fused_lookup import look_ahead
 from moe_edge.kernels import prefetch
+from moe_edge.kernels.lookup import Ahead
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.router import Routing
 from moe_edge.predict.base import NOT_WANTED
 from moe_edge.predict.device_scores import scores_ahead
 from moe_edge.predict.stale_gate import LooksAhead
-
-FETCHED, USED = range(2)  # of `Cache.ahead_2`
 
 
 class Coming(NamedTuple):
@@ -36,6 +35,13 @@ class Coming(NamedTuple):
     layer: int | jax.Array
     host_ER: jax.Array
     slots_SR: jax.Array  # its own
+
+
+class Expected(NamedTuple):
+    """What a layer's look-up is to begin for the next layer."""
+
+    ahead: Ahead
+    coming: Coming
 
 
 class UnderWay(NamedTuple):
@@ -79,58 +85,65 @@ class Prefetch:
             return ()
         return self.predictor.gates_after(layer)[:1]
 
-    def expected(self, coming: Coming, hidden_TD, taken_TD, k_T) -> jax.Array:
-        """float32 `[E]`: scores of what the next layer is expected to choose."""
-        return scores_ahead(self._config, coming.gates, hidden_TD, taken_TD, k_T)[0]
-
-    def begin(
-        self, cache: Cache, coming: Coming, wanted_E: jax.Array, hidden_TD: jax.Array
-    ) -> tuple[Cache, UnderWay | None, jax.Array]:
-        """START, behind the look-up of a layer and before its products.
+    def expected(self, coming: Coming, hidden_TD, taken_TD, k_T) -> Expected | None:
+        """What the next layer is expected to choose; None: it has no room for it.
 
         Args:
-          wanted_E: of `expected`.
-          hidden_TD: what the products take.
-        Returns:
-          (cache; what is under way, None where the layer has no room; hidden_TD).
+          hidden_TD, taken_TD, k_T: of this layer, see `scores_ahead`.
         """
-        E, tokens = self._device.spec.num_experts, hidden_TD.shape[0]
+        spec, tokens = self._device.spec, hidden_TD.shape[0]
         # Half of its slots at most: its own misses need the rest.
         room = coming.slots_SR.shape[0] // 2
-        most = min(room, E, tokens * self._device.spec.top_k)
+        most = min(room, spec.num_experts, tokens * spec.top_k)
         if most == 0:
-            return cache, None, hidden_TD
-        score_M, ids_M = lax.top_k(wanted_E, most)
+            return None
+        given = coming.gates, hidden_TD, taken_TD, k_T
+        score_M, ids_M = lax.top_k(scores_ahead(self._config, *given)[0], most)
         is_wanted_M = score_M > NOT_WANTED
-        slot_E = self._device.slots_of(cache, coming.layer)
-        is_absent_M = is_wanted_M & (slot_E[ids_M] < 0)
-        is_absent_M &= jnp.cumsum(is_absent_M) <= self._limit
-        is_here_M = is_wanted_M & (slot_E[ids_M] >= 0)
-        ids_M = jnp.where(is_absent_M | is_here_M, ids_M.astype(jnp.int32), E)
-        cache, plan_2M = look_ahead(self._device, cache, coming.layer, ids_M)
-        cache = self._count(cache, FETCHED, jnp.sum(plan_2M[0] >= 0))
-        plan_2M, slots_SR, (hidden_TD,) = prefetch.start(
-            plan_2M, coming.slots_SR, coming.host_ER, [hidden_TD]
-        )
-        return cache, UnderWay(plan_2M, slots_SR), hidden_TD
+        ids_M = jnp.where(is_wanted_M, ids_M.astype(jnp.int32), spec.num_experts)
+        first = self._device.first_of(coming.layer)
+        return Expected(Ahead(coming.layer, first, ids_M, self._limit), coming)
 
     def end(
-        self, cache: Cache, layer, under_way: UnderWay | None, routing: Routing
+        self, cache: Cache, under_way: UnderWay | None, routing: Routing
     ) -> tuple[Cache, Routing]:
         """WAIT, behind a layer's router and before its look-up.
 
         Args:
           cache: whose slots are replaced by those that arrived, if any were to.
         """
-        if under_way is not None:
-            slots_SR, (ids_TK,) = prefetch.wait(*under_way, [routing.ids_TK])
-            cache = cache._replace(slots_SR=slots_SR)
-            routing = routing._replace(ids_TK=ids_TK)
-        unused_E = self._device.unused_LE(cache)[layer]
-        experts_E1 = jnp.arange(unused_E.size, dtype=jnp.int32)[:, None]
-        is_chosen_E = jnp.any(routing.ids_TK.reshape(1, -1) == experts_E1, axis=1)
-        return self._count(cache, USED, jnp.sum(unused_E & is_chosen_E)), routing
+        if under_way is None:
+            return cache, routing
+        slots_SR, (ids_TK,) = prefetch.wait(*under_way, [routing.ids_TK])
+        cache = cache._replace(slots_SR=slots_SR)
+        return cache, routing._replace(ids_TK=ids_TK)
 
-    def _count(self, cache: Cache, place: int, more: jax.Array) -> Cache:
-        more_2 = jnp.where(jnp.arange(2) == place, more, 0).astype(jnp.int32)
-        return cache._replace(ahead_2=cache.ahead_2 + more_2)
+
+def begin(
+    device: DeviceCache, cache: Cache, expected: Expected | None, hidden_TD: jax.Array
+) -> tuple[Cache, UnderWay | None, jax.Array]:
+    """As `start`, behind a look-up of its own."""
+    if expected is None:
+        return cache, None, hidden_TD
+    cache, plan_2M = look_ahead(device, cache, expected.ahead)
+    return cache, *start(expected, plan_2M, hidden_TD)
+
+
+def start(
+    expected: Expected | None, plan_2M: jax.Array | None, hidden_TD: jax.Array
+) -> tuple[UnderWay | None, jax.Array]:
+    """START, behind the look-up of a layer and before its products.
+
+    Args:
+      plan_2M: of `look_up`, None where nothing is expected.
+      hidden_TD: what the products take.
+    Returns:
+      (what is under way; hidden_TD).
+    """
+    if expected is None or plan_2M is None:
+        return None, hidden_TD
+    coming = expected.coming
+    plan_2M, slots_SR, (hidden_TD,) = prefetch.start(
+        plan_2M, coming.slots_SR, coming.host_ER, [hidden_TD]
+    )
+    return UnderWay(plan_2M, slots_SR), hidden_TD

@@ -84,7 +84,7 @@ class FusedPrograms(Programs):
           ((state, x, kv, routing), what is under way for the next layer, what it is to
           add).
         """
-        block, begun = self.bind(kind, weights), None
+        block = self.bind(kind, weights)
         if host_ER is None:
             x, kv, _ = block(x, chunk, window, None, None, kv)
             return (state, x, kv, None), None, deferred
@@ -93,16 +93,9 @@ class FusedPrograms(Programs):
         shared = seam(block.run_shared(hidden_TD, routing))
         taken_TD = block.expert_input(hidden_TD, routing)
         if self._prefetch is not None:
-            state, routing = self._prefetch.end(state, layer, under_way, routing)
+            state, routing = self._prefetch.end(state, under_way, routing)
         if type(self._route) is not TopK and x.shape[1] == 1:  # in decoding only
             state, routing = self._reroute(state, layer, routing)
-
-        def begin(state, taken_TD):
-            nonlocal begun
-            expected_E = self._prefetch.expected(coming, hidden_TD, taken_TD, k_T)
-            given = state, coming, expected_E, taken_TD
-            state, begun, taken_TD = self._prefetch.begin(*given)
-            return state, taken_TD
 
         k_T = chunk.k_T(self.config.moe.top_k)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)
@@ -112,11 +105,14 @@ class FusedPrograms(Programs):
         if x.shape[1] == 1 and assist is not None and assist.suits(waves, taken_TD):
             state, helped = assist.begin(state, *given, is_last)
             waves = HelpedWaves(waves, assist, helped, wanted)
-        given = state, *given, coming and begin, helped
+        expected = None
+        if coming is not None:
+            expected = self._prefetch.expected(coming, hidden_TD, taken_TD, k_T)
+        given = state, *given, expected, helped
         if zero_copy is not None and zero_copy.suits(layer, wanted.ids_TK):
-            state, y_TD = zero_copy.run(*given)
+            state, y_TD, begun = zero_copy.run(*given)
         else:
-            state, y_TD = run_through_slots(self._cache, waves, *given)
+            state, y_TD, begun = run_through_slots(self._cache, waves, *given)
         if deferred is not None:
             y_TD = assist.add(y_TD, deferred)
         x = add_experts(self.config, x, seam(y_TD), shared)

@@ -7,19 +7,15 @@ Each wave is a look-up of its own for the policy. Counters keep the law of
 `offload/statistics.py`: hits are the experts that no wave of the layer fetched.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from moe_edge.engine.fused_assist import Helped, HelpedWaves
 from moe_edge.engine.fused_cache import Cache, DeviceCache
+from moe_edge.engine.fused_prefetch import Expected, UnderWay, begin
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.router import Routing
-
-# Behind a layer's look-up and before its products: (cache, hidden_TD) -> the same.
-Begin = Callable[[Cache, jax.Array], tuple[Cache, jax.Array]]
 
 
 def run_through_slots(
@@ -30,9 +26,9 @@ def run_through_slots(
     hidden_TD: jax.Array,
     routing: Routing,
     host_ER: jax.Array,
-    begin: Begin | None = None,
+    expected: Expected | None = None,
     helped: Helped | None = None,
-) -> tuple[Cache, jax.Array]:
+) -> tuple[Cache, jax.Array, UnderWay | None]:
     """The weighted sum of the chosen experts.
 
     Args:
@@ -40,10 +36,10 @@ def run_through_slots(
       hidden_TD: float32.
       routing: what to compute; its scores (>= 0) are for the policy.
       host_ER: the layer's records in host memory.
-      begin: begins what the next layer is to find; None: nothing.
+      expected: what the next layer is to find; None: nothing.
       helped: what the host computes, which these waves add; None: nothing.
     Returns:
-      (cache, float32 `[T, D]`).
+      (cache, float32 `[T, D]`, what is under way for the next layer).
     """
     ids_TK, weights_TK, scores_TE = routing
     E, S = device.spec.num_experts, device.spec.num_slots
@@ -52,13 +48,13 @@ def run_through_slots(
     if helped is not None:
         ids_TK, elsewhere_E = helped.ids_TK, helped.elsewhere_E
 
-    def run_wave(cache, total, wave_TK, hidden_TD=hidden_TD, begin=None, seen=None):
+    def run_wave(cache, total, wave_TK, hidden_TD=hidden_TD, expected=None, seen=None):
         absent = (elsewhere_E,) if seen is not None else ()
         seen = wave_TK if seen is None else seen
         given = cache, layer, seen, scores_TE, host_ER, *absent
         cache, fetched_E = device.acquire(*given)
-        if begin is not None:
-            cache, hidden_TD = begin(cache, hidden_TD)
+        given = device, cache, expected, hidden_TD
+        cache, under_way, hidden_TD = begin(*given)
         slot_E = device.slots_of(cache, layer)
         if waves.method == "pairs":
             slot_of = slot_E[jnp.minimum(wave_TK, E - 1)]
@@ -67,7 +63,7 @@ def run_through_slots(
             slot_of = jnp.where(_chosen(wave_TK, E), slot_E, S)
         slot_of = device.place_of(layer, slot_of)
         total = waves.run(total, hidden_TD, ids_TK, weights_TK, cache.slots_SR, slot_of)
-        return cache, total, fetched_E
+        return cache, total, fetched_E, under_way
 
     def more(carry):
         return jnp.any(carry[2] < E)
@@ -80,16 +76,16 @@ def run_through_slots(
             resident_E = device.slots_of(cache, layer) >= 0
             now_TK = next_experts(rest_TK, resident_E, capacity)
         wave_TK = jnp.where(now_TK, rest_TK, E)
-        cache, total, fetched_E = run_wave(cache, total, wave_TK)
+        cache, total, fetched_E, _ = run_wave(cache, total, wave_TK)
         rest_TK = jnp.where(now_TK, E, rest_TK)
         return cache, total, rest_TK, missed_E | fetched_E
 
     total = waves.start(hidden_TD, ids_TK)
     if min(ids_TK.size, E) <= device.least_capacity:
-        cache, total, _ = run_wave(cache, total, ids_TK, begin=begin, seen=seen_TK)
+        given = cache, total, ids_TK, hidden_TD, expected, seen_TK
+        cache, total, _, under_way = run_wave(*given)
     else:
-        if begin is not None:
-            cache, hidden_TD = begin(cache, hidden_TD)
+        cache, under_way, hidden_TD = begin(device, cache, expected, hidden_TD)
         capacity = jnp.asarray(device.capacity_L, jnp.int32)[layer]
         before, none_E = cache, jnp.zeros(E, bool)
         cache, total, _, missed_E = lax.while_loop(
@@ -97,7 +93,7 @@ def run_through_slots(
         )
         hit_E = _chosen(ids_TK, E) & ~missed_E
         cache = device.settle_hits(before, cache, layer, hit_E)
-    return cache, waves.finish(total, ids_TK, weights_TK)
+    return cache, waves.finish(total, ids_TK, weights_TK), under_way
 
 
 def next_pairs(rest_TK, experts: int, capacity) -> jax.Array:

@@ -15,7 +15,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.fused_assist import FusedAssist, Helped
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.engine.fused_lookup import look_up
-from moe_edge.engine.fused_waves import Begin
+from moe_edge.engine.fused_prefetch import Expected, UnderWay, start
 from moe_edge.kernels import few
 from moe_edge.kernels.rows import are_possible
 from moe_edge.model.config import ModelConfig
@@ -99,11 +99,11 @@ class ZeroCopy:
         hidden_TD: jax.Array,
         routing: Routing,
         host_ER: jax.Array,
-        begin: Begin | None = None,
+        expected: Expected | None = None,
         helped: Helped | None = None,
-    ) -> tuple[Cache, jax.Array]:
+    ) -> tuple[Cache, jax.Array, UnderWay | None]:
         """As `fused_waves.run_through_slots`; waves of rows, known from shapes."""
-        seen_TK, before, parts = routing.ids_TK, cache, []
+        seen_TK, before, parts, under_way = routing.ids_TK, cache, [], None
         if helped is not None:
             routing = routing._replace(ids_TK=helped.ids_TK)
         ids_TK = routing.ids_TK
@@ -116,7 +116,9 @@ class ZeroCopy:
                 (hidden_TD, routing, seen_TK),
             )
             given = cache, layer, *wave, host_ER
-            cache, part_PD, moved_B = self._run_wave(*given, None if first else begin)
+            found = self._run_wave(*given, None if first else expected)
+            cache, part_PD, moved_B, begun = found
+            under_way = under_way if first else begun
             missed_E |= jnp.any(moved_B[:, None] == experts_1E, axis=0)
             parts.append(part_PD)
         if len(parts) > 1:
@@ -128,21 +130,20 @@ class ZeroCopy:
             scale_P = routing.weights_TK.reshape(-1)
             rows_PD = self._assist.end(helped, rows_PD, scale_P)
         is_real_TK = seen_TK < self._device.spec.num_experts
-        return cache, add_ranks(jnp.zeros_like(hidden_TD), rows_PD, is_real_TK)
+        y_TD = add_ranks(jnp.zeros_like(hidden_TD), rows_PD, is_real_TK)
+        return cache, y_TD, under_way
 
     def _run_wave(
-        self, cache: Cache, layer: int, hidden_TD, routing, seen_TK, host_ER, begin
+        self, cache: Cache, layer: int, hidden_TD, routing, seen_TK, host_ER, expected
     ):
         ids_TK, weights_TK, scores_TE = routing
-        given = ids_TK, scores_TE, seen_TK
-        cache, rows = look_up(self._device, cache, layer, *given)
-        rows = rows._replace(record_B=self._device.place_of(layer, rows.record_B))
-        if begin is not None:
-            cache, hidden_TD = begin(cache, hidden_TD)
+        given = ids_TK, scores_TE, seen_TK, expected and expected.ahead
+        cache, rows, plan_2M = look_up(self._device, cache, layer, *given)
+        under_way, hidden_TD = start(expected, plan_2M, hidden_TD)
         rows_PD, slots_SR = few.ffn(
             *(hidden_TD, cache.slots_SR, rows, ids_TK.shape[1]),
             *(self._layout, self._act),
             scale_P=weights_TK.reshape(-1),
             host_ER=host_ER,
         )
-        return cache._replace(slots_SR=slots_SR), rows_PD, rows.host_B
+        return cache._replace(slots_SR=slots_SR), rows_PD, rows.host_B, under_way

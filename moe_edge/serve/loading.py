@@ -1,5 +1,6 @@
 """From a checkpoint to a driver that is ready to serve it."""
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -27,6 +28,8 @@ def load_driver(
 ) -> Driver:
     """A driver whose programs are compiled; from here on nothing is.
 
+    Prints what the user should know of the engine (`Engine.remarks`).
+
     Args:
       devices: as of `load_engine`.
       link: of a process among several. Those that follow process 0 compile when it
@@ -44,6 +47,8 @@ def load_driver(
         if link is None or not link.index:
             with counter("compiling programs"):
                 driver.slots.warm_up()
+        for remark in loaded.engine.remarks():
+            print(remark, file=sys.stderr)
     except BaseException:
         loaded.engine.close()
         raise

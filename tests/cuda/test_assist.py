@@ -15,7 +15,13 @@ from tests.support.tiny_models import ALL
 if importlib.util.find_spec("jax_cuda12_plugin") is None:
     pytest.skip("needs jax-cuda12-plugin, see CONTRIBUTING.md", allow_module_level=True)
 
-from tests.support.gpu_compiler import check_asks_no_host, decode_step_of, launches
+from tests.support.gpu_compiler import (
+    H200,
+    RTX_4090,
+    check_asks_no_host,
+    decode_step_of,
+    launches,
+)
 
 pytestmark = pytest.mark.cuda
 FEW, LOOK_UP = "moe_edge_few/pallas_call", "moe_edge_look_up/pallas_call"
@@ -24,9 +30,12 @@ START, WAIT = "moe_edge_assist_start", "moe_edge_assist_wait"
 
 @pytest.mark.skipif(native.library() is None, reason="needs the host kernels")
 @pytest.mark.parametrize(
-    "lengths, deferred", [((20,), False), ((20, 3, 33), False), ((20,), True)]
+    "lengths, deferred, gpu",
+    [((20,), False, H200), ((20, 3, 33), False, RTX_4090), ((20,), True, H200)],
 )
-def test_a_layers_products_stand_between_start_and_wait(lengths, deferred, monkeypatch):
+def test_a_layers_products_stand_between_start_and_wait(
+    lengths, deferred, gpu, monkeypatch
+):
     """Of three layers; and nobody copies slots or reads a flag on the host."""
     even = AssistCosts(1.0, 1.0, 0.0)
     monkeypatch.setattr(fused, "measure_costs", lambda *given: even)
@@ -38,7 +47,7 @@ def test_a_layers_products_stand_between_start_and_wait(lengths, deferred, monke
         assist_deferred=deferred,
     )
 
-    text = decode_step_of(config, options, lengths)
+    text = decode_step_of(config, options, lengths, gpu)
     names = START, WAIT, LOOK_UP, FEW
     order = [name for line in launches(text) for name in names if re.search(name, line)]
     layer = [START, LOOK_UP, FEW, FEW]

@@ -45,7 +45,14 @@ from tests.support.tiny_models import ALL, random_prompts, random_weights
 if importlib.util.find_spec("jax_cuda12_plugin") is None:
     pytest.skip("needs jax-cuda12-plugin, see CONTRIBUTING.md", allow_module_level=True)
 
-from tests.support.gpu_compiler import Call, compile_all, launches, programs_of
+from tests.support.gpu_compiler import (
+    H200,
+    RTX_4090,
+    Call,
+    compile_all,
+    launches,
+    programs_of,
+)
 
 pytestmark = pytest.mark.cuda
 HOST_MEMORY = "S(5)"
@@ -56,22 +63,31 @@ EXPERTS = "moe_edge_grouped/pallas_call"
 MOST_LAUNCHES = {"0": 18, "1": 12}  # by MOE_EDGE_DECODE_ATTENTION
 LOOK_UP, FEW = "moe_edge_look_up/pallas_call", "moe_edge_few/pallas_call"
 TOKENS = (1, 5, 40, 400)
+GPUS = {"H200": H200, "RTX 4090": RTX_4090}
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_resident(name):
+@pytest.mark.parametrize(
+    "name, gpu", [*((name, "H200") for name in ALL), ("gqa", "RTX 4090")]
+)
+def test_resident(name, gpu):
     def run():
         engine = ResidentEngine(random_weights(ALL[name], dtype=ml_dtypes.bfloat16))
         forced_logits(engine, random_prompts(ALL[name], LENGTHS), 2)
 
-    texts = compile_all(programs_of(run))
+    texts = compile_all(programs_of(run), GPUS[gpu])
     is_here = any(EXPERTS in text for text in texts)
     assert is_here == (ALL[name].moe.expert_kind is None)
 
 
 @pytest.mark.parametrize("mode", ["layered", "fused"])
-@pytest.mark.parametrize("name", ["gqa", "mla", "gpt_oss", "q8_0"])
-def test_offloaded(name, mode):
+@pytest.mark.parametrize(
+    "name, gpu",
+    [
+        *((name, "H200") for name in ("gqa", "mla", "gpt_oss", "q8_0")),
+        ("gqa", "RTX 4090"),
+    ],
+)
+def test_offloaded(name, gpu, mode):
     def run():
         # Fewer slots than a prompt's experts: waves.
         given = {"mode": mode, "slot_plan": "one_pool"}
@@ -80,7 +96,7 @@ def test_offloaded(name, mode):
         with make_offloaded(reader, options) as engine:
             forced_logits(engine, random_prompts(ALL[name], LENGTHS), 2)
 
-    texts = compile_all(programs_of(run))
+    texts = compile_all(programs_of(run), GPUS[gpu])
     assert any(HOST_MEMORY in text for text in texts) == (mode == "fused")
 
 
@@ -169,9 +185,9 @@ def test_absent_experts_come_by_the_copy_engine_into_slots_in_place(blocks):
     assert "input_output_alias={ {}: (0, {}, may-alias) }" in text
 
 
-@pytest.mark.parametrize("lengths", [LENGTHS, (20,)])
+@pytest.mark.parametrize("lengths, gpu", [(LENGTHS, "H200"), ((20,), "RTX 4090")])
 @pytest.mark.parametrize("name", ["gqa", "gpt_oss"])
-def test_steps_without_copies_have_no_loop(name, lengths):
+def test_steps_without_copies_have_no_loop(name, lengths, gpu):
     slots = 2 * len(lengths) * ALL[name].moe.top_k
     share = {"device_memory": f"{100 * slots / BLOCKS}%", "slot_plan": "equal"}
     options = OffloadOptions(mode="fused", zero_copy=True, **share)
@@ -182,7 +198,8 @@ def test_steps_without_copies_have_no_loop(name, lengths):
             forced_logits(engine, random_prompts(ALL[name], lengths), 2)
 
     calls = programs_of(run)
-    (text,) = compile_all([call for call in calls if "_decode_step" in f"{call}"])
+    steps = [call for call in calls if "_decode_step" in f"{call}"]
+    (text,) = compile_all(steps, GPUS[gpu])
     check_zero_copy(text, RecordLayout.of(ALL[name]).size)
 
 
@@ -212,7 +229,7 @@ def test_launches_of_a_layer_without_copies(tokens):
         cache = cache._replace(step=cache.step + 1)
         for layer in range(layers):
             given = routings[layer], hosts[layer]
-            cache, y_TD = zero_copy.run(cache, layer, x_TD, *given)
+            cache, y_TD, _ = zero_copy.run(cache, layer, x_TD, *given)
             x_TD = x_TD + y_TD
         return cache, x_TD
 

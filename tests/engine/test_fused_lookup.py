@@ -72,7 +72,7 @@ def check_equal(device, tokens, chosen=K, steps=30, seed=0, no_number=False):
         cache = cache._replace(step=jnp.int32(step))
         given = ids_TK, scores_TE
         want, fetched_E = acquire(cache, jnp.int32(layer), *given, records_LER[layer])
-        got, rows = jax.tree.map(np.asarray, at_once(cache, layer, *given))
+        got, rows, _ = jax.tree.map(np.asarray, at_once(cache, layer, *given))
         for name, array in want.policy.items():
             np.testing.assert_array_equal(got.policy[name], array, err_msg=name)
         np.testing.assert_array_equal(got.slot_N[:-1], want.slot_N[:-1])

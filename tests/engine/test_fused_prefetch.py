@@ -1,6 +1,7 @@
 """Mode fused that fetches ahead: bits, what moves when, tables and refusals."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +11,17 @@ import pytest
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.fused_cache import DeviceCache
-from moe_edge.engine.fused_lookup import look_ahead
+from moe_edge.engine.fused_lookup import look_ahead, look_up
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
-from moe_edge.kernels import few, native
+from moe_edge.kernels import few, lookup, native
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
+from moe_edge.offload.evict_lru import Lru
 from tests.support.gpu_kernels import interpreted_kernels
 from tests.support.layered import StoreReader
 from tests.support.side_streams import beside_resident
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, random_prompts
 
 STEPS = 6
@@ -178,17 +181,28 @@ def some_cache(policy, rng):
     return device, cache._replace(policy=state, **changed), held
 
 
+def ahead_of(device, layer, ids_M, limit=8) -> lookup.Ahead:
+    return lookup.Ahead(layer, device.first_of(layer), ids_M, limit)
+
+
+def looked_ahead(device, cache, ids_M, layer=LAYER):
+    """The cache and a plan of what a layer is expected to choose."""
+
+    def run(cache, layer, ids_M):
+        return look_ahead(device, cache, ahead_of(device, layer, ids_M))
+
+    return jax.jit(run)(cache, layer, jnp.asarray(ids_M, jnp.int32))
+
+
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_who_is_expected_gets_the_slots_of_who_is_not(policy):
     rng = np.random.default_rng(0)
     device, cache, held = some_cache(policy, rng)
     absent = np.setdiff1d(np.arange(E), held)
     ids_M = np.array([held[2], absent[3], E, absent[0], absent[5]], np.int32)
-    plan = jax.jit(lambda *given: look_ahead(device, *given))
-    by_xla, plan_2M = plan(cache, jnp.int32(LAYER), ids_M)
+    by_xla, plan_2M = looked_ahead(device, cache, ids_M)
     with interpreted_kernels(None):
-        plan = jax.jit(lambda *given: look_ahead(device, given[0], LAYER, given[1]))
-        by_kernel, (host_M, slot_M) = plan(cache, ids_M)
+        by_kernel, (host_M, slot_M) = looked_ahead(device, cache, ids_M)
     assert plan_2M[0].tolist() == [-1, absent[3], -1, absent[0], absent[5]]
     # The host's order, over the slots that hold nobody who is expected.
     state = jax.tree.map(np.asarray, cache.policy)
@@ -199,10 +213,7 @@ def test_who_is_expected_gets_the_slots_of_who_is_not(policy):
     comes = np.asarray(host_M) >= 0
     assert host_M[comes].tolist() == [absent[3], absent[0], absent[5]]
     assert slot_M[comes].tolist() == order[:3]
-    for name in ("key_S", "last_B", "clock"):
-        np.testing.assert_array_equal(by_kernel.policy[name], by_xla.policy[name])
-    np.testing.assert_array_equal(by_kernel.slot_N[:-1], by_xla.slot_N[:-1])
-    np.testing.assert_array_equal(by_kernel.counts_L3, by_xla.counts_L3)
+    check_same(by_kernel, by_xla)
     # No use: nobody is refreshed, who enters has the time just after the look-up.
     last_B, before_B = by_xla.policy["last_B"], cache.policy["last_B"]
     new_B = LAYER * E + absent[[3, 0, 5]]
@@ -210,6 +221,16 @@ def test_who_is_expected_gets_the_slots_of_who_is_not(policy):
     others_B = np.setdiff1d(np.arange(L * E), new_B)
     np.testing.assert_array_equal(last_B[others_B], before_B[others_B])
     assert by_xla.counts_L3.tolist() == [[0] * 3, [0] * 3, [0, 0, 1]]
+    assert by_xla.ahead_2.tolist() == [3, 0]
+
+
+def check_same(got, want):
+    """Two caches, but for the spare slot."""
+    np.testing.assert_array_equal(got.slot_N[:-1], want.slot_N[:-1])
+    for name, array in got.policy.items():
+        np.testing.assert_array_equal(array, want.policy[name], err_msg=name)
+    for name in ("counts_L3", "ahead_2"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
 
 
 def test_what_came_ahead_is_unused_until_its_layer_chooses_it():
@@ -217,8 +238,7 @@ def test_what_came_ahead_is_unused_until_its_layer_chooses_it():
     absent = np.setdiff1d(np.arange(E), held)
     last_B = 2 * (cache.policy["last_B"] // 2)
     cache = cache._replace(policy=cache.policy | {"last_B": last_B})
-    ahead = jax.jit(lambda *given: look_ahead(device, *given)[0], static_argnums=1)
-    cache = ahead(cache, LAYER, absent[:2].astype(np.int32))
+    cache, _ = looked_ahead(device, cache, absent[:2])
     unused_LE = np.asarray(device.unused_LE(cache))
     assert np.argwhere(unused_LE).tolist() == [[LAYER, e] for e in absent[:2]]
     ids_TK = np.array([[absent[0], held[0], absent[3]]], np.int32)
@@ -227,6 +247,92 @@ def test_what_came_ahead_is_unused_until_its_layer_chooses_it():
     cache = acquire(cache.at(LAYER), LAYER, *given)
     unused_LE = np.asarray(device.unused_LE(cache))
     assert np.argwhere(unused_LE).tolist() == [[LAYER, absent[1]]]
+    assert cache.ahead_2.tolist() == [2, 1]
+
+
+def turns(tokens, steps, seed):
+    """(step, layer, what it chooses, scores, what the next one is expected to)."""
+    rng = np.random.default_rng(seed)
+    for step, layer in itertools.product(range(steps), range(L - 1)):
+        scores_TE = rng.integers(0, 5, (tokens, E)).astype(np.float32) / 8
+        ids_TK = np.argsort(-scores_TE, axis=1, kind="stable")[:, :3].astype(np.int32)
+        ids_TK[-1, 3 - step % 3 :] = E
+        ids_M = rng.permutation(E)[: rng.integers(1, 4)]
+        ids_M = np.append(ids_M, np.full(4 - len(ids_M), E)).astype(np.int32)
+        yield step, layer, ids_TK, scores_TE, rng.permutation(ids_M)
+
+
+@pytest.mark.parametrize(
+    "policy, tokens",
+    [
+        ("lru", 1),
+        *slow(("lru", 2), ("lfu", 1), ("hybrimoe", 2), ("on_demand", 1)),
+        *slow(("successor", 2)),
+    ],
+)
+def test_both_plans_in_one_launch_are_those_of_two(policy, tokens):
+    """Of each layer and its next one: the same plans, rows, tables and counters."""
+    layer_S = (*7 * (0,), *8 * (1,), *9 * (2,))
+    device = DeviceCache(
+        CacheSpec(L, E, 3, layer_S), get_eviction(policy), (0, 1, 2), is_cut=True
+    )
+
+    def run(cache, ids_TK, scores_TE, ids_M, layer, launches):
+        given = device, cache, layer, ids_TK, scores_TE, None
+        ahead, last = ahead_of(device, layer + 1, ids_M, limit=2), layer + 1 == L - 1
+        if launches == 1:
+            cache, rows, plan_2M = look_up(*given, ahead)
+        else:
+            cache, rows, _ = look_up(*given)
+            cache, plan_2M = look_ahead(device, cache, ahead)
+        if last:  # it uses what came for it
+            given = device, cache, layer + 1, ids_TK, scores_TE
+            cache, after, _ = look_up(*given)
+            return cache, rows, plan_2M, after
+        return cache, rows, plan_2M, None
+
+    with interpreted_kernels(None):
+        step_of = jax.jit(run, static_argnums=(4, 5))
+        cache = device.empty(device.new_slots(4, jnp.float32))
+        for step, layer, *given in turns(tokens, 12, 0):
+            cache = cache._replace(step=jnp.int32(step))
+            one, *found = step_of(cache, *given, layer, 1)
+            two, *wanted = step_of(cache, *given, layer, 2)
+            jax.tree.map(np.testing.assert_array_equal, found, wanted)
+            check_same(one, two)
+            cache = one
+        for launches in (1, 2):
+            text = str(
+                jax.make_jaxpr(run, static_argnums=(4, 5))(cache, *given, 0, launches)
+            )
+            assert text.count("name=moe_edge_look_up") == launches
+    fetched, used = cache.ahead_2.tolist()
+    assert fetched > used > 0 and cache.counts_L3[1:, 2].any()
+
+
+class WorthNow(Lru):
+    """What a slot is worth is no matter of its block alone."""
+
+    name = "worth_now"
+
+    def value(self, state):
+        key_S = state["key_S"].astype(jnp.float32)
+        return key_S - jnp.max(key_S)
+
+
+def test_a_policy_whose_worth_is_its_own_is_asked_before_each_plan():
+    _, cache, held = some_cache("lru", np.random.default_rng(3))
+    spec = CacheSpec(L, E, 3, (0, 0, 1, 1, 1, *8 * (2,)))
+    device = DeviceCache(spec, WorthNow(), (0, 1, 2), is_cut=True)
+    ids_TK = jnp.array([[2, 4, 7]], jnp.int32)
+    absent = jnp.asarray(np.setdiff1d(np.arange(E), held)[:2], jnp.int32)
+    with interpreted_kernels(None):
+
+        def run(cache):
+            given = device, cache, 1, ids_TK, jnp.zeros((1, E)), None
+            return look_up(*given, ahead_of(device, 2, absent))
+
+        assert str(jax.make_jaxpr(run)(cache)).count("name=moe_edge_look_up") == 2
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_layer_computes_its_experts_and_keeps_them():
             weights_TK = np.take_along_axis(scores_TE, ids_TK % 12, axis=1)
             cache = cache._replace(step=jnp.int32(step))
             routing = Routing(ids_TK, weights_TK, scores_TE)
-            cache, y_TD = run(cache, 1 + step % 2, x_TD, routing, host_ER)
+            cache, y_TD, _ = run(cache, 1 + step % 2, x_TD, routing, host_ER)
             want_TD = resident(x_TD, ids_TK, weights_TK)
             np.testing.assert_allclose(y_TD, want_TD, rtol=1e-5, atol=1e-5)
             key_S = np.asarray(cache.policy["key_S"])

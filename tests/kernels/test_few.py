@@ -13,7 +13,14 @@ from moe_edge.kernels import few, few_floats, grouped, native
 from moe_edge.model.experts import pair_rows, run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
-from tests.support.expert_sums import E, K, expected, half_in_slots, make_case
+from tests.support.expert_sums import (
+    E,
+    K,
+    expected,
+    half_in_slots,
+    make_case,
+    rows_beside_each_alone,
+)
 from tests.support.slow_cases import slow
 
 # The second fills no tile; the third has biases.
@@ -41,6 +48,16 @@ def test_sums_equal_numpy_without_rounding_rows(tokens, layout, dtype):
     run = step(functools.partial(run_experts, layout=layout, method="pairs"))
     want = expected(case, layout)
     np.testing.assert_allclose(run(*case), want, atol=1e-6 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("dtype", [*slow(TYPES[0]), TYPES[1]])
+@pytest.mark.parametrize("layout", [*slow(*LAYOUTS[:2]), LAYOUTS[2]])
+def test_a_row_has_the_bits_that_it_has_alone(layout, dtype):
+    """Experts with one to eight rows: by fours, by two and by one."""
+    x_TD, *_, experts_ER = make_case(layout, 8, dtype)
+    run = step(functools.partial(pair_rows, layout=layout, act=ACT))
+    rows_TKD = rows_beside_each_alone(run, x_TD, experts_ER)
+    assert rows_TKD[:7].any(axis=-1).all() and not rows_TKD[7, 2].any()
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "clamped_swiglu"])

@@ -13,7 +13,13 @@ from moe_edge.model import quantised
 from moe_edge.model.experts import choose_method, pair_rows, run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
-from tests.support.expert_sums import E, K, half_in_slots, numpy_sum
+from tests.support.expert_sums import (
+    E,
+    K,
+    half_in_slots,
+    numpy_sum,
+    rows_beside_each_alone,
+)
 from tests.support.packed_records import KINDS, case_of, codes_of, layout_of
 from tests.support.slow_cases import slow, slow_but
 
@@ -108,21 +114,12 @@ def test_sums_equal_numpy(tokens, kind):
 
 @pytest.mark.parametrize("kind", ["q4_0x8", *slow("mxfp4x8", "fp8x8")])
 def test_a_row_has_the_bits_that_it_has_alone(kind):
-    """Experts with one to eight rows: by fours, by two and by one."""
     layout, T = layout_of(kind), 8
     x_TD, _, _, experts_ER = case_of(layout, T)
-    # Expert 0: eight rows, 1: five, 2: three, 3: two; the others one.
-    slot_TK = np.full((T, K), E, np.int32)
-    slot_TK[:, 0] = 0
-    slot_TK[:5, 1], slot_TK[5:, 1] = 1, 2
-    slot_TK[:2, 2], slot_TK[2:6, 2] = 3, [4, 5, 6, 7]
     run = step(functools.partial(pair_rows, layout=layout, act=ACT))
-    rows_TKD = np.asarray(run(x_TD, slot_TK, experts_ER)).reshape(T, K, -1)
-    for t in range(T):
-        alone_KD = np.asarray(run(x_TD[t : t + 1], slot_TK[t : t + 1], experts_ER))
-        np.testing.assert_array_equal(rows_TKD[t], alone_KD)
+    rows_TKD = rows_beside_each_alone(run, x_TD, experts_ER)
     # A scale of zero makes one output zero.
-    assert rows_TKD[:, 0].any(axis=-1).all() and not rows_TKD[6:, 2].any()
+    assert rows_TKD[:, 0].any(axis=-1).all() and not rows_TKD[7, 2].any()
 
 
 @pytest.mark.parametrize("kind", slow_but(("fp8x8",), KINDS))

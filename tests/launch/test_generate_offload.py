@@ -7,6 +7,7 @@ import re
 import pytest
 
 from moe_edge.core.checks import CapacityError, ConfigError
+from moe_edge.engine.fused import FusedEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.run_generate import run_generate
 from moe_edge.evaluate.run import run_evaluate
@@ -33,6 +34,14 @@ def generated(tiny, folder, **kwargs):
         **kwargs,
     )
     return tokens_in(folder), summary
+
+
+def test_generate_says_what_its_user_should_know(tiny, tmp_path, monkeypatch, capsys):
+    remark = "zero_copy is off, experts are fetched by a loop: because"
+    monkeypatch.setattr(FusedEngine, "remarks", lambda self: [remark])
+    offload = OffloadOptions(mode="fused", device_memory="40%")
+    generated(tiny, tmp_path / "o", offload=offload)
+    assert remark in capsys.readouterr().err.splitlines()
 
 
 @pytest.fixture(scope="module")

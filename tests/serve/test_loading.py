@@ -5,6 +5,7 @@ import pytest
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core import progress
 from moe_edge.core.checks import CapacityError
+from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.slot_programs import SlotShapes
 from moe_edge.schedule.request import Request
@@ -71,12 +72,14 @@ def test_least_memory_lets_rows_run_and_less_is_refused(deterministic):
 
 def test_driver_over_an_offloaded_model_is_warm(monkeypatch, capsys):
     monkeypatch.setattr(progress, "EVERY_S", 0.001)
+    monkeypatch.setattr(LayeredEngine, "remarks", lambda self: ["by a loop"])
     serving = ServingOptions(**SMALL)
     offload = OffloadOptions(device_memory="4MiB", slot_plan="auto")
     driver = load_driver(str(checkpoint()), None, offload, serving)
     lines = capsys.readouterr().err.splitlines()
     assert any(line.startswith("compiling decode steps: ") for line in lines)
     assert any(line.startswith("compiling prompts: ") for line in lines)
+    assert lines[-1] == "by a loop", "what the user should know"
     engine, compiled = driver.slots.engine, driver.slots.num_compiled()
     assert engine.movement()["bytes_moved"] == 0  # as if nothing had run
     asked = {"prompt": (5, 6, 7), "new_tokens": 4, "floor": 2}

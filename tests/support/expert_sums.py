@@ -16,6 +16,26 @@ def make_case(layout, tokens, dtype, seed=0):
     return x_TD, np.array(ids_TK, np.int32), weights_TK, experts_ER.astype(dtype)
 
 
+def experts_of_several_rows() -> np.ndarray:
+    """int32 `[8, K]`: experts with 8, 5, 4, 3, 2 and 1 rows; once E, no expert."""
+    slot_TK = np.full((8, K), E, np.int32)
+    slot_TK[:, 0] = 0
+    slot_TK[:5, 1], slot_TK[5:, 1] = 1, 2
+    slot_TK[:4, 2], slot_TK[4:6, 2], slot_TK[6, 2] = 3, 4, 5
+    return slot_TK
+
+
+def rows_beside_each_alone(run, x_TD, experts_ER) -> np.ndarray:
+    """Rows `[8, K, D]` of `run(x_TD, slot_TK, experts_ER)` for experts of several
+    rows; raises AssertionError unless each row has the bits that it has alone."""
+    slot_TK = experts_of_several_rows()
+    rows_TKD = np.asarray(run(x_TD, slot_TK, experts_ER)).reshape(*slot_TK.shape, -1)
+    for t in range(len(slot_TK)):
+        alone_KD = np.asarray(run(x_TD[t : t + 1], slot_TK[t : t + 1], experts_ER))
+        np.testing.assert_array_equal(rows_TKD[t], alone_KD)
+    return rows_TKD
+
+
 def half_in_slots(ids_TK, host_ER, empty):
     """(slots_SR, slot_TK, host_TK): expert e belongs into slot e + 1, S = E + 2.
 

@@ -7,6 +7,7 @@ fails here, and the kernels that a step launches can be counted. Nothing runs.
 import functools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -98,22 +99,26 @@ class Call(NamedTuple):
     args: tuple
     kwargs: dict[str, Any]
 
-    def compile(self, target: str = H200) -> str:
+    def compile(self, target: str = H200, dump_to: Path | None = None) -> str:
         """The text of the compiled program, `as_on_a_gpu`.
 
         Lowered for arrays of a CPU, whose kinds of memory are a GPU's: the described
         device has none.
+
+        Args:
+          dump_to: where XLA writes what it makes on the way; None: nowhere.
         """
         with on_some_gpu():
             traced = _jit(self.function, **self.options).trace(
                 *self.args, **self.kwargs
             )
             lowered = traced.lower(lowering_platforms=("cuda",))
+        dump = {} if dump_to is None else {"xla_dump_to": str(dump_to)}
         options = compiler.get_compile_options(
             num_replicas=1,
             num_partitions=1,
             device_assignment=np.zeros((1, 1), int),
-            env_options_overrides=_OPTIONS,
+            env_options_overrides=_OPTIONS | dump,
         )
         (device,) = described(1, target)
         executable = device.client.compile(
@@ -186,7 +191,8 @@ def programs_of(run: Callable[[], Any]) -> list[Call]:
 
     with as_on_a_gpu() as patch:
         patch.setattr(jax, "jit", jit)
-        for module, name in ((rows, "per_row"), (lookup, "look_up")):
+        looks = ((lookup, "look_up"), (lookup, "look_ahead"))
+        for module, name in ((rows, "per_row"), *looks):
             patch.setattr(module, name, interpreted(getattr(module, name)))
         patch.setattr(grouped, "product", product)
         patch.setattr(few, "ffn", few_ffn)
@@ -200,6 +206,16 @@ def compile_all(calls: list[Call], target: str = H200) -> list[str]:
         return [call.compile(target) for call in calls]
 
 
+def ptx_of(call: Call, folder: Path, target: str = H200) -> dict[str, str]:
+    """Name -> PTX of a program's Triton kernels, which are compiled into a folder."""
+    with as_on_a_gpu():
+        call.compile(target, folder)
+    texts = [path.read_text() for path in sorted(folder.glob("*.ptx"))]
+    entries = (re.search(r"\.entry (\w+)", text) for text in texts)
+    pairs = zip(entries, texts, strict=True)
+    return {entry[1]: text for entry, text in pairs if entry is not None}
+
+
 def launches(text: str) -> list[str]:
     """What a program without loops launches, a line of its text each."""
     found = []
@@ -210,7 +226,7 @@ def launches(text: str) -> list[str]:
     return found
 
 
-def decode_step_of(config, options, lengths) -> str:
+def decode_step_of(config, options, lengths, target: str = H200) -> str:
     """The text of the one decode step of an offloaded engine, in bfloat16."""
 
     def run():
@@ -219,7 +235,7 @@ def decode_step_of(config, options, lengths) -> str:
             forced_logits(engine, random_prompts(config, lengths), 2)
 
     calls = [call for call in programs_of(run) if "_decode_step" in f"{call}"]
-    (text,) = compile_all(calls)
+    (text,) = compile_all(calls, target)
     return text
 
 

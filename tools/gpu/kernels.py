@@ -6,6 +6,7 @@ in bfloat16, several layers in a program, so that launches do not count.
 """
 
 import functools
+import itertools
 
 import common
 import jax
@@ -17,6 +18,7 @@ from moe_edge.engine.fused_cache import DeviceCache
 from moe_edge.engine.fused_lookup import look_up
 from moe_edge.kernels import few, few_floats, native
 from moe_edge.kernels.few_work import Tile
+from moe_edge.kernels.lookup import Ahead
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
@@ -132,26 +134,34 @@ def _bring(programs: int, layers: int, choice):
 
 
 def _look_up(report, layers: int, rounds: int) -> None:
-    slots = EXPERTS * layers // 2
-    spec = CacheSpec(layers, EXPERTS, TOP_K, slots * (-1,))
-    device = DeviceCache(spec, get_eviction("lru"), tuple(range(layers)))
-    empty = jax.device_put(np.zeros((slots, 1), np.float32))
-    cases = {}
-    for tokens in TOKENS:
+    """Alone over one pool, and with a plan for the next layer over slots of each."""
+    each, cases = EXPERTS // 2, {}
+    own = tuple(layer for layer in range(layers) for _ in range(each))
+    for tokens, is_ahead in itertools.product(TOKENS, (False, True)):
+        if is_ahead and tokens * TOP_K > each:
+            continue  # they would not fit
+        spec = CacheSpec(layers, EXPERTS, TOP_K, own if is_ahead else len(own) * (-1,))
+        device = DeviceCache(spec, get_eviction("lru"), tuple(range(layers)), is_ahead)
         ids_TK, scores_TE = _choice(tokens)[1], jnp.zeros((tokens, EXPERTS))
 
         @jax.jit
         @native.within
-        def run(cache, ids_TK, scores_TE):
+        def run(cache, ids_TK, scores_TE, device=device):
             cache, found = cache._replace(step=cache.step + 1), []
             for layer in range(layers):
-                cache, rows = look_up(device, cache, layer, ids_TK, scores_TE)
-                found.append(rows)
+                ahead, coming = None, layer + 1
+                if device.is_cut and coming < layers:
+                    ahead = Ahead(coming, device.first_of(coming), ids_TK[0], TOP_K)
+                given = device, cache, layer, ids_TK, scores_TE, None, ahead
+                cache, *plans = look_up(*given)
+                found.append(plans)
             return cache, found
 
-        given = jax.jit(device.empty)(empty), ids_TK, scores_TE
+        empty = jax.jit(lambda d=device: d.empty(d.new_slots(1, jnp.float32)))()
+        given = empty, ids_TK, scores_TE
         jax.block_until_ready(run(*given))
-        cases[f"{tokens} tokens"] = lambda r=run, g=given: (
+        name = f"{tokens} tokens{', a plan ahead' if is_ahead else ''}"
+        cases[name] = lambda r=run, g=given: (
             1e3 * common.call_ms(lambda: r(*g)) / layers
         )
     report.add("look-up, us a layer", common.in_turn(cases, rounds))

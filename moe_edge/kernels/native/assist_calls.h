@@ -1,5 +1,5 @@
 // START and WAIT of experts that the host computes while a device's program goes on,
-// behind JAX's foreign function interface; included by kernels.cc.
+// behind JAX's foreign function interface; included by kernels.cc, behind prefetch_calls.h.
 //
 // On a stream of our own: the states and the list go into pinned memory, a function of the
 // host computes the list's experts where their records lie, and the rows go back. A
@@ -164,9 +164,6 @@ ffi::Error GpuWaitAssist(void* stream, ffi::AnyBuffer rows, ffi::AnyBuffer ids,
                          ffi::RemainingArgs, ffi::RemainingRets) {
   return WaitAssist(AssistOnGpu().get(), stream, rows, ids);
 }
-
-// What the calls take behind what `begun` has: nothing on a CPU, the stream on a GPU.
-inline auto OnStream() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>(); }
 
 template <class Begun>
 auto AsStartAssist(Begun begun) {

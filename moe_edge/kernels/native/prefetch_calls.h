@@ -96,42 +96,44 @@ ffi::Error GpuWait(void* stream, ffi::Buffer<ffi::S32> plan, ffi::AnyBuffer slot
   return WaitOn(*OnGpu(), stream, plan, slots);
 }
 
+// What the calls take behind what `begun` has: nothing on a CPU, the stream on a GPU.
+inline auto OnStream() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>(); }
+
+template <class Begun>
+auto AsStart(Begun begun) {
+  return std::move(begun)
+      .template Arg<ffi::Buffer<ffi::S32>>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .RemainingRets();
+}
+
+template <class Begun>
+auto AsWait(Begun begun) {
+  return std::move(begun)
+      .template Arg<ffi::Buffer<ffi::S32>>()
+      .template Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .RemainingRets();
+}
+
 }  // namespace moe_edge
 
 #pragma GCC visibility push(default)
 extern "C" {
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_prefetch_start, moe_edge::HostStart,
-                              xla::ffi::Ffi::Bind()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
+                              moe_edge::AsStart(xla::ffi::Ffi::Bind()));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_prefetch_wait, moe_edge::HostWait,
-                              xla::ffi::Ffi::Bind()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
+                              moe_edge::AsWait(xla::ffi::Ffi::Bind()));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_prefetch_start_cuda, moe_edge::GpuStart,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<void*>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
+                              moe_edge::AsStart(moe_edge::OnStream()));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_prefetch_wait_cuda, moe_edge::GpuWait,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<void*>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .RemainingArgs()
-                                  .RemainingRets());
+                              moe_edge::AsWait(moe_edge::OnStream()));
 
 // Opens CUDA's driver for a kernel that NVRTC compiled; what is wrong, or null. The text
 // stands until the next call.
