@@ -5,24 +5,22 @@ of the same batches, next to two controls: the lossless offloaded engine, which 
 agree in every bit, and half the experts, which puts the numbers in scale.
 """
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from moe_edge.bench.engines import describe_model
 from moe_edge.bench.fidelity import quantised
+from moe_edge.bench.fidelity.picture import Cards, plot
 from moe_edge.bench.fidelity.rows import card_rows
 from moe_edge.bench.fidelity.scorers import scorer_of
 from moe_edge.bench.fidelity.study import FidelitySettings, reference_of
 from moe_edge.bench.study import Findings
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.evaluate.agreement import INTERVALS, RuleTally, compare, rule_of
+from moe_edge.evaluate.agreement import RuleTally, compare, rule_of
 from moe_edge.evaluate.fidelity import lossy_routes
 from moe_edge.evaluate.texts import sha256_of
-from moe_edge.metrics.plots_panels import Panel, bounded, draw_panels
 from moe_edge.metrics.results import metric
 from moe_edge.route.base import ROUTES, Route, get_route
 
@@ -41,7 +39,6 @@ LAYERWISE = (
     "All tokens pass a layer together, in the order of decode steps, one row after the "
     "other; each layer has its share of the slots. Nothing is prefilled."
 )
-Cards = Sequence[Mapping[str, Any]]
 # What the lines of `_print_card` say.
 HEAD = """\
 budget, batch and option; agreement: share of tokens that the option and the full model
@@ -212,26 +209,3 @@ def _control_checks(cards: Cards, base: OffloadOptions) -> dict[str, bool]:
             if card["option"] == "topk"
         )
     }
-
-
-def plot(path: Path, cards: Cards, *, title: str) -> None:
-    """Agreement and perplexity ratio over a (or threshold), one column a budget."""
-    half = next(card for card in cards if card["control"])
-    lossy = [card for card in cards if not card["control"]]
-    budgets = list(dict.fromkeys(card["device_memory"] for card in lossy))
-    kinds = list(dict.fromkeys(card["option"] for card in lossy))
-    kinds = [kind for kind in kinds if kind in ROUTES and ROUTES[kind].strength]
-    panels = []
-    for kind, key, budget in itertools.product(kinds, INTERVALS, budgets):
-        here = [c for c in lossy if (c["option"], c["device_memory"]) == (kind, budget)]
-        strength = ROUTES[kind].strength
-        x = sorted({c[strength] for c in here})
-        points = []
-        for found in here:
-            rule = rule_of({"weights": found.get("weights", kind), **found})
-            at = f"{rule}, batch {found['batch']}", x.index(found[strength])
-            points.append((*at, found[key], found[INTERVALS[key]]))
-        titles = f"{kind}, {budget} of the experts' bytes", key.replace("_", " ")
-        more = {"x_label": strength, "level": (half["option"], half[key])}
-        panels.append(Panel(*titles, x, **bounded(len(x), points), **more))
-    draw_panels(path, panels, title=title, columns=len(budgets), share_y=True)

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from moe_edge.bench.fidelity.card import grid_of, plot
+from moe_edge.bench.fidelity.card import grid_of
+from moe_edge.bench.fidelity.picture import plot
 from moe_edge.bench.fidelity.scorers import scorer_of
 from moe_edge.bench.fidelity.study import FIDELITY, FidelitySettings
 from moe_edge.bench.offloading import studied
