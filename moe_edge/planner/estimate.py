@@ -110,7 +110,8 @@ def estimate(
         step_s = np.maximum(step_s, costs.per_predictor_s[name])
     else:
         step_s = recorded.by_batch(costs.assisted_s(options, played.absent))
-    step_s = step_s + subject.policies_s(options, played, prompts)
+    if not options.assist_in_fused:  # whose policies run on the device
+        step_s = step_s + subject.policies_s(options, played, prompts)
     # Other prompts of the same kind, as many as were recorded.
     spread = float(np.std(step_s, ddof=1)) if batches > 1 else 0.0
     error = np.hypot(spread * np.sqrt(2 / batches), costs.noise * step_s.mean())

@@ -11,6 +11,7 @@ import numpy as np
 
 from moe_edge.engine.fused_assist import split_table
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.hardware import presets
 from moe_edge.offload.assist_base import ASSISTS, AssistCosts, get_assist
 from moe_edge.planner.calibrate import absent_costs
 from moe_edge.planner.candidates import NOT_REPLAYED, Space, fault
@@ -21,8 +22,8 @@ from moe_edge.predict.base import PREDICTORS
 HOST_BYTES_PER_S = 40e9  # two channels of DDR4-3200 have 51 GB/s at most
 NOTE = (
     "what CPU assist of mode fused takes is computed, by the link and a host that is "
-    f"assumed to read experts at {HOST_BYTES_PER_S / 1e9:g} GB/s; it was never timed "
-    "on a GPU"
+    f"assumed to read experts at {HOST_BYTES_PER_S / 1e9:g} GB/s and to take "
+    f"{presets.CALL_S * 1e6:g} us for a layer more; it was never timed on a GPU"
 )
 
 
@@ -76,8 +77,8 @@ def helped_costs(
         own = {"assist": name, "assist_in_fused": True, "mode": "fused"}
         for late, spare_s in ((False, 0.0), (True, layer_s)):
             key = assist_key(OffloadOptions(**own, assist_deferred=late))
-            host_side_N = np.maximum(on_host_N * host_s - spare_s, 0)
-            more_N = np.maximum((absent_N - on_host_N) * load_s, host_side_N)
+            host_N = (on_host_N > 0) * presets.CALL_S + on_host_N * host_s - spare_s
+            more_N = np.maximum((absent_N - on_host_N) * load_s, host_N)
             fitted = absent_costs(np.stack([np.ones(most), absent_N], axis=1), more_N)
             found[key] = (load_s, *fitted, *seen)
     return found
