@@ -9,9 +9,11 @@ from pathlib import Path
 import gin
 import pytest
 
+from moe_edge.commands.common import hand_over
 from moe_edge.commands.gin_data import Names, check_settings
 from moe_edge.configurables import OPTIONS, get_root, others, read_by
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.place import ranks
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +41,8 @@ def parse(path: Path) -> str:
     names = Names(read_by(root), others(root), OPTIONS, get_root, macros)
     check_settings([str(path)], [], names)
     gin.parse_config_file(str(path), skip_unknown=others(root))
+    if "offload" in inspect.signature(get_root(root)).parameters:
+        hand_over(root, "offload", OffloadOptions)  # as a command does
     return root
 
 

@@ -1,13 +1,13 @@
 """Fidelity of lossy routes: an offloaded engine against the unmodified model.
 
-One engine serves all routes of a budget: the route is switched and the cache emptied
-between measurements, so nothing is compiled twice and no route inherits another's
-cache.
+In mode layered one engine serves all routes of a budget: the route is switched and the
+cache emptied between measurements, so nothing is compiled twice and no route inherits
+another's cache. In mode fused a route is part of the program (`fused_fidelity`).
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,19 @@ from moe_edge.evaluate.agreement import compare
 from moe_edge.evaluate.stepwise import Forced, ForcedRun, score_batches
 from moe_edge.evaluate.texts import spread_rows
 from moe_edge.route.base import ROUTES, Route, TopK, get_route
+
+
+@dataclasses.dataclass(frozen=True)
+class Deferral:
+    """The host computes absent experts, whose outputs the next layer adds; mode fused.
+
+    Attributes:
+      assist: by whose rule it takes them.
+    """
+
+    assist: str
+
+    name: ClassVar[str] = "assist_deferred"
 
 
 class CountedRoute(Route):
@@ -72,7 +85,7 @@ class SwitchEngine:
       capacity: their tokens.
       **options: activations and kv_cache, as of `load_engine`.
     Raises:
-      ConfigError: a mode other than layered.
+      ConfigError: mode fused.
     """
 
     def __init__(
@@ -86,8 +99,8 @@ class SwitchEngine:
     ):
         if offload.mode == "fused":
             raise ConfigError(
-                f"fidelity is measured in mode layered, got {offload.mode}; both modes "
-                "compute the same"
+                f"routes are exchanged in mode layered alone, got {offload.mode}; use "
+                "that, or an engine a route (evaluate/fused_fidelity.py)"
             )
         offload = dataclasses.replace(offload, mode="layered")
         room = {"batch": batch, "capacity": capacity}
@@ -142,21 +155,21 @@ def card(
     found = facts_of(route, run, reference, *ratios)
     return found | {
         "bytes_per_token": run.bytes_moved / max(1, found["tokens"]),
-        "step_s": run.decode_s / max(1, run.steps),
+        "step_s": float(np.median(run.step_s)),
     }
 
 
 def facts_of(
-    route: Route,
+    choice: Route | Deferral,
     run: ForcedRun,
     reference: ForcedRun,
     changed_ratio: float,
     hit_ratio: float,
 ) -> dict[str, Any]:
-    """What a card says of any route, whatever it was run by."""
+    """What a card says of any lossy option, whatever it was run by."""
     return {
-        "option": route.name,
-        **dataclasses.asdict(route),
+        "option": choice.name,
+        **dataclasses.asdict(choice),
         **dataclasses.asdict(compare(run, reference)),
         "changed_ratio": changed_ratio,
         "hit_ratio": hit_ratio,

@@ -136,7 +136,7 @@ class LayerwiseText:
             log_BS, best_BS = self._score(self.engine.weights.top, x_BSD, part)
             log_probs += [*np.asarray(log_BS)[:, :-1]]
             best += [*np.asarray(best_BS)[:, :-1]]
-        forced = ForcedRun(log_probs, best, N * S, 0.0, 0)
+        forced = ForcedRun(log_probs, best, N * S, [], 0)
         misses = walk.misses / (N * S)
         return LayerwiseRun(forced, walk.trace(S), misses, walk.changed_ratio)
 

@@ -27,14 +27,14 @@ class ForcedRun:
       log_probs: per row, float32 `[N]`, natural log of p(token) of `ids[first:]`.
       best: per row, int32 `[N]`, the likeliest token in its place.
       steps: decode steps.
-      decode_s: seconds they took.
+      step_s: mean seconds of one, of each batch of rows.
       bytes_moved: by them, to the device.
     """
 
     log_probs: list[np.ndarray]
     best: list[np.ndarray]
     steps: int
-    decode_s: float
+    step_s: list[float]
     bytes_moved: int
 
 
@@ -101,7 +101,7 @@ def score_forced(
         [log_prob_NB[part, b] for b, part in enumerate(kept)],
         [best_NB[part, b] for b, part in enumerate(kept)],
         count - 1,
-        decode_s,
+        [decode_s / max(1, count - 1)],
         moved,
     )
 
@@ -111,20 +111,32 @@ def score_batches(engine, rows: Sequence[Forced], batch_size: int) -> ForcedRun:
 
     The last batch is filled up with rows of one token: same shape, no decode work.
     """
+    (run,) = score_in_turn([engine], rows, batch_size)
+    return run
+
+
+def score_in_turn(
+    engines: Sequence, rows: Sequence[Forced], batch_size: int
+) -> list[ForcedRun]:
+    """`score_batches` by several engines: all take a batch before any takes the next,
+    every second time in reverse order, so that their times compare."""
     capacity = max((len(row.ids) for row in rows), default=0)
-    total = ForcedRun([], [], 0, 0.0, 0)
+    totals = [ForcedRun([], [], 0, [], 0) for _ in engines]
+    pairs = [*zip(engines, totals, strict=True)]
     starts = range(0, len(rows), batch_size)
     for start in progress(starts, "forced batches"):
         batch = list(rows[start : start + batch_size])
         real = len(batch)
         batch += [Forced(batch[0].ids[:1], 1)] * (batch_size - real)
-        run = score_forced(engine, batch, capacity=capacity)
-        total.log_probs += run.log_probs[:real]
-        total.best += run.best[:real]
-        total.steps += run.steps
-        total.decode_s += run.decode_s
-        total.bytes_moved += run.bytes_moved
-    return total
+        for engine, total in pairs:
+            run = score_forced(engine, batch, capacity=capacity)
+            total.log_probs += run.log_probs[:real]
+            total.best += run.best[:real]
+            total.steps += run.steps
+            total.step_s += run.step_s
+            total.bytes_moved += run.bytes_moved
+        pairs.reverse()
+    return totals
 
 
 def step_continuations(engine, items: Sequence[Forced], batch_size: int) -> np.ndarray:

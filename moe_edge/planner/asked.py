@@ -64,10 +64,26 @@ def fitting(
 
 
 def with_timed_mode(base: OffloadOptions, backend: str) -> OffloadOptions:
-    """The base in the mode that a plan computes: on a GPU `auto` may be another one."""
+    """The base in the mode that a plan times here: on a GPU `auto` may be another."""
     if base.mode != "auto" or backend == "cpu":
         return base
     return dataclasses.replace(base, mode="layered")
+
+
+def check_context(asked: PlanOptions, config: ModelConfig) -> None:
+    """Raises CapacityError for rows that are longer than the model's context."""
+    if asked.tokens <= config.max_positions:
+        return
+    given = f"--context is {asked.context}"
+    if asked.context is None:
+        given = (
+            f"--prompt_tokens {asked.prompt_tokens} and --new_tokens "
+            f"{asked.new_tokens} are {asked.tokens}"
+        )
+    raise CapacityError(
+        f"{given} tokens a row, and the model's context is {config.context_words}; "
+        "give fewer"
+    )
 
 
 def check_fixed(base: OffloadOptions, fixed: frozenset) -> None:

@@ -87,11 +87,12 @@ def _of_serving(given: Given) -> dict[str, Any] | None:
     config = open_run(checkpoint, k, kv_cache=serving.kv_cache).config
     room, context = cache_room(serving, config), serving.context(config.max_positions)
     prompt = max(1, min(USUAL_TOKENS, context // 2))
+    row = -(-room["batch"] * room["capacity"] // serving.max_batch)
     return {
         "batch": serving.max_batch,
         "prompt_tokens": prompt,
         "new_tokens": max(3, min(USUAL_TOKENS, context - prompt)),
-        "context": -(-room["batch"] * room["capacity"] // serving.max_batch),
+        "context": min(row, config.max_positions),
         "kv_cache": serving.kv_cache,
         "joining": True,
     }

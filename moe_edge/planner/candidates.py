@@ -21,6 +21,7 @@ from moe_edge.offload.slot_plan import PLANS
 from moe_edge.planner.quality import Quality, Range, Refused
 from moe_edge.predict.base import PREDICTORS, Predictor
 
+IN_FUSED = ("assist_in_fused", "assist_deferred", "prefetch_in_fused")
 NOT_REPLAYED = "measure it with moe_edge.compare, or fix nothing of it"
 
 
@@ -70,10 +71,12 @@ class Candidate:
 
 
 def parts_of(candidate: Candidate) -> dict[str, Any]:
-    """What a configuration is, where it differs from the defaults, and its budget."""
+    """What a configuration is, where it differs from the defaults, and its budget; of
+    servers their slots stand for it."""
     budget = {"device_memory": candidate.options.device_memory}
+    is_placed = candidate.placement is not None
     return {
-        "offload": budget | changed(candidate.options),
+        "offload": {} if is_placed else budget | changed(candidate.options),
         "k": candidate.k,
         "expert_dtype": candidate.expert_dtype,
         "placement": candidate.placement and candidate.placement._asdict(),
@@ -95,8 +98,8 @@ class Space:
 
     def candidate(self, quality: Quality, **chosen: Mapping[str, Any]) -> Candidate:
         """One of all; ConfigError where its parts do not go together."""
-        fields = dict(quality.options)
-        for own in chosen.values():
+        fields: dict[str, Any] = {}
+        for own in (*chosen.values(), quality.options):
             fields |= own
         options = dataclasses.replace(self.base, **fields)
         given = quality.k, quality.expert_dtype, quality.ppl_ratio, quality.agreement
@@ -192,6 +195,9 @@ def refused_value(name: str, value: Any) -> Refused | None:
     what = f"{name} {value}"
     if name == "mode" and value == "fused":
         reason = "mode fused decides on the device, which replay does not time"
+        return Refused(what, reason, NOT_REPLAYED)
+    if name in IN_FUSED and value:
+        reason = "it is of mode fused, which is tried on a described GPU alone"
         return Refused(what, reason, NOT_REPLAYED)
     if name == "predictor":
         kind = PREDICTORS.class_of(value)

@@ -5,6 +5,7 @@ replayed. Nothing is measured, so nothing but the bytes is certain.
 """
 
 import dataclasses
+import math
 
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.hardware.models import ModelShape
@@ -15,6 +16,7 @@ from moe_edge.planner.candidates import Candidate
 from moe_edge.planner.costs import ModelCosts, link_of
 from moe_edge.planner.described import Described
 from moe_edge.planner.estimate import Estimate, exactly
+from moe_edge.planner.helped import helped_costs
 from moe_edge.planner.recorded_routing import hit_range
 from moe_edge.planner.replayed import layer_slots
 
@@ -46,7 +48,10 @@ def computed_costs(
     """Costs for a replay: the roofline's, without what transfers cost the host."""
     step_s, prompt_s = compute_s(live, gpu, tokens)
     load_s = load_seconds(options, gpu, live.block_bytes)
+    layer_s = step_s / len(live.config.moe_layers)
+    most = math.ceil(chosen_experts(live, live.batch))
     return ModelCosts(
+        assist_s=helped_costs(load_s, live.block_bytes, layer_s, most),
         batch=live.batch,
         layered_s=step_s,
         layer_share=1.0,

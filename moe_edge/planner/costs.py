@@ -12,6 +12,12 @@ from moe_edge.offload.link import EmulatedLink
 from moe_edge.simulate.replay.timed import CostModel
 
 
+def assist_key(options) -> str:
+    """What costs of an assist are kept under: its name, and how mode fused has it."""
+    key = options.assist + " in fused" * options.assist_in_fused
+    return key + ", deferred" * options.assist_deferred
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelCosts:
     """Seconds of the layered engine for one checkpoint at one K and batch.
@@ -23,7 +29,7 @@ class ModelCosts:
       per_predictor_s: likewise with each predictor.
       miss_host_s: by predictor: (seconds of a transfer, seconds that a transferred
         block costs beyond replay), a point a link that was measured, the fastest first.
-      assist_s: by CPU assist: (seconds of a transfer, of a layer in which experts are
+      assist_s: by `assist_key`: (seconds of a transfer, of a layer in which experts are
         absent, of each of these, and what its rule saw: seconds to load one, to compute
         it on the host and on the device).
       copy_s: of a transfer over this machine's own link.
@@ -86,13 +92,14 @@ class ModelCosts:
             half_s, half_s, block_bytes, link, (1 - self.layer_share) * hit_s
         )
 
-    def assisted_s(self, assist: str, absent_S2: np.ndarray) -> np.ndarray:
+    def assisted_s(self, options, absent_S2: np.ndarray) -> np.ndarray:
         """float64 [S]: seconds of steps with a CPU assist, measured as a whole.
 
         Args:
           absent_S2: layers in which experts are absent, and how many (`TimedResult`).
         """
-        return self.per_predictor_s["none"] + absent_S2 @ self.assist_s[assist][1:3]
+        more_s = absent_S2 @ self.assist_s[assist_key(options)][1:3]
+        return self.per_predictor_s["none"] + more_s
 
     def block_host_s(self, predictor: str, load_s: float) -> float:
         """What a block costs the host beyond replay: linear between measured links."""

@@ -11,17 +11,18 @@ from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.hardware import presets
 from moe_edge.hardware.specs import Gpu
 from moe_edge.planner.asked import (
+    check_context,
     check_fixed,
     fitting,
     given_trace,
     with_budget,
-    with_timed_mode,
 )
 from moe_edge.planner.candidates import Candidate, Space, space_of
 from moe_edge.planner.choose import Judged, judge, ranked
 from moe_edge.planner.computed import computed_costs, computed_estimate
 from moe_edge.planner.described import DescribedModel, backend_of
 from moe_edge.planner.estimate import Subject
+from moe_edge.planner.helped import NOTE, with_fused
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Quality, Refused, admitted, unmeasured
 from moe_edge.planner.recorded_routing import SOURCE
@@ -53,10 +54,10 @@ def check_elsewhere(
         )
     gpu = presets.gpu(str(asked.machine))
     model = DescribedModel(asked)
+    check_context(asked, model.config)
     refuse(Asked.of(base, model=model.config, has_rows=asked.joining))
     check_fixed(base, fixed)
     free_bytes = int(gpu.device.memory_bytes * (1 - SPARE_SHARE))
-    base = with_timed_mode(base, backend_of(gpu))
     base, budgets = with_budget(asked, base, fixed, lambda: f"{free_bytes}B")
     return gpu, model, *fitting(base, budgets, model(gpu))
 
@@ -75,8 +76,9 @@ def plan_elsewhere(
       CapacityError: a budget of too few slots (the least is named).
     """
     gpu, model, base, budgets, too_large = check_elsewhere(asked, base, fixed)
-    live = model(gpu)
-    qualities, refused = admitted(asked, base, fixed, asked.model_path)
+    live, on_gpu = model(gpu), backend_of(gpu) == "gpu"
+    fused = on_gpu and asked.trace is not None
+    qualities, refused = admitted(asked, base, fixed, asked.model_path, fused)
     given = base, fixed, live.config, [*too_large, *refused]
     space = space_of(*given, budgets=budgets, joining=asked.joining)
     notes = [
@@ -96,6 +98,9 @@ def plan_elsewhere(
             )
         )
     else:
+        if fused:
+            space = with_fused(space, fixed, live.config, asked.joining)
+            notes.append(NOTE)
         together = trace.in_batches(asked.batch)
         found = _replayed(asked, space, model, gpu, qualities, together)
         space_refused = [*space.refused]

@@ -9,7 +9,7 @@ import numpy as np
 from moe_edge.core.checks import ConfigError
 from moe_edge.planner.calibrate import NONE, moved
 from moe_edge.planner.candidates import Candidate
-from moe_edge.planner.costs import ModelCosts, between
+from moe_edge.planner.costs import ModelCosts, assist_key, between
 from moe_edge.planner.quality import Range
 from moe_edge.planner.replayed import Recorded, layer_slots, play, predictor_name
 from moe_edge.simulate.replay.timed import TimedResult
@@ -88,7 +88,7 @@ def estimate(
     options, costs, live = candidate.options, subject.costs, subject.live
     name = predictor_name(options)
     if options.assist is not None and (
-        name != NONE or options.assist not in costs.assist_s
+        name != NONE or assist_key(options) not in costs.assist_s
     ):
         raise ConfigError(
             f"assist {options.assist} with predictor {name} was not measured; use "
@@ -109,8 +109,9 @@ def estimate(
         # A busy machine's calibration may have found less than nothing for a block.
         step_s = np.maximum(step_s, costs.per_predictor_s[name])
     else:
-        step_s = recorded.by_batch(costs.assisted_s(options.assist, played.absent))
-    step_s = step_s + subject.policies_s(options, played, prompts)
+        step_s = recorded.by_batch(costs.assisted_s(options, played.absent))
+    if not options.assist_in_fused:  # whose policies run on the device
+        step_s = step_s + subject.policies_s(options, played, prompts)
     # Other prompts of the same kind, as many as were recorded.
     spread = float(np.std(step_s, ddof=1)) if batches > 1 else 0.0
     error = np.hypot(spread * np.sqrt(2 / batches), costs.noise * step_s.mean())

@@ -256,10 +256,11 @@ class PlanOptions:
             given[name] = value
         options = OffloadOptions(**given)
         if not options.lossless and self.max_ppl_ratio == 1:
+            late = options.assist_deferred
+            what = "assist_deferred" if late else f"route {options.route}"
             raise ConfigError(
-                f"route {options.route} is fixed, which is lossy, and max_ppl_ratio is "
-                "1.0, which allows lossless configurations only; raise it or leave the "
-                "route out"
+                f"{what} is fixed, which is lossy, and max_ppl_ratio is 1.0, which "
+                "allows lossless configurations only; raise it or leave that out"
             )
         return options, fixed
 

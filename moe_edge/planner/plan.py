@@ -16,6 +16,7 @@ from moe_edge.engine.offloaded import check_fits_model
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.planner import verify as verifying
 from moe_edge.planner.asked import (
+    check_context,
     check_fixed,
     fitting,
     given_trace,
@@ -52,6 +53,7 @@ def check(
       the open checkpoint, the user's options with a budget, and the budgets to try.
     """
     reader = open_checkpoint(asked.checkpoint or "default")
+    check_context(asked, reader.config)
     prepare_process(reader, base)
     base, budgets = with_budget(asked, base, fixed, lambda: auto_memory(reader))
     base = with_timed_mode(base, jax.default_backend())

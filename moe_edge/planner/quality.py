@@ -15,6 +15,8 @@ from moe_edge.route.base import ROUTES
 
 Range = tuple[float, float, float]  # low, middle, high
 ONE: Range = (1.0, 1.0, 1.0)
+DEFERRED = "assist_deferred"  # an option of a card
+NOT_DESCRIBED = "leave mode and assist free, and name a GPU with --machine and --trace"
 _HALF = re.compile(r"(\d+) of (\d+) experts")
 _FORMAT = re.compile(r"experts in (\w+)")
 
@@ -55,6 +57,8 @@ class Quality:
             given = self.options["route_options"]
             own = ", ".join(f"{n}={v}" for n, v in given.items())
             parts.append(f"route {self.options['route']} ({own})")
+        if "assist_deferred" in self.options:
+            parts.append(f"assist {self.options['assist']} deferred")
         if self.k is not None:
             parts.append(f"k {self.k}")
         if self.expert_dtype is not None:
@@ -158,17 +162,22 @@ def _quality(row: Mapping[str, Any]) -> Quality | None:
         return Quality(
             {"route": option, "route_options": own}, None, None, ratio, agreement
         )
+    if option == DEFERRED:
+        own = {"assist": row["assist"], "assist_in_fused": True}
+        own |= {"assist_deferred": True, "mode": "fused"}
+        return Quality(own, None, None, ratio, agreement)
     return None
 
 
 def admitted(
-    asked, base, fixed: frozenset[str], checkpoint: str
+    asked, base, fixed: frozenset[str], checkpoint: str, with_fused: bool = False
 ) -> tuple[list[Quality], list[Refused]]:
     """The choices that the targets allow, the lossless one (or the fixed route) first.
 
     Args:
       asked: `PlanOptions`; base: the user's `OffloadOptions`; fixed: its fields that
         stay as they are. Of routes that the budget changes the card's nearest counts.
+      with_fused: whether mode fused is among the candidates, which alone defers.
     Raises:
       ConfigError: a bad card, or a fixed route that no card knows.
     """
@@ -179,7 +188,14 @@ def admitted(
         reason = "no card says what routes, formats or fewer experts cost"
         remedy = "measure them (moe-edge fidelity) and give --card"
         refused.append(Refused("lossy configurations", reason, remedy))
+    late = [q for q in known if "assist_deferred" in q.options]
+    known = [q for q in known if q not in late]
     routes = [q for q in known if q.options and "route" not in fixed]
+    if with_fused and not {"assist", "mode"} & fixed:
+        routes += late
+    else:
+        reason = "it is of mode fused, which is tried on a described GPU alone"
+        refused += [Refused(q.label, reason, NOT_DESCRIBED) for q in late]
     models = [q for q in known if not q.options]
     first = Quality()
     if not base.lossless:

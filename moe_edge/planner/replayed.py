@@ -12,7 +12,7 @@ from moe_edge.offload.budget import parse_budget, slots_for
 from moe_edge.offload.computed_visit import OnHost
 from moe_edge.offload.evict_base import EVICTIONS
 from moe_edge.offload.slot_plan import plan_of, plan_slots
-from moe_edge.planner.costs import ModelCosts
+from moe_edge.planner.costs import ModelCosts, assist_key
 from moe_edge.route.base import get_route
 from moe_edge.simulate.replay.lookups import check_holds
 from moe_edge.simulate.replay.recorded import (
@@ -246,7 +246,7 @@ def _on_host(options: OffloadOptions, costs: ModelCosts) -> OnHost | None:
     if options.assist is None:
         return None
     assist = get_assist(options.assist, **options.assist_options)
-    seen = AssistCosts(*costs.assist_s[options.assist][3:])
+    seen = AssistCosts(*costs.assist_s[assist_key(options)][3:])
     return lambda absent, ids_TK: list(assist.take(absent, ids_TK, seen))
 
 

@@ -61,7 +61,7 @@ class _Search:
             subject = self.subjects[candidate.k, candidate.expert_dtype]
             slots = layer_slots(candidate.options, subject.live)
             # Another name of a plan of the same slots is no other candidate.
-            others = {n: d for n, d in chosen.items() if n != "slot_plan"}
+            others = {n: v for n, v in candidate.changes.items() if n != "slot_plan"}
             key = f"{others} {quality.label} {slots}"
             if key in self._done:
                 return

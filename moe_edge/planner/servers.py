@@ -23,7 +23,7 @@ from moe_edge.hardware.specs import Cluster, Gpu, Server
 from moe_edge.place.placer import fit_placers
 from moe_edge.place.plan import Placement
 from moe_edge.place.problem import Problem, Traffic
-from moe_edge.planner.asked import AUTO, given_trace
+from moe_edge.planner.asked import AUTO, check_context, given_trace
 from moe_edge.planner.candidates import Candidate, Placed
 from moe_edge.planner.choose import Judged, judge, ranked
 from moe_edge.planner.described import Described, DescribedModel
@@ -68,6 +68,7 @@ def check_servers(
     names = _names(asked)
     gpus = [[presets.gpu(name) for name in each.split("+")] for each in names]
     fleet = Fleet(names, gpus, DescribedModel(asked))
+    check_context(asked, fleet.model.config)
     _Case(asked, base, fleet, Quality(), None)
     return fleet
 

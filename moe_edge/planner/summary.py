@@ -74,10 +74,11 @@ def summed_up(
         "verified": list(rows),
         "errors": errors_of(rows),
     }
-    options, root = first.candidate.options, "generate"
-    given, offload = _generate(asked, chosen), chosen["offload"]
+    options, offload = first.candidate.options, chosen["offload"]
     if (placed := first.candidate.placement) is not None:
-        root, given, offload = "cluster", _cluster(asked, chosen, placed), {}
+        root, given = "cluster", _cluster(asked, chosen, placed)
+    else:
+        root, given = "generate", _generate(asked, chosen)
     command = f"moe-edge {root} --gin_file {out_dir or '.'}/plan.gin"
     gin = gin_text(root, given, offload)
     tpot_s = first.estimate.tpot_s

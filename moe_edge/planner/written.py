@@ -55,20 +55,20 @@ def readme(plan: Mapping[str, Any], command: str) -> str:
     if plan["alternatives"]:
         lines += ["", "## What loses, and by how much", ""]
         for each in plan["alternatives"]:
-            what = ", ".join(f"{n} {v!r}" for n, v in each["offload"].items())
+            parts = [f"{name} {value!r}" for name, value in each["offload"].items()]
             if each["placement"] is not None:
-                what += f", placement {each['placement']['method']}"
+                parts.append(f"placement {each['placement']['method']}")
             if each["k"] is not None:
-                what += f", k {each['k']}"
+                parts.append(f"k {each['k']}")
             if each["expert_dtype"] is not None:
-                what += f", experts in {each['expert_dtype']}"
+                parts.append(f"experts in {each['expert_dtype']}")
             loses = ", ".join(
                 f"{key} +{100 * share:.1f} %" for key, share in each["loses_by"].items()
             )
             loses = loses or "no worse by what is known"
             if each["misses"]:
                 loses += f"; misses the target of {', '.join(each['misses'])}"
-            lines.append(f"- {what}: {loses}")
+            lines.append(f"- {', '.join(parts)}: {loses}")
     if plan["refused"]:
         lines += ["", "## What was refused", ""]
         lines += [

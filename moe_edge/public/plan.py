@@ -46,7 +46,7 @@ def plan(
     ...     config_json=str(described), machine="rtx_4090", device_memory="50%"
     ... )
     >>> found["feasible"], found["chosen"]["offload"]
-    (True, {'device_memory': '50%', 'mode': 'layered'})
+    (True, {'device_memory': '50%'})
     >>> model.offload(**found["chosen"]["offload"]).close()
 
     Args:

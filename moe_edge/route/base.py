@@ -210,6 +210,6 @@ def gate_scores(scores_TE, params: MoeConfig):
 def rescale(weights_TK, total_T1, changed_T1):
     """Weights of the changed tokens scaled to the given sums; others bit-equal."""
     xp = module_of(weights_TK)
-    now_T1 = xp.sum(weights_TK, axis=1, keepdims=True)
+    now_T1 = weights_TK.sum(axis=1, keepdims=True)
     factor_T1 = total_T1 / xp.where(changed_T1, now_T1, 1)
     return xp.where(changed_T1, weights_TK * factor_T1, weights_TK)

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from moe_edge.core.arrays import module_of
+from moe_edge.core.arrays import module_of, take_rows
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import register
 from moe_edge.model.config import MoeConfig
@@ -49,35 +49,31 @@ class Prefer(Route):
         if self.lossless:
             return ids_TK, weights_TK
         xp = module_of(scores_TE)
-        T, E = scores_TE.shape
-        K = ids_TK.shape[1]
+        E, K = scores_TE.shape[1], ids_TK.shape[1]
         scores_TE = gate_scores(scores_TE, params)
         experts = xp.arange(E, dtype=np.int32).reshape(1, 1, E)
-        is_first_E = xp.any(ids_TK[:, :1] == experts[0], axis=0)
-        here_1E = (resident_E | is_first_E).reshape(1, E)
-        chosen_TE = xp.any(ids_TK[:, :, None] == experts, axis=1)
-        seat_TK = xp.minimum(ids_TK, E - 1)
-        own_TK = xp.where(ids_TK < E, xp.take_along_axis(scores_TE, seat_TK, 1), 0)
-        absent_TK = (ids_TK < E) & ~xp.take_along_axis(
-            xp.broadcast_to(here_1E, (T, E)), seat_TK, 1
-        )
+        is_TKE = ids_TK[:, :, None] == experts
+        here_E = resident_E | is_TKE[:, 0].any(axis=0)
+        real_TK, seat_TK = ids_TK < E, xp.minimum(ids_TK, E - 1)
+        own_TK = xp.where(real_TK, take_rows(scores_TE, seat_TK), 0)
+        absent_TK = real_TK & ~here_E[seat_TK]
 
-        rank_TE = xp.where(here_1E & ~chosen_TE, scores_TE, -1)
+        rank_TE = xp.where(here_E[None] & ~is_TKE.any(axis=1), scores_TE, -1)
         best_TK = xp.argsort(-rank_TE, axis=1, stable=True)[:, :K].astype(np.int32)
-        best_scores_TK = xp.take_along_axis(rank_TE, best_TK, 1)
+        best_scores_TK = take_rows(rank_TE, best_TK)
         # The worst absent one meets the best newcomer.
         key_TK = xp.where(absent_TK, own_TK, np.inf)
         nth_TK = xp.argsort(xp.argsort(key_TK, axis=1, stable=True), axis=1)
-        new_scores_TK = xp.take_along_axis(best_scores_TK, nth_TK, 1)
+        new_scores_TK = take_rows(best_scores_TK, nth_TK)
         bonus = np.float32(math.exp(min(self.bonus, 80.0)))  # finite in float32
         is_new_TK = absent_TK & (new_scores_TK >= 0) & (new_scores_TK * bonus > own_TK)
-        new_TK = xp.where(is_new_TK, xp.take_along_axis(best_TK, nth_TK, 1), ids_TK)
+        new_TK = xp.where(is_new_TK, take_rows(best_TK, nth_TK), ids_TK)
 
-        total_T1 = xp.sum(weights_TK, axis=1, keepdims=True)
-        own_T1 = xp.sum(own_TK, axis=1, keepdims=True)
+        total_T1 = weights_TK.sum(axis=1, keepdims=True)
+        own_T1 = own_TK.sum(axis=1, keepdims=True)
         factor_T1 = total_T1 / xp.maximum(own_T1, np.finfo(np.float32).tiny)
         new_weights_TK = xp.where(is_new_TK, new_scores_TK * factor_T1, weights_TK)
         if self.renormalise:
-            changed_T1 = xp.any(is_new_TK, axis=1, keepdims=True)
+            changed_T1 = is_new_TK.any(axis=1, keepdims=True)
             new_weights_TK = rescale(new_weights_TK, total_T1, changed_T1)
         return new_TK, new_weights_TK

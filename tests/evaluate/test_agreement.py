@@ -14,7 +14,7 @@ from moe_edge.evaluate.stepwise import ForcedRun
 
 def run_of(log_probs, best):
     rows = [np.asarray(row, np.float32) for row in log_probs]
-    return ForcedRun(rows, [np.asarray(row, np.int32) for row in best], 1, 1.0, 0)
+    return ForcedRun(rows, [np.asarray(row, np.int32) for row in best], 1, [1.0], 0)
 
 
 def test_compare_counts_tokens_and_nats():

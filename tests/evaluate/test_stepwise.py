@@ -13,6 +13,7 @@ from moe_edge.evaluate.stepwise import (
     Stepwise,
     score_batches,
     score_forced,
+    score_in_turn,
     step_continuations,
 )
 from tests.support.tiny_models import GQA, random_prompts, random_weights, score_all
@@ -54,7 +55,24 @@ def test_score_forced_unequal_rows_equal_prefill(engine):
     run = score_forced(engine, rows)
     assert [len(row) for row in run.log_probs] == [10, 1, 1]
     close_to_prefill(run, engine, rows)
-    assert run.steps == 10 and run.decode_s > 0 and run.bytes_moved == 0
+    assert run.steps == 10 and run.step_s[0] > 0 and run.bytes_moved == 0
+
+
+def test_engines_take_turns_and_score_as_alone(engine, monkeypatch):
+    other, order = engine.at_k(1), []
+    for number, one in enumerate((engine, other)):
+        decode = one.decode
+        monkeypatch.setattr(
+            one, "decode", lambda *a, n=number, d=decode: order.append(n) or d(*a)
+        )
+    prompts = random_prompts(GQA, [4] * 4, seed=2)
+    rows = [Forced(ids, 3) for ids in prompts]
+    both = score_in_turn([engine, other], rows, 2)
+    assert order == [0, 1, 1, 0]  # each row ends with its only decode step
+    for one, run in zip((engine, other), both, strict=True):
+        alone = score_batches(one, rows, 2)
+        np.testing.assert_array_equal(run.log_probs, alone.log_probs)
+        assert run.steps == alone.steps == len(run.step_s)
 
 
 def test_score_forced_predicts_every_token_by_a_decode_step(engine, monkeypatch):

@@ -20,7 +20,14 @@ from tests.support.expert_sums import (
     numpy_sum,
     rows_beside_each_alone,
 )
-from tests.support.packed_records import KINDS, case_of, codes_of, layout_of
+from tests.support.packed_records import (
+    KINDS,
+    case_of,
+    check_spoiled,
+    codes_of,
+    layout_of,
+    spoiled_case,
+)
 from tests.support.slow_cases import slow, slow_but
 
 ACT = functools.partial(activate, kind="silu", limit=None)
@@ -124,21 +131,11 @@ def test_a_row_has_the_bits_that_it_has_alone(kind):
 
 @pytest.mark.parametrize("kind", slow_but(("fp8x8",), KINDS))
 def test_nan_reaches_its_rows_alone(kind):
-    layout, size = layout_of(kind), quantised.SCALE_BYTES[kind]
-    x_TD, _, _, experts_ER = case_of(layout, 2)
-    x_TD[1, 5] = np.nan
-    slot_TK = np.array([[0, 1, 2], [1, 3, E]], np.int32)
-    if kind == "fp8x8":  # the first code of gate's row 2
-        experts_ER[0, 8 * size + 8] = 0xFF
-    elif kind != "mxfp4x8":  # which has no NaN: the scale of gate's row 2
-        experts_ER[0, 2 * size : 3 * size] = 0xFF
+    layout, x_TD, slot_TK, experts_ER, is_nan_P = spoiled_case(kind)
     run = step(functools.partial(pair_rows, layout=layout, act=ACT))
     # By themselves: the other test says that others do not matter.
     rows = [run(x_TD[t : t + 1], slot_TK[t : t + 1], experts_ER) for t in (0, 1)]
-    rows_PD = np.concatenate(rows)
-    is_nan_P = np.isnan(rows_PD).all(axis=1)
-    assert is_nan_P.tolist() == [kind != "mxfp4x8", False, False, True, True, False]
-    assert np.isfinite(rows_PD[~is_nan_P]).all()
+    check_spoiled(np.concatenate(rows), is_nan_P)
 
 
 @pytest.mark.parametrize(

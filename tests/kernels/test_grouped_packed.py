@@ -7,13 +7,18 @@ import numpy as np
 import pytest
 
 from moe_edge.kernels import eights, grouped, native
-from moe_edge.model import quantised
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.experts import pair_rows, run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import E, numpy_sum
-from tests.support.packed_records import KINDS, case_of, layout_of
+from tests.support.packed_records import (
+    KINDS,
+    case_of,
+    check_spoiled,
+    layout_of,
+    spoiled_case,
+)
 from tests.support.slow_cases import slow, slow_but
 
 ACT = functools.partial(activate, kind="silu", limit=None)
@@ -111,20 +116,11 @@ def test_waves_have_the_bits_of_all_experts_at_once(kind):
 
 @pytest.mark.parametrize("kind", slow_but(("fp8x8",), KINDS))
 def test_nan_reaches_its_rows_alone(kind):
-    layout, size = layout_of(kind), quantised.SCALE_BYTES[kind]
-    x_TD, _, _, experts_ER = case_of(layout, 2)
-    x_TD[1, 5] = np.nan
-    slot_TK = np.array([[0, 1, 2], [1, 3, E]], np.int32)
-    if kind == "fp8x8":  # the first code of gate's row 2
-        experts_ER[0, 8 * size + 8] = 0xFF
-    elif kind != "mxfp4x8":  # which has no NaN: the scale of gate's row 2
-        experts_ER[0, 2 * size : 3 * size] = 0xFF
+    layout, x_TD, slot_TK, experts_ER, is_nan_P = spoiled_case(kind)
     rows_PD = step(functools.partial(pair_rows, layout=layout, act=ACT))(
         x_TD, slot_TK, experts_ER
     )
-    is_nan_P = np.isnan(rows_PD).all(axis=1)
-    assert is_nan_P.tolist() == [kind != "mxfp4x8", False, False, True, True, False]
-    assert np.isfinite(rows_PD[~is_nan_P]).all()
+    check_spoiled(rows_PD, is_nan_P)
 
 
 def test_matrices_that_fill_no_tile(monkeypatch):

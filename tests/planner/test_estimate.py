@@ -10,10 +10,12 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.context import Context
 from moe_edge.engine.device_needs import DeviceNeeds
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.hardware.presets import CALL_S
 from moe_edge.model.config import MoeConfig
 from moe_edge.planner.calibrate import absent_costs
 from moe_edge.planner.candidates import Candidate
 from moe_edge.planner.estimate import Subject, estimate
+from moe_edge.planner.helped import HOST_BYTES_PER_S, helped_costs
 from moe_edge.planner.replayed import Recorded
 from tests.support.planned import COSTS
 from tests.support.traces import make_trace
@@ -130,3 +132,23 @@ def test_what_an_eviction_costs_the_host_is_counted(monkeypatch):
     plain = estimate(at("50%"), one).tpot_s[1]
     one._plain_s.update(dict.fromkeys(one._plain_s, -1.0))  # as if it were a second
     assert estimate(at("50%", eviction="lfu"), one).tpot_s[1] > plain + 0.9
+
+
+def test_computed_costs_of_assists_are_the_longer_side_by_hand():
+    """A link of 1 ms, a host of .25 ms an expert: `all` waits for the host alone."""
+    found = helped_costs(1e-3, round(HOST_BYTES_PER_S * 0.25e-3), 0.4e-3, 4)
+    assert set(found) == {
+        f"{name} in fused{late}"
+        for name in ("all", "fiddler", "two_pointer")
+        for late in ("", ", deferred")
+    }
+    load_s, layer_s, each_s, *seen = found["all in fused"]
+    assert (load_s, seen) == (1e-3, [1e-3, pytest.approx(0.25e-3), 0.0])
+    assert layer_s == pytest.approx(CALL_S) and each_s == pytest.approx(0.25e-3)
+    # Deferred, it has the time of a layer more: of 4 experts 1.03 ms less .4 remain.
+    _, layer_s, each_s, *_ = found["all in fused, deferred"]
+    late_s = sum(max(CALL_S + n * 0.25e-3 - 0.4e-3, 0) for n in (1, 2, 3, 4))
+    fitted_s = sum(layer_s + n * each_s for n in (1, 2, 3, 4))
+    assert fitted_s == pytest.approx(late_s, rel=0.1)
+    # The first of `two_pointer` always travels.
+    assert found["two_pointer in fused"][1] + found["two_pointer in fused"][2] > 0.25e-3

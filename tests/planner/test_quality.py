@@ -70,6 +70,19 @@ def test_admitted_by_agreement_alone(card):
     assert "its agreement is 0.9500, below 0.96" in refused[0].reason
 
 
+def test_deferral_is_allowed_where_mode_fused_is_tried(tmp_path):
+    rows = [row("assist_deferred", 1.006, assist="all", device_memory="25%")]
+    (tmp_path / "cards.json").write_text(json.dumps(rows))
+    asked = PlanOptions(card=[str(tmp_path)], max_ppl_ratio=1.01)
+    found, refused = admitted(asked, BASE, FREE, "default", with_fused=True)
+    assert [q.label for q in found] == ["lossless", "assist all deferred"]
+    assert refused == [] and not OffloadOptions(**found[1].options).lossless
+    for fixed, fused in ((FREE, False), (frozenset({"assist"}), True)):
+        found, refused = admitted(asked, BASE, fixed, "default", with_fused=fused)
+        assert [q.label for q in found] == ["lossless"]
+        assert "of mode fused" in refused[0].reason
+
+
 def test_lossless_plans_need_no_card():
     found, refused = admitted(PlanOptions(), BASE, FREE, "default")
     assert found == [Quality()] and refused == []

@@ -43,6 +43,7 @@ def test_servers_are_placed_simulated_and_written(config, tmp_path):
     raw = raw_config("olmoe")
     blocks = raw["num_experts"] * raw["num_hidden_layers"]
     assert placed["slots"] == [int(0.75 * blocks)] * 2
+    assert chosen["offload"] == {}, "slots say what servers hold"
     low, middle, high = predicted["tpot_s"]
     assert 0 < low <= middle <= high and 0 < predicted["hit_ratio"][1] <= 1
     tried = [each["placement"]["method"] for each in summary["alternatives"]]
@@ -106,6 +107,11 @@ def test_recorded_routing_says_what_is_held_where(config, tmp_path):
         ({"servers": "rtx_1,rtx_4090"}, ConfigError, "unknown device preset 'rtx_1'"),
         ({"fixed": ["eviction=lru"]}, ConfigError, "--fixed is of an engine of one"),
         ({"link_bytes_per_s": 1e9}, ConfigError, "--link_bytes_per_s is of an engine"),
+        (
+            {"context": 300000},
+            CapacityError,
+            r"--context is 300000 tokens a row, and the model's context is \d+; give",
+        ),
         ({"device_memory": "25%"}, CapacityError, "one copy of the model needs"),
         ({"device_memory": "1KB"}, CapacityError, "the minimum is 2 slots"),
         ({"servers": "rtx_4090,"}, ConfigError, "has an empty name; give a machine"),

@@ -11,8 +11,10 @@ def test_plan_gives_arguments_of_offload():
         machine="rtx_4090",
         device_memory="50%",
         options={"eviction": "lfu"},
+        prompt_tokens=8,
+        new_tokens=8,
     )
-    want = {"device_memory": "50%", "eviction": "lfu", "mode": "layered"}
+    want = {"device_memory": "50%", "eviction": "lfu"}
     assert found["chosen"]["offload"] == want
     with me.load(tiny_folder()).offload(**found["chosen"]["offload"]) as engine:
         assert engine.stats()

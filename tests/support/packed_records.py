@@ -49,3 +49,28 @@ def codes_of(layout: RecordLayout, count: int, seed: int = 0) -> np.ndarray:
 def case_of(layout: RecordLayout, tokens: int):
     x_TD, ids_TK, weights_TK, _ = make_case(layout, tokens, np.uint8)
     return x_TD, ids_TK, weights_TK, codes_of(layout, E)
+
+
+def spoiled_case(kind: str):
+    """Two tokens, one of them not a number, and experts of which 0 has such a weight.
+
+    Returns:
+      (layout, x_TD, slot_TK, experts_ER, whether each of their pairs' rows is NaN).
+    """
+    layout, size = layout_of(kind), quantised.SCALE_BYTES[kind]
+    x_TD, _, _, experts_ER = case_of(layout, 2)
+    x_TD[1, 5] = np.nan
+    slot_TK = np.array([[0, 1, 2], [1, 3, E]], np.int32)
+    if kind == "fp8x8":  # the first code of gate's row 2
+        experts_ER[0, 8 * size + 8] = 0xFF
+    elif kind != "mxfp4x8":  # which has no NaN: the scale of gate's row 2
+        experts_ER[0, 2 * size : 3 * size] = 0xFF
+    is_nan_P = np.array([kind != "mxfp4x8", False, False, True, True, False])
+    return layout, x_TD, slot_TK, experts_ER, is_nan_P
+
+
+def check_spoiled(rows_PD, is_nan_P: np.ndarray) -> None:
+    """Rows of a `spoiled_case`: whole ones are NaN, and no others have any."""
+    rows_PD = np.asarray(rows_PD)
+    np.testing.assert_array_equal(np.isnan(rows_PD).all(axis=1), is_nan_P)
+    assert np.isfinite(rows_PD[~is_nan_P]).all()

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import assemble
+from moe_edge.engine.base import Engine
 from moe_edge.kernels import assist
 from moe_edge.model.record import RecordLayout
 
@@ -21,7 +20,11 @@ ON_GPU = jax.default_backend() == "gpu"
 WIDTH, PRODUCTS = (8192, 6) if ON_GPU else (64, 2)
 EXPERTS = (0, 1, 2, 4, 6)  # that the host computes at once
 HELPED = {"assist": "two_pointer", "assist_in_fused": True}
-WAYS = {"helped": HELPED, "deferred": HELPED | {"assist_deferred": True}}
+WAYS = {
+    "helped": HELPED,
+    "deferred": HELPED | {"assist_deferred": True},
+    "not helped": {},
+}
 
 
 def main() -> None:
@@ -31,7 +34,11 @@ def main() -> None:
         _calls(report, model, given.rounds)
     for budget in ("50%", "25%"):
         with report.attempt(budget):
-            _steps(budget, report, model, given.rounds)
+            common.compare_steps(
+                *(budget, WAYS, report, model, given.rounds),
+                judge=("from resident in deviations", common.apart),
+                told=("report", Engine.report),
+            )
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "limits", "helps", "computes"))
@@ -75,26 +82,6 @@ def _calls(report: common.Report, model: common.Model, rounds: int) -> None:
     both = cases[f"{max(EXPERTS)} experts and products"]
     profile = common.profile(lambda: [call(*both) for _ in range(4)], 4, top=6)
     report.add("both, profile", profile)
-
-
-def _steps(budget, report, model, rounds) -> None:
-    """Distance, times and what moved, of steps with the host's help and without."""
-    engines, want = {}, model.logits(model.resident(), 1)
-    for name, more in (WAYS | {"not helped": {}}).items():
-        options = OffloadOptions(
-            device_memory=budget, mode="fused", zero_copy=ON_GPU, **more
-        )
-        given = options, model.dense, model.plain_store
-        engines[name] = assemble(*given, hosts=model.hosts)
-        apart = common.apart(model.logits(engines[name], 1), want)
-        report.add(f"{budget} {name}, from resident in deviations", apart)
-    cases = {
-        name: lambda e=engine: model.step_ms(e, 1) for name, engine in engines.items()
-    }
-    report.add(f"{budget}, ms a step", common.in_turn(cases, rounds))
-    for name, engine in engines.items():
-        report.add(f"{budget} {name}, report", engine.report())
-        engine.close()
 
 
 if __name__ == "__main__":

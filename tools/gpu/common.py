@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,39 @@ class Model:
     def step_ms(self, engine: Engine, batch: int) -> float:
         """Mean milliseconds of a step; each waits for its logits."""
         return traced_cases.decode_ms(engine, batch, self.steps)
+
+
+def compare_steps(
+    budget: str,
+    ways: Mapping[str, Mapping[str, Any]],
+    report: Report,
+    model: Model,
+    rounds: int,
+    judge: tuple[str, Callable[[list, list], Any]],
+    told: tuple[str, Callable[[Engine], Any]],
+) -> None:
+    """Steps of mode fused in several ways that take turns, beside the resident engine.
+
+    Args:
+      ways: name -> `OffloadOptions` beside the budget.
+      judge: of logits and the resident ones: how it is named, and what it says.
+      told: of an engine, when all is done: likewise.
+    """
+    engines, want = {}, model.logits(model.resident(), 1)
+    for name, more in ways.items():
+        given = {"mode": "fused", "zero_copy": jax.default_backend() == "gpu"}
+        options = OffloadOptions(device_memory=budget, **given | dict(more))
+        given = options, model.dense, model.plain_store
+        engines[name] = assemble(*given, hosts=model.hosts)
+        found = judge[1](model.logits(engines[name], 1), want)
+        report.add(f"{budget} {name}, {judge[0]}", found)
+    cases = {
+        name: lambda e=engine: model.step_ms(e, 1) for name, engine in engines.items()
+    }
+    report.add(f"{budget}, ms a step", in_turn(cases, rounds))
+    for name, engine in engines.items():
+        report.add(f"{budget} {name}, {told[0]}", told[1](engine))
+        engine.close()
 
 
 def everyone(batch: int) -> jax.Array:

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.engine.offloaded import assemble
+from moe_edge.engine.base import Engine
 from moe_edge.kernels import prefetch
 from moe_edge.offload.store import host_sharding
 
@@ -21,7 +20,11 @@ ON_GPU = jax.default_backend() == "gpu"
 RECORD = 6291456 if ON_GPU else 4096  # values: of OLMoE-1B-7B
 WIDTH, PRODUCTS = (8192, 6) if ON_GPU else (64, 2)
 RECORDS = 8
-AHEAD = {"predictor": "stale_gate", "prefetch_in_fused": True}
+EQUAL = {"slot_plan": "equal"}
+WAYS = {
+    "ahead": EQUAL | {"predictor": "stale_gate", "prefetch_in_fused": True},
+    "not ahead": EQUAL,
+}
 
 
 def main() -> None:
@@ -31,7 +34,11 @@ def main() -> None:
         _calls(report, given.rounds)
     for budget in ("50%", "25%"):
         with report.attempt(budget):
-            _steps(budget, report, model, given.rounds)
+            common.compare_steps(
+                *(budget, WAYS, report, model, given.rounds),
+                judge=("bits of resident", common.same),
+                told=("moved in all", _moved),
+            )
 
 
 @functools.partial(jax.jit, static_argnames=("copies", "computes"), donate_argnums=1)
@@ -78,24 +85,8 @@ def _calls(report: common.Report, rounds: int) -> None:
     report.add("both, profile", run)
 
 
-def _steps(budget, report, model, rounds) -> None:
-    """Bits, times and what moved, of steps that fetch ahead and that do not."""
-    engines, want = {}, model.logits(model.resident(), 1)
-    for name, more in (("ahead", AHEAD), ("not ahead", {})):
-        given = {"mode": "fused", "slot_plan": "equal", "zero_copy": ON_GPU}
-        options = OffloadOptions(device_memory=budget, **given | more)
-        given = options, model.dense, model.plain_store
-        engines[name] = assemble(*given, hosts=model.hosts)
-        same = common.same(model.logits(engines[name], 1), want)
-        report.add(f"{budget} {name}, bits of resident", same)
-    cases = {
-        name: lambda e=engine: model.step_ms(e, 1) for name, engine in engines.items()
-    }
-    report.add(f"{budget}, ms a step", common.in_turn(cases, rounds))
-    for name, engine in engines.items():
-        moved = engine.moved()._asdict() | {"hit_ratio": engine.movement()["hit_ratio"]}
-        report.add(f"{budget} {name}, moved in all", moved)
-        engine.close()
+def _moved(engine: Engine) -> dict:
+    return engine.moved()._asdict() | {"hit_ratio": engine.movement()["hit_ratio"]}
 
 
 if __name__ == "__main__":

@@ -5,25 +5,31 @@ of the same batches, next to two controls: the lossless offloaded engine, which 
 agree in every bit, and half the experts, which puts the numbers in scale.
 """
 
-import itertools
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from moe_edge.bench.engines import describe_model
 from moe_edge.bench.fidelity import quantised
+from moe_edge.bench.fidelity.picture import Cards, plot
 from moe_edge.bench.fidelity.rows import card_rows
 from moe_edge.bench.fidelity.scorers import scorer_of
 from moe_edge.bench.fidelity.study import FidelitySettings, reference_of
 from moe_edge.bench.study import Findings
 from moe_edge.engine.load import Loaded, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.evaluate.agreement import INTERVALS, RuleTally, compare, rule_of
-from moe_edge.evaluate.fidelity import lossy_routes
+from moe_edge.evaluate.agreement import (
+    RESAMPLES,
+    RuleTally,
+    compare,
+    rule_of,
+)
+from moe_edge.evaluate.fidelity import Deferral, lossy_routes
+from moe_edge.evaluate.stepwise import ForcedRun
 from moe_edge.evaluate.texts import sha256_of
-from moe_edge.metrics.plots_panels import Panel, bounded, draw_panels
-from moe_edge.metrics.results import metric
+from moe_edge.metrics.results import interval_metric, metric
 from moe_edge.route.base import ROUTES, Route, get_route
 
 LIMITS = (
@@ -41,7 +47,15 @@ LAYERWISE = (
     "All tokens pass a layer together, in the order of decode steps, one row after the "
     "other; each layer has its share of the slots. Nothing is prefilled."
 )
-Cards = Sequence[Mapping[str, Any]]
+DEFERRED = (
+    "How many absent experts the rule `two_pointer` gives to the host follows costs "
+    "that each start measures, so its row is of this machine; `all` takes every one. "
+    "The last layer of a program does not defer."
+)
+IN_TURN = (
+    "Options took turns, a batch of rows each. On a CPU the link is a copy in memory "
+    "and the host's cores are the device's: such times say nothing of a GPU."
+)
 # What the lines of `_print_card` say.
 HEAD = """\
 budget, batch and option; agreement: share of tokens that the option and the full model
@@ -49,14 +63,15 @@ find likeliest alike; perplexity: as a multiple of the full model's; changed: sh
 expert choices; hit ratio: share of the experts used that were on the device"""
 
 
-def grid_of(settings: FidelitySettings) -> list[Route]:
-    """The lossy routes that are measured."""
+def grid_of(settings: FidelitySettings) -> list[Route | Deferral]:
+    """The lossy options that are measured, the user's own among them."""
     base, given = settings.base, (settings.a_values, settings.thresholds)
-    grid = lossy_routes(*given, settings.bonuses)
-    if not base.lossless:
-        own = get_route(base.route, **base.route_options)
-        grid += [own] if own not in grid else []
-    return grid
+    grid: list[Route | Deferral] = [*lossy_routes(*given, settings.bonuses)]
+    grid += map(Deferral, settings.deferred)
+    own: list[Route | Deferral] = [get_route(base.route, **base.route_options)]
+    own = [route for route in own if not route.lossless]
+    own += [Deferral(base.assist)] if base.assist_deferred else []
+    return grid + [choice for choice in own if choice not in grid]
 
 
 def run(settings: FidelitySettings) -> Findings:
@@ -78,15 +93,28 @@ def run(settings: FidelitySettings) -> Findings:
     for budget, options in settings.offloads.items():
         with scorer.budget(options) as measure:
             for batch in settings.batch_sizes:
-                for route in [get_route("topk"), *grid_of(settings)]:
-                    run, found = measure(route, batch, references[batch])
+                choices, lossless = [get_route("topk"), *grid_of(settings)], None
+                for run, found in measure(choices, batch, references[batch]):
                     found |= {"batch": batch, "device_memory": budget}
-                    found["control"] = route.name == "topk"
+                    found["control"] = found["option"] == "topk"
+                    if settings.in_turn:
+                        lossless = lossless or run
+                        found |= pace(run, lossless, seed)
                     cards.append(found)
                     _print_card(found)
                     if has_rules(found):
                         tally.add(found, run, references[batch])
     return findings(cards, tally.verdict(seed), loaded, settings)
+
+
+def pace(run: ForcedRun, lossless: ForcedRun, seed: int = 0) -> dict[str, Any]:
+    """Time of a step over that of lossless offloading, which took turns with it: the
+    median over batches of rows, and its 95 % interval (bootstrap over batches)."""
+    ratio_N = np.array(run.step_s) / np.array(lossless.step_s)
+    drawn_RN = np.random.default_rng(seed).choice(ratio_N, (RESAMPLES, ratio_N.size))
+    low, high = np.quantile(np.median(drawn_RN, axis=1), (0.025, 0.975))
+    found = {"step_ratio": float(np.median(ratio_N)), "batches": ratio_N.size}
+    return found | {"step_interval95": (float(low), float(high))}
 
 
 def _print_card(found: Mapping[str, Any]) -> None:
@@ -113,6 +141,8 @@ def name_of(found: Mapping[str, Any]) -> str:
     if found["option"] == "drop":
         rule = "renormalised" if found["renormalise"] else "as they are"
         return f"drop below {found['threshold']:g}, {rule}"
+    if found["option"] == Deferral.name:
+        return f"{found['assist']} on the host, a layer later"
     if found["option"] == "prefer":
         return f"prefer by a bonus of {found['bonus']:g}"
     return "lossless offloading" if found["option"] == "topk" else found["option"]
@@ -129,6 +159,7 @@ def findings(
         found
         for found in cards
         if found["control"]
+        or found["option"] == Deferral.name
         or found["device_memory"] == middle
         and (not has_rules(found) or rule_of(found) == verdict["best"])
     ]
@@ -136,6 +167,9 @@ def findings(
         found for found in shown if has_rules(found) and found["batch"] == half["batch"]
     ]
     ends = curve[:: max(1, len(curve) - 1)]
+    late = [c for c in shown if c["option"] == Deferral.name]
+    at = {"device_memory": middle, "batch": half["batch"]}
+    late = [c for c in late if {**c, **at} == c]
     details = [f"Measured on {source}, batch {half['batch']}."]
     if verdict is not None and len(verdict["rules"]) > 1:
         clear = "clearly" if verdict["clear"] else "within the noise"
@@ -143,9 +177,7 @@ def findings(
     sizes = ("rows", "prompt_tokens", "forced_tokens", "layerwise")
     title = f"{settings.checkpoint}: fidelity"
     return Findings(
-        answer=f"With {middle} of the experts' bytes: "
-        + ("; ".join(f"a={c['a']:g} {_agrees(c)}" for c in ends) or "no substitution")
-        + f"; in scale, {half['option']} {_agrees(half)}.",
+        answer=f"With {middle} of the experts' bytes: {_answer(ends, late, half)}.",
         details=details,
         model=describe_model(settings.checkpoint, loaded.engine.weights, loaded.dtype),
         workload={
@@ -155,9 +187,15 @@ def findings(
             "batch_sizes": list(settings.batch_sizes),
             "eviction": settings.base.eviction,
             "predictor": settings.base.predictor,
+            "mode": settings.base.mode,
         },
         metrics=[*_rule_rows(verdict), *(row for c in shown for row in _card_rows(c))],
-        limits=[LAYERWISE if settings.layerwise else STEPWISE, *LIMITS],
+        limits=[
+            LAYERWISE if settings.layerwise else STEPWISE,
+            *((DEFERRED,) if any(c["option"] == Deferral.name for c in cards) else ()),
+            *((IN_TURN,) if settings.in_turn else ()),
+            *LIMITS,
+        ],
         seeds=[settings.seed],
         baselines=["resident model", "lossless offloading", "half the experts"],
         checks=_control_checks(cards, settings.base),
@@ -165,6 +203,24 @@ def findings(
         files={"cards.json": json.dumps(cards, indent=1) + "\n"},
         summary={"cards": cards, "weight_rule": verdict},
     )
+
+
+def _answer(ends: Cards, late: Cards, half: Mapping[str, Any]) -> str:
+    """What a card says in a sentence: of deferrals if there are any, else of
+    substitution, beside half the experts."""
+    if late:
+        named = [(c["assist"], c) for c in late]
+        named.append((f"in scale, {half['option']}", half))
+        told = "; ".join(
+            f"{name} {100 * c['agreement']:.1f} %, x{c['perplexity_ratio']:.3f}"
+            for name, c in named
+        )
+        return (
+            "agreement and perplexity ratio where the host's experts come a layer "
+            f"late: {told}"
+        )
+    told = "; ".join(f"a={c['a']:g} {_agrees(c)}" for c in ends) or "no substitution"
+    return f"{told}; in scale, {half['option']} {_agrees(half)}"
 
 
 def _agrees(found: Mapping[str, Any]) -> str:
@@ -198,6 +254,11 @@ def _card_rows(found: Mapping[str, Any]) -> list[dict]:
     rows = card_rows(what, found)
     if "hit_ratio" in found:
         rows.append(metric(what, "hit ratio", found["hit_ratio"], "1", found["tokens"]))
+    if "step_ratio" in found:
+        bounds = found["step_interval95"], found["batches"]
+        name = "time of a step over lossless offloading's"
+        rows.append(interval_metric(what, name, found["step_ratio"], *bounds))
+        rows.append(metric(what, "step", 1e3 * found["step_s"], "ms", found["batches"]))
     return rows
 
 
@@ -212,26 +273,3 @@ def _control_checks(cards: Cards, base: OffloadOptions) -> dict[str, bool]:
             if card["option"] == "topk"
         )
     }
-
-
-def plot(path: Path, cards: Cards, *, title: str) -> None:
-    """Agreement and perplexity ratio over a (or threshold), one column a budget."""
-    half = next(card for card in cards if card["control"])
-    lossy = [card for card in cards if not card["control"]]
-    budgets = list(dict.fromkeys(card["device_memory"] for card in lossy))
-    kinds = list(dict.fromkeys(card["option"] for card in lossy))
-    kinds = [kind for kind in kinds if kind in ROUTES and ROUTES[kind].strength]
-    panels = []
-    for kind, key, budget in itertools.product(kinds, INTERVALS, budgets):
-        here = [c for c in lossy if (c["option"], c["device_memory"]) == (kind, budget)]
-        strength = ROUTES[kind].strength
-        x = sorted({c[strength] for c in here})
-        points = []
-        for found in here:
-            rule = rule_of({"weights": found.get("weights", kind), **found})
-            at = f"{rule}, batch {found['batch']}", x.index(found[strength])
-            points.append((*at, found[key], found[INTERVALS[key]]))
-        titles = f"{kind}, {budget} of the experts' bytes", key.replace("_", " ")
-        more = {"x_label": strength, "level": (half["option"], half[key])}
-        panels.append(Panel(*titles, x, **bounded(len(x), points), **more))
-    draw_panels(path, panels, title=title, columns=len(budgets), share_y=True)

@@ -29,12 +29,10 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.load import Loaded, check_checkpoint, load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import INTERVALS, compare
-from moe_edge.evaluate.fidelity import SwitchEngine
 from moe_edge.evaluate.likelihood import Forced
 from moe_edge.evaluate.stepwise import score_batches
 from moe_edge.evaluate.texts import read_text, sha256_of
 from moe_edge.metrics.plots_panels import Panel, bounded, draw_panels
-from moe_edge.route.base import get_route
 
 LIMITS = (
     "Teacher-forced: each prediction is made on the text itself, so differences do not "
@@ -141,12 +139,10 @@ def _offloads_exactly(
     rounded: Mapping[str, str],
 ) -> bool:
     """Whether the engine of this budget gives the resident one's bits."""
-    size = max(len(row.ids) for row in rows)
-    switch = SwitchEngine(checkpoint, budget, batch=batch, capacity=size, **rounded)
-    try:
-        scored = switch.run(get_route("topk"), rows, batch).log_probs
-    finally:
-        switch.close()
+    room = {"batch": batch, "capacity": max(len(row.ids) for row in rows)}
+    given = {"offload": budget, "with_tokenizer": False, **room, **rounded}
+    with load_engine(checkpoint, **given).engine as engine:
+        scored = score_batches(engine, rows, batch).log_probs
     pairs = zip(scored, expected.log_probs, strict=True)
     return all(np.array_equal(ours, theirs) for ours, theirs in pairs)
 

@@ -1,25 +1,28 @@
-"""Two ways to score a text under every route: decode steps, or layer by layer."""
+"""Ways to score a text under every lossy option: decode steps, or layer by layer."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from moe_edge.bench.fidelity.rows import forced_rows
-from moe_edge.bench.fidelity.study import FidelitySettings
+from moe_edge.bench.fidelity.study import FidelitySettings, room_of
 from moe_edge.engine.load import Loaded
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.evaluate.fidelity import SwitchEngine, card, facts_of
+from moe_edge.evaluate.fidelity import Deferral, SwitchEngine, card, facts_of
+from moe_edge.evaluate.fused_fidelity import FusedEngines
 from moe_edge.evaluate.layerwise import Cached, LayerwiseRun, LayerwiseText
 from moe_edge.evaluate.stepwise import ForcedRun, score_batches
 from moe_edge.offload.budget import parse_budget
 from moe_edge.offload.evict_base import get_eviction
 from moe_edge.route.base import Route
 
-# (route, rows together, what it is compared with) -> its run and its card.
-Measure = Callable[[Route, int, ForcedRun], tuple[ForcedRun, dict[str, Any]]]
+Choices = Sequence[Route | Deferral]
+Measured = Iterator[tuple[ForcedRun, dict[str, Any]]]
+# (options, rows together, what they are compared with) -> each one's run and card.
+Measure = Callable[[Choices, int, ForcedRun], Measured]
 
 
 class Scorer(Protocol):
@@ -31,7 +34,7 @@ class Scorer(Protocol):
     def budget(
         self, options: OffloadOptions
     ) -> contextlib.AbstractContextManager[Measure]:
-        """What measures routes under these options."""
+        """What measures lossy options under these."""
 
 
 class Stepwise:
@@ -46,22 +49,35 @@ class Stepwise:
 
     @contextlib.contextmanager
     def budget(self, options: OffloadOptions) -> Iterator[Measure]:
-        settings = self._settings
-        switch = SwitchEngine(
-            settings.checkpoint,
-            options,
-            batch=max(settings.batch_sizes),
-            capacity=settings.prompt_tokens + settings.forced_tokens,
-        )
+        room = room_of(self._settings)
+        switch = SwitchEngine(self._settings.checkpoint, options, **room)
 
-        def measure(route: Route, batch: int, reference: ForcedRun):
-            run = switch.run(route, self._rows, batch)
-            return run, card(route, switch, run, reference)
+        def measure(routes: Choices, batch: int, reference: ForcedRun) -> Measured:
+            for route in routes:
+                run = switch.run(route, self._rows, batch)
+                yield run, card(route, switch, run, reference)
 
         try:
             yield measure
         finally:
             switch.close()
+
+
+class Fused(Stepwise):
+    """Decode steps of engines of mode fused: one after another, or in turn."""
+
+    @contextlib.contextmanager
+    def budget(self, options: OffloadOptions) -> Iterator[Measure]:
+        settings = self._settings
+        engines = FusedEngines(settings.checkpoint, options, **room_of(settings))
+
+        def measure(choices: Choices, batch: int, reference: ForcedRun) -> Measured:
+            count = len(choices) if settings.in_turn else 1
+            for at in range(0, len(choices), count):
+                given = choices[at : at + count], self._rows, batch, reference
+                yield from engines.run(*given)
+
+        yield measure
 
 
 class Layerwise:
@@ -84,10 +100,12 @@ class Layerwise:
         slots = slots_of(options, self._text.config.moe.num_experts)
         eviction = get_eviction(options.eviction, **options.eviction_options)
 
-        def measure(route: Route, batch: int, reference: ForcedRun):
-            found = self._text.run(route, Cached(eviction, slots))
-            ratios = found.changed_ratio, hit_ratio(found)
-            return found.forced, facts_of(route, found.forced, reference, *ratios)
+        def measure(routes: Choices, batch: int, reference: ForcedRun) -> Measured:
+            for route in routes:
+                found = self._text.run(route, Cached(eviction, slots))
+                ratios = found.changed_ratio, hit_ratio(found)
+                run = found.forced
+                yield run, facts_of(route, run, reference, *ratios)
 
         yield measure
 
@@ -105,4 +123,6 @@ def hit_ratio(run: LayerwiseRun) -> float:
 
 def scorer_of(settings: FidelitySettings, loaded: Loaded) -> Scorer:
     """The way that the settings ask for."""
-    return (Layerwise if settings.layerwise else Stepwise)(settings, loaded)
+    if settings.layerwise:
+        return Layerwise(settings, loaded)
+    return (Fused if settings.base.mode == "fused" else Stepwise)(settings, loaded)

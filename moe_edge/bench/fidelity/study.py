@@ -16,6 +16,7 @@ from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.model.quantised import KINDS, format_of
+from moe_edge.offload.assist_base import ASSISTS
 from moe_edge.route.drop import DropAbsent
 from moe_edge.route.prefer import Prefer
 
@@ -69,6 +70,10 @@ class FidelitySettings(ForcedText):
       a_values: of substitution.
       thresholds: of dropping.
       bonuses: of preferring what is resident.
+      deferred: assists (`two_pointer`, `fiddler`, `all`) by which the host computes
+        absent experts whose outputs the next layer adds. Of mode fused.
+      in_turn: of mode fused: options take turns, a batch of rows each, so that their
+        times compare; every option's engine is then there at once, with its slots.
       reference: another checkpoint that this one is measured against, both resident,
         and no lossy option (default: what a quantised one was made from; else none).
       activations: of this checkpoint, as of `moe-edge generate`; int8 is measured
@@ -84,6 +89,8 @@ class FidelitySettings(ForcedText):
     a_values: Sequence[Margin] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6)
     thresholds: Sequence[Annotated[float, by(DropAbsent)]] = (0.05, 0.1, 0.15, 0.25)
     bonuses: Sequence[Annotated[float, by(Prefer)]] = (0.2, 0.5, 0.8)
+    deferred: tuple[Annotated[str, known("assist", ASSISTS)], ...] = ()
+    in_turn: bool = False
     reference: str | None = None
     activations: str = "float32"
     kv_cache: str = "float32"
@@ -94,6 +101,7 @@ class FidelitySettings(ForcedText):
         offloads = self.offloads  # refuses its values
         if self.layerwise:
             _check_layerwise(self, offloads)
+        _check_mode(self)
 
     @property
     def offloads(self) -> dict[str, OffloadOptions]:
@@ -119,13 +127,28 @@ def _check_layerwise(
         f"predictor {base.predictor}": base.predictor != "none",
         f"assist {base.assist}": base.assist is not None,
         f"reference {settings.reference}": settings.reference is not None,
+        f"mode {base.mode}": base.mode == "fused",
     }
     for given in (name for name, is_wrong in wrong.items() if is_wrong):
         raise ConfigError(
             f"layerwise does not go with {given}; it expects batch size 1, shares of "
-            "the experts' bytes, and neither predictor, assist nor reference: leave "
-            "layerwise out"
+            "the experts' bytes, and neither predictor, assist, reference nor mode "
+            "fused: leave layerwise out"
         )
+
+
+def _check_mode(settings: FidelitySettings) -> None:
+    """Refuses what only mode fused has, and rules that cannot be asked there."""
+    given = {"deferred": settings.deferred, "in_turn": settings.in_turn}
+    for name, value in given.items():
+        if value and settings.base.mode != "fused":
+            raise ConfigError(
+                f"{name} is {value}, which is of mode fused, and the mode "
+                f"{settings.base.mode}; use offload.mode = 'fused', or leave it out"
+            )
+    for name in settings.deferred:  # refuses rules that count more than experts
+        asked = {"assist": name, "assist_options": {}, "assist_in_fused": True}
+        dataclasses.replace(settings.base, **asked)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from moe_edge.core.arrays import module_of
+from moe_edge.core.arrays import module_of, take_rows
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.plug_in import register
 from moe_edge.model.config import MoeConfig
@@ -59,15 +59,15 @@ class Substitute(Route):
         a correction bias or groups took part in the choice.
         """
         xp = module_of(scores_TE)
-        T, E = scores_TE.shape
+        E = scores_TE.shape[1]
         scores_TE = gate_scores(scores_TE, params)
         experts = xp.arange(E, dtype=np.int32).reshape(1, 1, E)
-        chosen_TE = xp.any(ids_TK[:, :, None] == experts, axis=1)
-        s_T1 = xp.max(xp.where(chosen_TE, -1, scores_TE), axis=1, keepdims=True)
+        chosen_TE = (ids_TK[:, :, None] == experts).any(axis=1)
+        s_T1 = xp.where(chosen_TE, -1, scores_TE).max(axis=1, keepdims=True)
         top_TE = chosen_TE & (scores_TE >= (1 + self.a) * s_T1)
         # A low-score or unchosen expert is in no top-score set of its own token, so
         # any token's set is another token's.
-        here_1E = (resident_E | xp.any(top_TE, axis=0)).reshape(1, E)
+        here_1E = (resident_E | top_TE.any(axis=0)).reshape(1, E)
         absent_TE = chosen_TE & ~top_TE & ~here_1E
         fits_TE = ~chosen_TE & (scores_TE > (1 - self.a) * s_T1) & here_1E
 
@@ -75,25 +75,25 @@ class Substitute(Route):
         best_TK = xp.argsort(-rank_TE, axis=1, stable=True)[:, : ids_TK.shape[1]]
         real_TK = ids_TK < E
         seat_TK = xp.where(real_TK, ids_TK, 0)
-        absent_TK = xp.take_along_axis(absent_TE, seat_TK, axis=1) & real_TK
+        absent_TK = take_rows(absent_TE, seat_TK) & real_TK
         # Substitutes go to the last absent ones; among those the first gets the best.
-        left_TK = xp.cumsum(absent_TK[:, ::-1], axis=1)[:, ::-1]
-        num_fits_T1 = xp.sum(fits_TE, axis=1, keepdims=True)
+        left_TK = absent_TK[:, ::-1].cumsum(axis=1)[:, ::-1]
+        num_fits_T1 = fits_TE.sum(axis=1, keepdims=True)
         replaced_TK = absent_TK & (left_TK <= num_fits_T1)
-        nth_TK = xp.maximum(xp.cumsum(replaced_TK, axis=1) - 1, 0)
-        substitute_TK = xp.take_along_axis(best_TK, nth_TK, axis=1).astype(np.int32)
+        nth_TK = xp.maximum(replaced_TK.cumsum(axis=1) - 1, 0)
+        substitute_TK = take_rows(best_TK, nth_TK).astype(np.int32)
         new_TK = xp.where(replaced_TK, substitute_TK, ids_TK)
         if self.weights == "replaced":
             return new_TK, weights_TK
 
-        old_TK = xp.where(real_TK, xp.take_along_axis(scores_TE, seat_TK, axis=1), 0)
-        total_T1 = xp.sum(weights_TK, axis=1, keepdims=True)
+        old_TK = xp.where(real_TK, take_rows(scores_TE, seat_TK), 0)
+        total_T1 = weights_TK.sum(axis=1, keepdims=True)
         factor_T1 = total_T1 / xp.maximum(
-            xp.sum(old_TK, axis=1, keepdims=True), np.finfo(np.float32).tiny
+            old_TK.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny
         )
-        own_TK = xp.take_along_axis(scores_TE, substitute_TK, axis=1) * factor_T1
+        own_TK = take_rows(scores_TE, substitute_TK) * factor_T1
         new_weights_TK = xp.where(replaced_TK, own_TK, weights_TK)
         if self.renormalise:
-            changed_T1 = xp.any(replaced_TK, axis=1, keepdims=True)
+            changed_T1 = replaced_TK.any(axis=1, keepdims=True)
             new_weights_TK = rescale(new_weights_TK, total_T1, changed_T1)
         return new_TK, new_weights_TK

@@ -6,20 +6,26 @@ import json
 
 import pytest
 
-from moe_edge.bench.fidelity.card import grid_of, plot
+from moe_edge.bench.fidelity.card import grid_of, pace
+from moe_edge.bench.fidelity.picture import plot
 from moe_edge.bench.fidelity.scorers import scorer_of
 from moe_edge.bench.fidelity.study import FIDELITY, FidelitySettings
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.engine import fused
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.evaluate.stepwise import ForcedRun
+from moe_edge.kernels import native
 from moe_edge.metrics.schema import validate_entry
+from moe_edge.offload.assist_base import AssistCosts
 from moe_edge.route.base import get_route
 from tests.metrics.test_plots import png_size
 from tests.support.slow_cases import slow
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
+FUSED = OffloadOptions(mode="fused")
 SMALL = {"rows": 2, "prompt_tokens": 6, "forced_tokens": 20, "batch_sizes": (2,)}
 
 
@@ -66,6 +72,55 @@ def test_study_writes_a_card_of_every_option(tiny, tmp_path, capsys):
     assert "lossless offloading" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(native.library() is None, reason="needs the host kernels")
+def test_options_of_mode_fused_take_turns(tiny, tmp_path, monkeypatch):
+    even = AssistCosts(1.0, 1.0, 0.0)
+    monkeypatch.setattr(fused, "measure_costs", lambda *given: even)
+    (tmp_path / "t.txt").write_text(TEXT * 3)
+    settings = FidelitySettings(
+        checkpoint=tiny,
+        text="t.txt",
+        data_dir=str(tmp_path),
+        device_memory="25%",
+        offload=dataclasses.replace(
+            FUSED, assist="two_pointer", assist_in_fused=True, assist_deferred=True
+        ),
+        a_values=(0.5,),
+        thresholds=(0.3,),
+        bonuses=(0.5,),
+        deferred=("all",),
+        in_turn=True,
+        **SMALL | {"batch_sizes": (1,)},
+    )
+    summary = run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
+    found = {(c["option"], c.get("assist")): c for c in summary["cards"]}
+    # The lossless engine still has the host's help, which changes no bit here.
+    lossless = found["topk", None]
+    assert lossless["agreement"] == lossless["perplexity_ratio"] == 1
+    assert lossless["step_ratio"] == 1 and lossless["changed_ratio"] == 0
+    every, some = (
+        found["assist_deferred", "all"],
+        found["assist_deferred", "two_pointer"],
+    )
+    assert 1 > every["changed_ratio"] > some["changed_ratio"] > 0
+    assert every["perplexity_ratio"] != 1 and every["batches"] == 2
+    assert every["changed_ratio"] == pytest.approx(1 - every["hit_ratio"])
+    assert every["bytes_per_token"] == 0 < some["bytes_per_token"]
+    assert found["substitute", None]["changed_ratio"] > 0
+    result = validate_entry(tmp_path / "o")
+    assert "all " in result["answer"] and [*result["checks"].values()] == [True]
+    names = {row["policy"] for row in result["metrics"]}
+    assert "25%, batch 1: all on the host, a layer later" in names
+
+
+def test_pace_is_the_median_ratio_of_batches_that_took_turns():
+    ours, theirs = (ForcedRun([], [], 3, s, 0) for s in ([2.0, 3.0, 90.0], [1, 2, 3]))
+    found = pace(ours, theirs)
+    assert (found["step_ratio"], found["batches"]) == (2.0, 3)
+    assert found["step_interval95"] == (1.5, 30.0)
+
+
 def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
     settings = FidelitySettings(checkpoint=tiny)
     assert len(grid_of(settings)) == 3 * 6 + 2 * 4 + 3
@@ -90,6 +145,27 @@ def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
             {"layerwise": True, "batch_sizes": (1,), "reference": "default"},
             ConfigError,
             "layerwise does not go with reference default",
+        ),
+        (
+            {"deferred": ("all",)},
+            ConfigError,
+            r"deferred is \('all',\), which is of mode fused, and the mode layered",
+        ),
+        ({"in_turn": True}, ConfigError, "in_turn is True, which is of mode fused"),
+        (
+            {"offload": FUSED, "deferred": ("two_front",)},
+            ConfigError,
+            "assist_in_fused is True and the assist two_front",
+        ),
+        (
+            {"offload": FUSED, "deferred": ("some",)},
+            ConfigError,
+            "unknown assist 'some'",
+        ),
+        (
+            {"offload": FUSED, "layerwise": True, "batch_sizes": (1,)},
+            ConfigError,
+            "layerwise does not go with mode fused",
         ),
         ({"rows": 10**6}, RequestError, "1000000 rows of 6 . 20 need 26000000"),
     ],
@@ -122,8 +198,8 @@ def test_layer_by_layer_is_what_the_engine_does(tiny, tmp_path):
         scorer, cards = scorer_of(given, loaded), []
         plain = scorer.plain(loaded.engine, 1)
         with scorer.budget(given.offloads["50%"]) as measure:
-            for route in [get_route("topk"), *grid_of(given)]:
-                cards.append(measure(route, 1, plain)[1])
+            routes = [get_route("topk"), *grid_of(given)]
+            cards += [card for _, card in measure(routes, 1, plain)]
         found.append(cards)
     stepwise, layerwise = found
     for ours, theirs in zip(layerwise, stepwise, strict=True):
@@ -151,12 +227,17 @@ def cards_of(kinds):
         lossy += [{"option": "substitute", "a": a, **rule, **at} for a in (0.1, 0.2)]
         rule = {"threshold": 0.1, "renormalise": False}
         lossy.append({"option": "drop", **rule, **at})
+        lossy += [{"option": "assist_deferred", "assist": "all", **at}]
     half = {"option": "4 of 8 experts", "control": True, "batch": 1}
     return [half | found, *(card for card in lossy if card["option"] in kinds)]
 
 
 @pytest.mark.parametrize(
-    "kinds", [("substitute", "drop"), *slow((("drop",),), (("substitute",),))]
+    "kinds",
+    [
+        ("substitute", "drop", "assist_deferred"),
+        *slow((("drop",),), (("substitute",),), (("assist_deferred",),)),
+    ],
 )
 def test_picture_has_two_rows_a_kind(tmp_path, kinds):
     plot(tmp_path / "p.png", cards_of(kinds), title="t")
