@@ -17,6 +17,7 @@ import numpy as np
 
 from moe_edge.checkpoint.checksums import check_records, check_trailer, crc32
 from moe_edge.core.checks import CheckpointError
+from moe_edge.core.large_pages import ask_for_file
 from moe_edge.core.process import cpu_cores
 
 EXPERTS_FOLDER = "experts"
@@ -103,12 +104,18 @@ def read_bytes(descriptor: int, offset: int, out: np.ndarray, path: Path) -> Non
 
 
 def open_records(
-    path: Path, rows: int, width: int, dtype: np.dtype, trailer: bytes = b""
+    path: Path,
+    rows: int,
+    width: int,
+    dtype: np.dtype,
+    trailer: bytes = b"",
+    large_pages: bool = False,
 ) -> np.ndarray:
     """Memory-maps a layer file as [rows, width], read-only.
 
     Args:
       trailer: what must follow the records.
+      large_pages: where the system can (`ask_for_file`).
     Raises:
       CheckpointError: missing, not exactly rows x width elements and the trailer long,
         or with another trailer.
@@ -124,6 +131,8 @@ def open_records(
                 f"records of {width * dtype.itemsize} bytes; convert the model again"
             )
         raw = np.memmap(path, np.uint8, mode="r", shape=(expected,))
+        if large_pages:
+            ask_for_file(raw.base)
         check_trailer(path, raw[record_bytes:].tobytes(), trailer)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error

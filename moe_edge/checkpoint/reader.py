@@ -106,12 +106,13 @@ class CheckpointReader(DenseReader):
         for layer in config.moe_layers:
             self._records(layer)
 
-    def _records(self, layer: int) -> np.ndarray:
+    def _records(self, layer: int, large_pages: bool = False) -> np.ndarray:
         rows = self.config.moe.num_experts
         path = experts_path(self.path, layer)
         sums = self.checksums
         trailer = make_trailer(layer, sums.experts[layer]) if sums else b""
-        return open_records(path, rows, self.layout.size, self._stored, trailer)
+        given = self.layout.size, self._stored, trailer, large_pages
+        return open_records(path, rows, *given)
 
     @property
     def tokenizer_path(self) -> Path | None:
@@ -167,9 +168,10 @@ class CheckpointReader(DenseReader):
                 found[name] = cast_dense(name, np.empty(0, dtype), self._cast).dtype
         return found
 
-    def experts(self, layer: int) -> np.ndarray:
-        """Records [E, R] of a MoE layer, checked; memory-mapped unless cast."""
-        records = self._records(layer)
+    def experts(self, layer: int, large_pages: bool = False) -> np.ndarray:
+        """Records [E, R] of a MoE layer, checked; memory-mapped unless cast, in large
+        pages where they are asked for and the system can."""
+        records = self._records(layer, large_pages)
         if self.checksums is not None:
             path, crcs = experts_path(self.path, layer), self.checksums.experts[layer]
             in_parts(

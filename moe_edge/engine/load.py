@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
-from moe_edge.core.checks import ConfigError
+from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
 from moe_edge.engine.devices import Devices, device_options, homes_for
@@ -21,6 +21,9 @@ from moe_edge.model.sub_experts import at_k
 
 if TYPE_CHECKING:
     from moe_edge.engine.base import Engine
+    from moe_edge.engine.mesh import DeviceMesh
+
+WEIGHTS = ("copied", "mapped")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,7 @@ def load_engine(
     devices: Devices = None,
     activations: str = "float32",
     kv_cache: str = "float32",
+    weights: str = "copied",
     **options,
 ) -> Loaded:
     """Opens a checkpoint (as `open_checkpoint` does) and loads it.
@@ -64,13 +68,16 @@ def load_engine(
         on a CPU, and lossy.
       kv_cache: how keys and values are kept: float32, exact; or bfloat16 or q8_0, in a
         half or about a quarter of the bytes, and lossy.
+      weights: of a resident engine on a CPU: copied; or mapped: experts stay in the
+        files of a checkpoint of ours, so that they take no memory that the system could
+        not take back, and loading copies nothing.
       **options: of `ResidentEngine`, or of `make_offloaded`.
     Raises:
       CheckpointError: the checkpoint or its tokenizer is missing or damaged.
       CapacityError: a budget that is too small or too large.
       ConfigError: k out of range, more devices than there are (`mesh_for`), rounded
-        activations where nothing would be rounded, or heads that no blocks of q8_0
-        fill.
+        activations where nothing would be rounded, heads that no blocks of q8_0 fill,
+        or mapped weights where they cannot be (`check_weights`).
     """
     keep_heap()
     if offload is not None and not isinstance(offload, OffloadOptions):
@@ -90,6 +97,7 @@ def load_engine(
     check_finite = not isinstance(reader, CheckpointReader)
     shared = device_options(devices)
     mesh = shared.mesh(reader, offload)
+    check_weights(weights, reader, offload, mesh)
     with counter("loading the model"):
         if mesh is not None:
             from moe_edge.engine.split_attention import make_sharded
@@ -97,8 +105,8 @@ def load_engine(
             options |= {"check_finite": check_finite}
             engine = make_sharded(reader, mesh, shared, **options)
         elif offload is None:
-            weights = load_weights(reader, check_finite=check_finite)
-            engine = ResidentEngine(weights, **options)
+            given = {"check_finite": check_finite, "mapped": weights == "mapped"}
+            engine = ResidentEngine(load_weights(reader, **given), **options)
         else:
             given = {
                 "check_finite": check_finite,
@@ -128,6 +136,36 @@ def open_run(
             f"{checkpoint} has none; convert it with --dtype q4_0 or q8_0"
         )
     return reader
+
+
+def check_weights(
+    weights: str, reader, offload: OffloadOptions | None, mesh: "DeviceMesh | None"
+) -> None:
+    """Refuses weights that are mapped where they cannot be; may start JAX.
+
+    Raises:
+      ConfigError: an unknown word; of mapped weights: experts that are offloaded, or
+        that several devices or a GPU hold, or a checkpoint that is not of ours.
+    """
+    check_known("weights", weights, WEIGHTS)
+    if weights == "copied":
+        return
+    if offload is not None:
+        raise ConfigError(
+            "weights mapped are of an engine that keeps all experts, and they are "
+            "offloaded; leave --weights out and bind offload.memory = 'mmap'"
+        )
+    import jax
+
+    from moe_edge.offload.store import check_mappable
+
+    if mesh is not None or jax.default_backend() != "cpu":
+        where = jax.default_backend() if mesh is None else f"{mesh.size} devices"
+        raise ConfigError(
+            f"weights mapped are of one CPU, and this model runs on {where}; leave "
+            "--weights out"
+        )
+    check_mappable(reader)
 
 
 def check_backend(config: ModelConfig) -> None:
@@ -178,12 +216,13 @@ def check_checkpoint(
     devices: Devices = None,
     activations: str = "float32",
     kv_cache: str = "float32",
+    weights: str = "copied",
     **room,
 ) -> None:
     """What `load_engine` would refuse, without reading weights (for --dry_run).
 
     Args:
-      devices, activations, kv_cache: as of `load_engine`.
+      devices, activations, kv_cache, weights: as of `load_engine`.
       **room: `batch` and `capacity` as `load_engine` will get them.
     """
     reader = open_run(checkpoint, k, activations, kv_cache)
@@ -198,3 +237,5 @@ def check_checkpoint(
         check_offload(reader, offload, devices=homes, **room)
     shared.check(reader, offload)
     check_backend(reader.config)
+    if weights != "copied":  # asks JAX for its devices
+        check_weights(weights, reader, offload, shared.mesh(reader, offload))

@@ -85,6 +85,7 @@ def run_generate(
     k: int | None = None,
     activations: str = "float32",
     kv_cache: str = "float32",
+    weights: str = "copied",
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     shared: DeviceOptions,
@@ -117,6 +118,8 @@ def run_generate(
         checkpoint: float32, exact; or int8, rounded: faster on a CPU, and lossy.
       kv_cache: how keys and values are kept: float32, exact; or bfloat16 or q8_0, in a
         half or about a quarter of the bytes: longer contexts fit, and lossy.
+      weights: copied into memory; or mapped: experts of a checkpoint of ours stay in
+        its files on a CPU, and the system may take their memory back.
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
         holds the dense weights, the KV cache and staging; `auto`: nine tenths of what
         the device has free, on a CPU with options of a short plan (moe-edge plan);
@@ -152,6 +155,7 @@ def run_generate(
     for path in recorded:
         check_out_file(path, run.path)
     how = {"k": k, "activations": activations, "kv_cache": kv_cache, "devices": shared}
+    how["weights"] = weights
     room = {"batch": min(batch_size, len(texts))}
     has_size = offload is not None and parse_budget(offload.device_memory).bytes
     if has_size or max_context is not None:

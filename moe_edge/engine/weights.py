@@ -142,6 +142,7 @@ def load_weights(
     dense: Weights | None = None,
     put_experts: Callable[[int, np.ndarray], Any] | None = None,
     own_experts: range | None = None,
+    mapped: bool = False,
 ) -> Weights:
     """Reads a whole checkpoint onto the device, layer by layer.
 
@@ -152,6 +153,8 @@ def load_weights(
       dense: of this checkpoint, read before: only the experts are read then.
       put_experts: puts records `[E, R]` of a layer on the device; None: `put`.
       own_experts: those whose records alone are read; None: all.
+      mapped: leave all experts where the system keeps the files of a checkpoint of
+        ours, on a CPU (`offload.store.check_mappable`); they are checked all the same.
     Raises:
       CheckpointError: names or shapes that do not fit the config, or such values.
     """
@@ -184,7 +187,9 @@ def load_weights(
         where = f"layer {layer}"
         layers.append(dense.layers[layer] if dense else read_dense(layer, where))
         records = None
-        if with_experts and layer in config.moe_layers:
+        if mapped and layer in config.moe_layers:
+            records = _own_to_device(np.asarray(reader.experts(layer, True)))
+        elif with_experts and layer in config.moe_layers:
             some = range(config.moe.num_experts) if own_experts is None else own_experts
             # Straight to where it stays, so that no layer is in memory twice.
             read = _room_for((len(some), layout.size), reader.dtype)

@@ -73,6 +73,7 @@ def run_evaluate(
     batch_size: int = 8,
     k: int | None = None,
     kv_cache: str = "float32",
+    weights: str = "copied",
     device_memory: str | None = None,
     offload: OffloadOptions | None = None,
     devices: int | str | None = None,
@@ -101,6 +102,8 @@ def run_evaluate(
         many as the model was made for.
       kv_cache: how keys and values are kept: float32, exact; or bfloat16 or q8_0, in a
         half or about a quarter of the bytes: longer contexts fit, and lossy.
+      weights: copied into memory; or mapped: experts of a checkpoint of ours stay in
+        its files on a CPU, and the system may take their memory back.
       device_memory: a share of the experts' bytes (`25%`), or a size (`2GiB`) that also
         holds the dense weights, the KV cache and staging; `auto`: nine tenths of what
         the device has free; None: as the gin file's `offload` says, or all experts on
@@ -126,6 +129,7 @@ def run_evaluate(
     if mode == "tokens":
         tokens = find_file(tokens, data_dir, "--tokens")
         given = {"offload": offload, "k": k, "devices": devices, "kv_cache": kv_cache}
+        given["weights"] = weights
         summary = run_logits(run, checkpoint, tokens, logits, **given)
         if not run.dry_run:
             _write(run, summary | {"mode": mode}, [tokens])
@@ -158,7 +162,7 @@ def run_evaluate(
                 limit=limit,
             )
     lossy = offload is not None and not offload.lossless
-    room: dict[str, Any] = {"kv_cache": kv_cache}
+    room: dict[str, Any] = {"kv_cache": kv_cache, "weights": weights}
     if offload is not None:
         reader = open_checkpoint(checkpoint)
         lengths = [window or DEFAULT_WINDOW]

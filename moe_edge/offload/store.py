@@ -61,7 +61,7 @@ class HostStore:
         """
         check_known("expert memory", memory, MEMORIES)
         if memory == "mmap":
-            _check_mappable(reader)
+            check_mappable(reader)
         self.memory = memory
         self.dtype = device_dtype(reader.dtype)
         self.subs = reader.config.moe.sub_experts
@@ -165,7 +165,8 @@ def _view_of(pinned: jax.Array, dtype: np.dtype) -> np.ndarray:
     return view
 
 
-def _check_mappable(reader) -> None:
+def check_mappable(reader) -> None:
+    """Raises ConfigError unless files hold records as programs take them."""
     if not isinstance(reader, CheckpointReader):
         raise ConfigError(
             f"{reader.path} is not in our format and holds no expert records to "

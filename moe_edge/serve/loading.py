@@ -37,6 +37,7 @@ def load_driver(
     Raises: as `load_engine` and `make_driver`.
     """
     room = {"activations": serving.activations, "kv_cache": serving.kv_cache}
+    room["weights"] = serving.weights
     if offload is not None:
         config = open_run(checkpoint, k, kv_cache=serving.kv_cache).config
         room |= cache_room(serving, config)

@@ -13,6 +13,7 @@ from moe_edge.core.checks import (
     check_from_zero,
     check_known,
 )
+from moe_edge.engine.load import WEIGHTS
 from moe_edge.engine.sizes import check_context
 from moe_edge.hardware.step_costs import StepCosts, read_step_costs
 from moe_edge.model.attention_config import CACHE_TYPES
@@ -59,6 +60,8 @@ class ServingOptions:
       activations: as of `moe-edge generate`: float32, exact, or int8, rounded.
       kv_cache: how keys and values are kept, of running rows and of the prompt cache:
         float32, exact; or bfloat16 or q8_0, in a half or about a quarter of the bytes.
+      weights: copied into memory; or mapped: experts of a checkpoint of ours stay in
+        its files on a CPU, and the system may take their memory back.
       costs: machine.json with `step_costs` (moe-edge profile_machine --checkpoint),
         which `qos` and `elastic` need.
     """
@@ -77,12 +80,14 @@ class ServingOptions:
     deterministic: bool = False
     activations: str = "float32"
     kv_cache: str = "float32"
+    weights: str = "copied"
     costs: str | None = None
 
     def __post_init__(self):
         """Raises ConfigError for what no model could be served with."""
         check_known("activations", self.activations, ROUNDINGS)
         check_known("kv_cache", self.kv_cache, CACHE_TYPES)
+        check_known("weights", self.weights, WEIGHTS)
         SCHEDULERS.check(self.policy, self.policy_options or {}, SERVED)
         for name in ("max_batch", "max_waiting", "prefill_chunk", "prompt_rows"):
             check_count(name, getattr(self, name))

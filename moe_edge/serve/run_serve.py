@@ -8,7 +8,7 @@ from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.run_folder import unpacked
 from moe_edge.engine.devices import DeviceOptions
-from moe_edge.engine.load import check_checkpoint, prepare_process
+from moe_edge.engine.load import check_checkpoint, check_weights, prepare_process
 from moe_edge.engine.offload_options import OffloadOptions, resolve_offload
 from moe_edge.hosts.run import across_hosts, current_link
 from moe_edge.model.sub_experts import at_k
@@ -92,6 +92,11 @@ def run_serve(
             f"--servers compute with exact activations, got {serving.activations}; "
             "leave --activations out"
         )
+    if servers is not None and serving.weights != "copied":
+        raise ConfigError(
+            f"--servers copy the experts that they hold, got weights {serving.weights};"
+            " leave --weights out"
+        )
     if servers is not None and offload is not None:
         raise ConfigError(
             "--servers share the experts by --slots; give no --device_memory and no "
@@ -112,6 +117,8 @@ def run_serve(
         check_room(checkpoint, k, offload, serving, config, devices)
     if serving.activations != "float32":
         check_checkpoint(checkpoint, k=k, activations=serving.activations)
+    if serving.weights != "copied":
+        check_weights(serving.weights, reader, offload, shared.mesh(reader, offload))
     model = make_served_model(
         str(checkpoint),
         reader,

@@ -108,6 +108,7 @@ def test_generate_rejects_out_dir_below_a_file(tiny, tmp_path):
         ({"temperature": -0.5}, "got -0.5"),
         ({"activations": "int8"}, "int8 meet weights in interleaved blocks"),
         ({"kv_cache": "int4"}, "unknown kv_cache 'int4'; known: bfloat16"),
+        ({"weights": "moved"}, "unknown weights 'moved'; known: copied, mapped"),
         ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
         ({"top_k": -1}, "top_k must be 0 .* got -1"),
     ],

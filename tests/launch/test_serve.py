@@ -202,6 +202,9 @@ def test_port_in_use_is_told_before_the_model_is_loaded(run_script, tiny):
         (("--activations", "int8"), "int8 meet weights in interleaved blocks"),
         (("--activations", "int8", "--servers", 2), "compute with exact activations"),
         (("--kv_cache", "int4"), "unknown kv_cache 'int4'"),
+        (("--weights", "moved"), "unknown weights 'moved'; known: copied, mapped"),
+        (("--weights", "mapped"), "is not in our format and holds no expert records"),
+        (("--weights", "mapped", "--servers", 2), "--servers copy the experts"),
         (("--idle_client_s", 0), "idle_client_s must be positive, got 0"),
     ],
 )
