@@ -134,8 +134,7 @@ class ExpertsAt:
         if not self._records or (taken is not None and not len(taken)):
             return np.zeros((T, D), np.float32)
         room = _rooms.of(T, K, D)
-        room.x_TD[...], room.ids_TK[...] = x_TD, ids_TK
-        room.weights_TK[...] = weights_TK
+        room.x_TD[:], room.ids_TK[:], room.weights_TK[:] = x_TD, ids_TK, weights_TK
         y_TD, address = room.output()
         if taken is None:
             some = (None, 0)

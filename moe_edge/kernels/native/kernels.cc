@@ -178,11 +178,7 @@ std::string RunExperts(const ExpertArgs& a) {
       }
     });
   } else {
-    // Of a few records from memory a member reads its part in one run, as each chunk
-    // begins with waiting for its first bytes.
-    const int runs = a.each != nullptr ? team.size() : most;
-    const int chunks[] = {std::min(team.Chunks(bytes * 2 / 3), runs),
-                          std::min(team.Chunks(bytes / 3), runs)};
+    const int chunks[] = {team.Chunks(bytes * 2 / 3), team.Chunks(bytes / 3)};
     team.Run(chunks, [&](int phase, int chunk, int count) {
       if (phase == 0) {
         kernels.hidden(a, groups, hidden, chunk, count);
