@@ -1,7 +1,7 @@
 """The host kernels for many tokens as JAX functions, see native/blocks.inc.
 
 A row's bits depend on neither the other tokens nor the number of threads. Those of a
-dense product are others than `native.linear`'s, which up to two rows take.
+dense product are others than `native.linear`'s, which few rows take.
 """
 
 import jax
@@ -11,7 +11,9 @@ import numpy as np
 from moe_edge.core.checks import check_shape
 from moe_edge.kernels import native
 
-MAX_LINEAR_ROWS = 2  # vectors up to which `native.linear` is faster on dense weights
+# Vectors up to which `native.linear` is faster on dense weights; on interleaved ones,
+# which it decodes without moving lanes, while `product` widens them first.
+MAX_LINEAR_ROWS, MAX_ROWS_ON_EIGHTS = 2, 8
 LANES = 16  # floats in a vector: hidden rows are padded to whole ones
 
 
@@ -20,9 +22,11 @@ def suits(records: jax.Array) -> bool:
     return native.suits(0, records)
 
 
-def suits_product(rows: int, weights: jax.Array) -> bool:
-    """Whether so many vectors are to meet these dense weights by `product`."""
-    return rows > MAX_LINEAR_ROWS and native.suits(0, weights)
+def suits_product(rows: int, weights: jax.Array, width: int) -> bool:
+    """Whether so many vectors of a width are to meet dense weights by `product`."""
+    if rows <= MAX_LINEAR_ROWS or not native.suits(0, weights):
+        return False
+    return rows > MAX_ROWS_ON_EIGHTS or not native.in_eights(weights, width)
 
 
 def product(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:

@@ -228,10 +228,14 @@ def warn_if_missing() -> None:
         )
 
 
+def in_eights(weights: jax.Array, width: int) -> bool:
+    """Whether stored rows of so many weights are blocks of eight rows, interleaved."""
+    return weights.dtype == jnp.uint8 and weights.shape[1] >= 4 * width
+
+
 def num_outputs(weights: jax.Array, width: int) -> int:
-    """O of stored rows of so many weights: of interleaved ones eight are one."""
-    in_eights = weights.dtype == jnp.uint8 and weights.shape[1] >= 4 * width
-    return weights.shape[0] * (8 if in_eights else 1)
+    """O of stored rows of so many weights."""
+    return weights.shape[0] * (8 if in_eights(weights, width) else 1)
 
 
 def linear(x_TI: jax.Array, *weights: jax.Array, int8: bool = False) -> list[jax.Array]:

@@ -95,11 +95,11 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
     """
     num_out, width = weight_OI.shape
     x_TI = x.reshape(-1, width)
-    lanes = num_lanes(width)
-    stored = _as_stored(weight_OI)
-    if _is_native(x_TI.shape[0], weight_OI):
+    rows, lanes = x_TI.shape[0], num_lanes(width)
+    stored, is_trained = _as_stored(weight_OI), _is_trained(weight_OI)
+    if _is_native(rows, weight_OI):
         y_TO = native.linear(x_TI, stored, int8=_rounds(weight_OI))[0]
-    elif blocks.suits_product(x_TI.shape[0], stored) and not _is_trained(weight_OI):
+    elif blocks.suits_product(rows, stored, width) and not is_trained:
         y_TO = blocks.product(x_TI, stored)
     elif not isinstance(weight_OI, jax.Array):
         y_TO = weight_OI.product(x_TI)
@@ -107,7 +107,7 @@ def linear(x: jax.Array, weight_OI: jax.Array) -> jax.Array:
         y_TO = gradients.product(x_TI, weight_OI)
     elif (
         weight_OI.dtype == jnp.uint16
-        and x_TI.shape[0] <= MAX_LANE_ROWS
+        and rows <= MAX_LANE_ROWS
         and lanes
         and jax.default_backend() == "cpu"
     ):
@@ -155,7 +155,8 @@ def linear_each(x: jax.Array, *weights) -> list[jax.Array]:
 def _is_native(rows: int, weight_OI) -> bool:
     """Whether `linear` multiplies so many rows by `native.linear`."""
     stored = _as_stored(weight_OI)
-    is_few = _rounds(weight_OI) or not blocks.suits_product(rows, stored)
+    width = weight_OI.shape[1]
+    is_few = _rounds(weight_OI) or not blocks.suits_product(rows, stored, width)
     return is_few and native.suits(rows, stored) and not _is_trained(weight_OI)
 
 
