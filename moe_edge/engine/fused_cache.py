@@ -22,7 +22,7 @@ from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.core.plug_in import is_ours
-from moe_edge.kernels.lookup import HITS, USED
+from moe_edge.kernels.lookup_programs import HITS, USED
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.record import RecordLayout
 from moe_edge.offload.evict_base import CacheSpec, Eviction, State, pick, put
