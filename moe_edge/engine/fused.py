@@ -24,11 +24,12 @@ from moe_edge.core.plug_in import is_ours
 from moe_edge.engine.base import Engine
 from moe_edge.engine.expert_state import ExpertState, Moved
 from moe_edge.engine.fused_assist import FusedAssist, measure_costs
-from moe_edge.engine.fused_cache import Cache, DeviceCache, check_fits
+from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.engine.fused_counts import Counting, Counts, running
 from moe_edge.engine.fused_plug_ins import forgiven, what_is_wrong
 from moe_edge.engine.fused_prefetch import Prefetch
 from moe_edge.engine.fused_programs import FusedPrograms
+from moe_edge.engine.fused_refusals import check_fits
 from moe_edge.engine.fused_sessions import SessionRecords
 from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.refusals import Asked, refuse
@@ -214,8 +215,6 @@ class FusedEngine(Engine):
         them: without one for the others, a program's second call would compile again.
         """
         return jax.device_put(tree, self._device)
-
-    # Steps.
 
     def check_rows(self, deterministic: bool = False) -> None:
         given = {"eviction": self._cache_of.policy, "route": self._route}

@@ -27,7 +27,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.kernels import assist as calls
 from moe_edge.kernels import native
-from moe_edge.kernels.lookup import MISSES
+from moe_edge.kernels.lookup_programs import MISSES
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.expert_groups import add_ranks
 from moe_edge.model.expert_waves import ExpertWaves

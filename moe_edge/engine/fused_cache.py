@@ -12,7 +12,6 @@ that count steps or scores see it more than once.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -22,9 +21,7 @@ from jax import lax
 
 from moe_edge.core.checks import CapacityError, ConfigError, check_shape
 from moe_edge.core.plug_in import is_ours
-from moe_edge.kernels.lookup import HITS, USED
-from moe_edge.model.config import ModelConfig
-from moe_edge.model.record import RecordLayout
+from moe_edge.kernels.lookup_programs import HITS, USED
 from moe_edge.offload.evict_base import CacheSpec, Eviction, State, pick, put
 
 
@@ -276,20 +273,6 @@ class DeviceCache:
         hits_11 = hits_11 + jnp.sum(hit_E, dtype=jnp.int32)
         counts_L3 = lax.dynamic_update_slice(cache.counts_L3, hits_11, at)
         return cache._replace(counts_L3=counts_L3)
-
-
-def check_fits(spec: CacheSpec, config: ModelConfig, hosts: Sequence) -> None:
-    """Raises ConfigError where a cache or records `[E, R]` are not this model's."""
-    moe, layout = config.moe, RecordLayout.of(config)
-    got = spec.num_layers, spec.num_experts, spec.top_k
-    wanted = config.num_layers, moe.num_experts, moe.top_k
-    if got != wanted:
-        raise ConfigError(
-            f"the cache is for (layers, experts, top_k) = {got}, the model has {wanted}"
-        )
-    for layer in config.moe_layers:
-        name = f"expert records of layer {layer}"
-        check_shape(name, hosts[layer], (moe.num_experts, layout.size))
 
 
 def _set(array_N, index, value) -> jax.Array:

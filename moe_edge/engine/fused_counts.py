@@ -8,7 +8,7 @@ import numpy as np
 
 from moe_edge.engine.expert_state import Moved
 from moe_edge.engine.fused_cache import Cache, DeviceCache
-from moe_edge.kernels.lookup import MISSES
+from moe_edge.kernels.lookup_programs import MISSES
 
 _copy = jax.jit(jnp.copy)
 _add_change = jax.jit(lambda sum_L3, now_L3, before_L3: sum_L3 + (now_L3 - before_L3))

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.kernels import few, lookup, rows
-from moe_edge.kernels.lookup import EVICTIONS, FETCHED, Ahead
+from moe_edge.kernels.lookup import Ahead
+from moe_edge.kernels.lookup_programs import EVICTIONS, FETCHED
 from moe_edge.offload.evict_base import Eviction
 
 

@@ -1,10 +1,14 @@
 """What mode fused and its options do not go together with: rules of `refusals`."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from moe_edge.core.checks import ConfigError, check_shape
 from moe_edge.engine.asked import Asked, Rule, rules_of
+from moe_edge.model.config import ModelConfig
+from moe_edge.model.record import RecordLayout
 from moe_edge.offload.assist_base import ASSISTS
-from moe_edge.offload.evict_base import own_choice
+from moe_edge.offload.evict_base import CacheSpec, own_choice
 from moe_edge.predict.base import PREDICTORS, Predictor
 from moe_edge.predict.stale_gate import LooksAhead
 
@@ -181,3 +185,17 @@ def deferred_elsewhere(asked):
     if options is not None and options.assist_deferred and not options.assist_in_fused:
         return "assist_deferred is True, which is of assist_in_fused, and that is False"
     return None
+
+
+def check_fits(spec: CacheSpec, config: ModelConfig, hosts: Sequence) -> None:
+    """Raises ConfigError where a cache or records `[E, R]` are not this model's."""
+    moe, layout = config.moe, RecordLayout.of(config)
+    got = spec.num_layers, spec.num_experts, spec.top_k
+    wanted = config.num_layers, moe.num_experts, moe.top_k
+    if got != wanted:
+        raise ConfigError(
+            f"the cache is for (layers, experts, top_k) = {got}, the model has {wanted}"
+        )
+    for layer in config.moe_layers:
+        name = f"expert records of layer {layer}"
+        check_shape(name, hosts[layer], (moe.num_experts, layout.size))

@@ -19,12 +19,7 @@ from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
-from moe_edge.kernels import (
-    decode_attention,
-    delta_state,
-    native,
-    switches,
-)
+from moe_edge.kernels import decode_attention, delta_state, native, switches
 from moe_edge.model.config_checks import ACTIVATIONS
 from moe_edge.model.delta_net import DeltaNet
 from moe_edge.model.experts import run_experts
@@ -46,8 +41,7 @@ if importlib.util.find_spec("jax_cuda12_plugin") is None:
     pytest.skip("needs jax-cuda12-plugin, see CONTRIBUTING.md", allow_module_level=True)
 
 from tests.support.gpu_compiler import (
-    H200,
-    RTX_4090,
+    GPUS,
     Call,
     compile_all,
     launches,
@@ -63,7 +57,6 @@ EXPERTS = "moe_edge_grouped/pallas_call"
 MOST_LAUNCHES = {"0": 18, "1": 12}  # by MOE_EDGE_DECODE_ATTENTION
 LOOK_UP, FEW = "moe_edge_look_up/pallas_call", "moe_edge_few/pallas_call"
 TOKENS = (1, 5, 40, 400)
-GPUS = {"H200": H200, "RTX 4090": RTX_4090}
 
 
 @pytest.mark.parametrize(

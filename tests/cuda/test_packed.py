@@ -16,14 +16,13 @@ from moe_edge.model.record import RecordLayout
 if importlib.util.find_spec("jax_cuda12_plugin") is None:
     pytest.skip("needs jax-cuda12-plugin, see CONTRIBUTING.md", allow_module_level=True)
 
-from tests.support.gpu_compiler import H200, RTX_4090, Call, compile_all, launches
+from tests.support.gpu_compiler import GPUS, Call, compile_all, launches
 
 pytestmark = pytest.mark.cuda
 ACT = functools.partial(activate, kind="silu", limit=None)
 E, K, WIDTH, TRITON = 8, 3, 256, "__gpu$xla.gpu.triton"
 HOST_MEMORY = "S(5)"
 FEW, MANY = "moe_edge_few/pallas_call", "moe_edge_grouped/pallas_call"
-GPUS = {"H200": H200, "RTX 4090": RTX_4090}
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,7 @@ _OF_4090 = {
 RTX_4090 = functools.reduce(
     lambda text, each: text.replace(*each), _OF_4090.items(), H200
 )
+GPUS = {"H200": H200, "RTX 4090": RTX_4090}
 # Choosing tiles by timing them needs the device.
 _OPTIONS = {"xla_gpu_autotune_level": "0"}
 _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
