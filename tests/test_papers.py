@@ -152,7 +152,7 @@ def without_papers(folder: Path) -> None:
         shutil.copy(ROOT / name, folder)
     names = names_of_papers()
     for config in (folder / "configs").rglob("*.gin"):
-        if config.stem.startswith((*PAPERS, *names, "benchmark_", "default_shapes")):
+        if config.stem.startswith((*PAPERS, *names, "benchmark_", "default_")):
             config.unlink()
     for script in (folder / "launch").glob("*.py"):
         if script.stem in names:

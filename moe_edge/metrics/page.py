@@ -75,6 +75,18 @@ def bounds_of(row: Line, measure: str) -> tuple[float, float]:
     return tuple(row.get(measure + end, row[measure]) for end in (LOW, HIGH))
 
 
+def level(rows: Iterable[Line], best: Line, measure: str) -> list[Line]:
+    """The other rows that cannot be told from the best: the bounds of both overlap."""
+    low, high = bounds_of(best, measure)
+    return [
+        row
+        for row in rows
+        if row[measure] != best[measure]
+        and bounds_of(row, measure)[0] <= high
+        and bounds_of(row, measure)[1] >= low
+    ]
+
+
 def span(values: Iterable[float], form: str = ".3g", unit: str = "") -> str:
     """The least and the largest, such as `3.7-4.7`; one where they look alike."""
     values = list(values)
@@ -276,7 +288,7 @@ def environment(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     found.filters |= {"where": where, "one": one, "say": say, "span": span}
-    found.filters |= {"f": formatted, "ranged": ranged}
+    found.filters |= {"f": formatted, "ranged": ranged, "level": level}
     found.globals |= {"table": markdown, "denominator": denominator}
     return found
 

@@ -16,5 +16,6 @@ PLUGINS = (
     ("study", "benchmark_serving", "speed.serving:STUDY"),
     ("study", "benchmark_traced", "speed.traced:STUDY"),
     ("study", "default_shapes", "default_model.shapes:STUDY"),
+    ("study", "default_tasks", "default_model.tasks:STUDY"),
     ("study", "planner_errors", "planning.errors:STUDY"),
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_edge.metrics.page import cell, ranged, say
+from moe_edge.metrics.page import cell, level, ranged, say
 from moe_edge.metrics.ranged import NO_DIFFERENCE, Ranged, formatted
 
 NEAR, FAR = Ranged(1.04, 0.98, 1.1), Ranged(1.3, 1.2, 1.4)
@@ -52,3 +52,16 @@ def test_a_cell_of_a_ratio_inside_its_spread_shows_how_wide_that_is():
     assert cell(row, "over", ".2f") == "1.04 ± 0.05"
     apart = {"over": 1.2, "over_low": 1.1, "over_high": 1.2}
     assert cell(row | apart, "over", "x.2f") == "1.20 ± 0.05"
+
+
+def test_rows_whose_bounds_overlap_those_of_the_best_are_level_with_it():
+    rows = [
+        {"case": name, "speed": speed, "speed_low": low, "speed_high": high}
+        for name, speed, low, high in (
+            *(("a", 0.7, 0.68, 0.72), ("b", 0.66, 0.6, 0.69)),
+            *(("c", 0.6, 0.55, 0.67), ("d", 0.5, 0.3, 0.68)),
+        )
+    ]
+    assert [row["case"] for row in level(rows, rows[0], "speed")] == ["b", "d"]
+    plain = [{"case": name, "speed": speed} for name, speed in (("a", 2.0), ("b", 1.0))]
+    assert level(plain, plain[0], "speed") == []
