@@ -3,8 +3,8 @@
 All run one random checkpoint of OLMoE-1B-7B's shape with few layers, in bfloat16, at
 batch 1, on the same tokens (llama.cpp: its own). All dense weights are on the device,
 and all, 50 or 25 % of the experts' bytes: ours holds a share of each layer's experts, a
-peer those of whole layers. accelerate moves the others' at each step, llama.cpp computes
-them on the host.
+peer those of whole layers. accelerate moves the others' at each step, llama.cpp
+computes them on the host.
 """
 
 import functools
