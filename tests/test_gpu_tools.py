@@ -72,6 +72,7 @@ def run_tiny(part: str, out: Path) -> dict | None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("GPU_PARTS" not in os.environ, reason="minutes; GPU_PARTS=1 runs")
 @pytest.mark.parametrize("part", TINY)
 def test_a_part_runs_with_tiny_sizes(part, tmp_path):
     found = run_tiny(part, tmp_path)
