@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import jax
@@ -13,9 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.traces import ROUTING
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tools" / "gpu"
 PARTS = sorted(path for path in FOLDER.glob("*.py") if path.stem != "common")
+# With tiny sizes on a CPU. The others have tests of their own (suites, commands,
+# packages' builds, tests) or, as `bring`, nothing to do.
+TINY = (
+    *(path.stem for path in PARTS if path.stem not in ("peers", "serve", "pretrain")),
+    *("machine", "coserve"),
+)
+ON_A_GPU = {"zero_copy": "zero copy", "layered": "direct"}  # refused on a CPU
 PAGE = (ROOT / "docs" / "gpu_todo.md").read_text(encoding="utf-8")
 SCRIPT = (FOLDER / "run.sh").read_text(encoding="utf-8")
 
@@ -41,13 +51,36 @@ def common(beside):
     return importlib.import_module("common")
 
 
-def run_sh(*parts: str, out: Path) -> subprocess.CompletedProcess:
+def run_sh(*parts: str, out: Path, **given: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         ["bash", FOLDER / "run.sh", *parts],
         capture_output=True,
         text=True,
-        env=os.environ | {"OUT": str(out)},
+        env=os.environ | {"OUT": str(out)} | given,
     )
+
+
+def run_tiny(part: str, out: Path) -> dict | None:
+    """Runs a part with tiny sizes; what its report says, where it writes one."""
+    trace = ROUTING / "trace_qwen3_30b_a3b.csv.gz"
+    done = run_sh(f"{part}=900", out=out, TINY="1", TRACE=str(trace))
+    assert f"== {part}: exit code 0 " in done.stdout, done.stdout
+    with tarfile.open(out / "results.tar.gz") as packed:
+        assert f"./{part}.log" in packed.getnames()
+        if f"./{part}.json" in packed.getnames():
+            return json.load(packed.extractfile(f"./{part}.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("GPU_PARTS" not in os.environ, reason="minutes; GPU_PARTS=1 runs")
+@pytest.mark.parametrize("part", TINY)
+def test_a_part_runs_with_tiny_sizes(part, tmp_path):
+    found = run_tiny(part, tmp_path)
+    if found is not None:
+        assert found["device"] == jax.devices()[0].device_kind
+        wrong = {name: value for name, value in found.items() if "failed" in name}
+        refused = ON_A_GPU.get(part, "nothing")
+        assert all(refused in name for name in wrong), wrong
 
 
 @pytest.mark.parametrize("path", PARTS, ids=lambda path: path.stem)
@@ -79,10 +112,12 @@ def test_sets_fit_their_calls():
         name: sum(max(int(limits[p]) for p in group.split("+")) for group in it.split())
         for name, it in sets.items()
     }
-    first, second, third = (took[name] for name in ("first", "second", "third"))
-    assert max(took.values()) <= 330 and first + second + 2 * 60 <= 900
-    said = f"`first` takes {first} s at most, `second` {second}, `third` {third}."
-    assert said in PAGE
+    # Eight minutes a call; one lease is the first two, with a start and transfers.
+    assert max(took.values()) <= 480 and took["first"] + took["second"] + 120 <= 900
+    first, *others = took.items()
+    said = ", ".join(f"`{name}` {seconds}" for name, seconds in others)
+    said = f"`{first[0]}` takes {first[1]} s at most, {said}."
+    assert said in " ".join(PAGE.split())
 
 
 def test_the_page_names_folders_and_tests_that_exist():

@@ -7,17 +7,24 @@ from typing import Any
 import numpy as np
 
 from moe_edge.bench.engines import Bench, record_history
-from moe_edge.bench.prompts import LinkSettings, PromptPool, PromptSettings, make_pool
+from moe_edge.bench.prompts import (
+    AnyLinkSettings,
+    LinkSettings,
+    PromptPool,
+    PromptSettings,
+    make_pool,
+)
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.inline import is_inline
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
-from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.link import EmulatedLink, TransferLink
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CaseSettings(LinkSettings, PromptSettings):
-    """A study of offloaded cases; `LinkSettings` and `PromptSettings` name the rest.
+class CaseSettings(AnyLinkSettings, PromptSettings):
+    """A study of offloaded cases; `AnyLinkSettings` and `PromptSettings` name the rest.
 
     Attributes:
       batches: sequences that decode together.
@@ -63,7 +70,8 @@ class Ready:
     Attributes:
       engines: one a case, in their order; all programs are compiled.
       rounds: prompts of each round, as many as the widest batch; no two are equal.
-      layer_s: resident compute of a layer; `link` was made from it.
+      layer_s: resident compute of a layer; an emulated `link` was made from it.
+      load_s: of an expert over `link`, alone.
       pool: where the prompts came from.
       first_layer: the first one with experts.
     """
@@ -71,13 +79,19 @@ class Ready:
     engines: Sequence[LayeredEngine]
     rounds: Sequence[list[list[int]]]
     layer_s: float
-    link: EmulatedLink
+    link: TransferLink
     pool: PromptPool
     first_layer: int = 0
+    load_s: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """Of the entry's times."""
+        return "emulated" if self.link.emulated else "measured"
 
     def workload(self, settings: CaseSettings) -> dict[str, Any]:
         """What was run, for the entry."""
-        link = describe_link(self.link, self.layer_s, settings)
+        link = describe_link(self.link, self.layer_s, settings, self.load_s)
         return workload_of(settings, self.pool) | {"link": link}
 
 
@@ -89,10 +103,17 @@ def workload_of(settings: PromptSettings, pool: PromptPool) -> dict[str, Any]:
     return {"prompts": list(pool.sources)} | sizes
 
 
-def describe_link(link: EmulatedLink, layer_s: float, settings: LinkSettings) -> dict:
-    """The link, what it was made from, and whether programs run inline."""
+def describe_link(
+    link: TransferLink, layer_s: float, settings: LinkSettings, load_s: float = 0.0
+) -> dict:
+    """The link, what it was made from, and whether programs run inline.
+
+    Args:
+      load_s: of an expert over a link that is not emulated.
+    """
+    factor = settings.link_factor if link.emulated else load_s / layer_s
     return link.describe() | {
-        "expert_load_in_layers_of_compute": settings.link_factor,
+        "expert_load_in_layers_of_compute": factor,
         "layer_compute_s": layer_s,
         "programs": "inline" if is_inline() else "asynchronous",
     }
@@ -114,23 +135,31 @@ def count_history(history, num_layers: int, num_experts: int) -> np.ndarray:
     return counts_LE[:, :num_experts]
 
 
-def on_link(case: Case, link: EmulatedLink, block_bytes: int) -> OffloadOptions:
-    """A case's options, over a link like this one."""
+def on_link(case: Case, link: TransferLink, block_bytes: int) -> OffloadOptions:
+    """A case's options, over a link like this one.
+
+    Raises:
+      ConfigError: an emulated host next to a link that is not.
+    """
     options = linked(case.options, case.budget, link)
     if case.host_loads is None or options.assist is None:
         return options
+    if not isinstance(link, EmulatedLink):
+        raise ConfigError(
+            f"host_loads is {case.host_loads} and the link is the machine's own; an "
+            "emulated host needs an emulated link"
+        )
     expert_s = case.host_loads * link.seconds(block_bytes)
     return dataclasses.replace(options, assist_expert_s=expert_s)
 
 
-def linked(options: OffloadOptions, budget: str, link: EmulatedLink) -> OffloadOptions:
+def linked(options: OffloadOptions, budget: str, link: TransferLink) -> OffloadOptions:
     """The options under this budget and over a link like this one."""
-    return dataclasses.replace(
-        options,
-        device_memory=budget,
-        link_bytes_per_s=link.bytes_per_s,
-        link_latency_s=link.latency_s,
-    )
+    options = dataclasses.replace(options, device_memory=budget)
+    if not isinstance(link, EmulatedLink):
+        return options
+    rates = {"link_bytes_per_s": link.bytes_per_s, "link_latency_s": link.latency_s}
+    return dataclasses.replace(options, **rates)
 
 
 def prepare(
@@ -147,7 +176,8 @@ def prepare(
     pool = make_pool(settings, bench.tokenizer, sum(sizes), settings.prompt_tokens)
     past, warm, *rounds = pool.batches(sizes)
     layer_s = bench.layer_seconds(past, settings.new_tokens)
-    link = bench.standard_link(layer_s, settings.link_factor, settings.link_latency_s)
+    link = bench.link_of(settings, layer_s)
+    load_s = 0.0 if link.emulated else bench.load_seconds()
     history = past_sequences(bench, settings) if history is None else history
     engines = []
     for case in cases:
@@ -161,4 +191,5 @@ def prepare(
         # Whether the host helps in the first step is chance: a whole generation then.
         start = generate if engine.backends else warm_up
         start(engine, warm[: case.batch], settings.new_tokens)
-    return Ready(engines, rounds, layer_s, link, pool, bench.config.moe_layers[0])
+    first_layer = bench.config.moe_layers[0]
+    return Ready(engines, rounds, layer_s, link, pool, first_layer, load_s)

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from moe_edge.bench.prompts import AnyLinkSettings
 from moe_edge.bench.study import weights_of
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.process import alone
@@ -29,7 +31,7 @@ from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights, num_bytes
 from moe_edge.model.quantised import bytes_per_weight
-from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.link import EmulatedLink, TransferLink
 from moe_edge.offload.store import HostStore
 from moe_edge.predict.base import get_predictor
 
@@ -60,6 +62,11 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
 class Bench:
     """A checkpoint, resident and with its experts in a host store.
 
+    Args:
+      checkpoint: path or `default`.
+      with_tokenizer: False where only token ids are used.
+      settings: of a study that may use the machine's own link; None: it does not.
+
     Attributes:
       tokenizer: of the checkpoint; None if it was not asked for.
       resident: engine with all weights on the device.
@@ -68,11 +75,19 @@ class Bench:
       companions: engines that run ahead of it, by what they are.
     """
 
-    def __init__(self, checkpoint: str | Path, with_tokenizer: bool = True):
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        with_tokenizer: bool = True,
+        settings: AnyLinkSettings | None = None,
+    ):
         self.checkpoint = checkpoint
         loaded = load_engine(checkpoint, with_tokenizer=with_tokenizer)
         self.tokenizer, self.resident = loaded.tokenizer, loaded.engine
-        self.store = HostStore(open_checkpoint(checkpoint))
+        own_link = settings is not None and settings.link_factor is None
+        is_pinned = own_link and jax.default_backend() == "gpu"
+        memory = "pinned" if is_pinned else "host"
+        self.store = HostStore(open_checkpoint(checkpoint), memory)
         weights = self.resident.weights
         empty = (None,) * len(weights.experts)
         self.weights = dataclasses.replace(weights, experts=empty)
@@ -99,13 +114,13 @@ class Bench:
         """An offloaded engine as `make_offloaded` would build it, on shared parts.
 
         Args:
-          options: of mode `layered`, from host memory.
+          options: of mode `layered`, from the store's memory.
           batch: sequences whose KV cache an absolute budget leaves room for.
           with_trace: keep every lookup, with all scores, in `engine.trace`.
           devices: homes of the experts; one may be several.
         """
         engine = assemble(
-            options,
+            dataclasses.replace(options, memory=self.store.memory),
             self.weights,
             self.store,
             batch=batch,
@@ -146,6 +161,25 @@ class Bench:
         if is_inline():
             return alone(load_and_time_layer, self.checkpoint, prompts, new_tokens)
         return time_layer(self.by_layer, prompts, new_tokens)
+
+    def link_of(self, settings: AnyLinkSettings, layer_s: float) -> TransferLink:
+        """The link of a study's engines; `layer_s`: resident compute of a layer."""
+        if settings.link_factor is None:
+            return TransferLink()
+        return self.standard_link(
+            layer_s, settings.link_factor, settings.link_latency_s
+        )
+
+    def load_seconds(self) -> float:
+        """Median seconds until an expert is on the device over the machine's own link,
+        asked for alone."""
+        layer, took_s = self.config.moe_layers[0], []
+        for expert in range(self.store.num_experts):
+            source_R = self.store.source(layer, expert)
+            started_s = time.perf_counter()
+            jax.device_put(source_R, jax.devices()[0]).block_until_ready()
+            took_s.append(time.perf_counter() - started_s)
+        return float(np.median(took_s))
 
     def standard_link(
         self, layer_s: float, factor: float, latency_s: float

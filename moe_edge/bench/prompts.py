@@ -56,6 +56,18 @@ class LinkSettings(StudySettings):
     link_latency_s: FromZero = 50e-6
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnyLinkSettings(LinkSettings):
+    """A study over an emulated link or the machine's own.
+
+    Attributes:
+      link_factor: as of `LinkSettings`; None: the machine's own link, as it is, and on
+        a GPU experts in pinned memory.
+    """
+
+    link_factor: Positive | None = 2.0
+
+
 def check_inputs(settings: PromptSettings) -> None:
     """Refuses a checkpoint (CheckpointError) or prompt files (OSError) that cannot be
     read, before weights are."""

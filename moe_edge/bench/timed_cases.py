@@ -125,7 +125,8 @@ class Timing:
         rows("layer", layer_ms=1e3 * self.ready.layer_s)
         rows.checks |= self.checks()
         workload = self.ready.workload(settings)
-        rows.about |= {"model": model, "workload": workload, "kind": "emulated"}
+        kind = self.ready.kind
+        rows.about |= {"model": model, "workload": workload, "kind": kind}
 
 
 def run_cases(

@@ -50,6 +50,10 @@ class TransferLink:
         result = copy(*args)
         return start_s, time.perf_counter(), result
 
+    def again(self) -> "TransferLink":
+        """One like this, which has nothing to carry yet."""
+        return TransferLink()
+
     def describe(self) -> dict:
         """What a results entry says about the link."""
         return {"emulated": False}
@@ -109,6 +113,9 @@ class EmulatedLink(TransferLink):
         left_s = self.free_s - time.perf_counter() - early_s
         if left_s > 0:
             time.sleep(left_s)
+
+    def again(self) -> "EmulatedLink":
+        return EmulatedLink(self.bytes_per_s, self.latency_s, self.merges)
 
     def describe(self) -> dict:
         return {

@@ -22,7 +22,9 @@ from moe_edge.training.expert_grad import Kernel, train_experts
 ROOT, ON_GPU = Path(__file__).parents[2], jax.default_backend() == "gpu"
 # 86 million parameters, of which a token meets 20.
 SIZES = {"d_model": 512, "num_layers": 8, "num_experts": 64, "expert_dim": 96}
-TOKENS, TOP_K, MOST_APART = (16384 if ON_GPU else 64), 8, 1e-4
+# Of a batch that is trained on, and of the comparison.
+BATCH, TOKENS = (16384, 16384) if ON_GPU else (1024, 64)
+TOP_K, MOST_APART = 8, 1e-4
 SMALL = {"d_model": 64, "num_layers": 2, "num_experts": 8, "expert_dim": 32}
 
 
@@ -30,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out_dir", required=True, help="folder of pretrain.json")
     parser.add_argument("--data_dir", default="../shared/data", help="texts")
+    parser.add_argument("--run_dir", help="of the run; default OUT_DIR/larger_default")
     parser.add_argument("--minutes", type=float, default=8, help="of training")
     given = parser.parse_args()
     report = common.Report("pretrain", given.out_dir)
@@ -41,13 +44,16 @@ def main() -> None:
         sys.exit(
             f"the training kernel is off by {apart}, at most {MOST_APART} is right"
         )
-    tokens = {"batch_tokens": TOKENS, "max_minutes": given.minutes}
+    tokens = {"batch_tokens": BATCH, "max_minutes": given.minutes}
     run = sizes | tokens | {"decay_minutes": given.minutes / 4}
     run |= {"train_tokens": 10**10, "data_dir": given.data_dir}
     flags = [word for name, value in run.items() for word in (f"--{name}", f"{value}")]
     script = [sys.executable, str(ROOT / "launch/pretrain.py"), *flags]
-    script += ["--out_dir", str(Path(given.out_dir) / "larger_default")]
-    report.add("exit code of training", subprocess.run(script).returncode)
+    run_dir = given.run_dir or Path(given.out_dir) / "larger_default"
+    script += ["--out_dir", str(run_dir)]
+    code = subprocess.run(script).returncode
+    report.add("exit code of training", code)
+    sys.exit(code)
 
 
 def _apart(layout: RecordLayout, experts: int) -> dict[str, float]:

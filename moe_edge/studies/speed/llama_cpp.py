@@ -7,6 +7,7 @@ families that the suites measure, which have GGUF architectures.
 import ctypes
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -130,11 +131,29 @@ def write_gguf(
     return folder / FILE
 
 
+class _Place(ctypes.Structure):
+    """llama.cpp's `llama_model_tensor_buft_override`: which tensors lie where."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def _host_experts(package: Path, layers: Sequence[int]) -> ctypes.Array:
+    """Places that keep the experts of these layers in host memory."""
+    base = ctypes.CDLL(str(package / "lib" / "libggml-base.so"))
+    base.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
+    names = "|".join(map(str, layers))
+    pattern = rf"blk\.({names})\.ffn_(gate|up|down)_exps".encode()
+    host = _Place(pattern, base.ggml_backend_cpu_buffer_type())
+    return (_Place * 2)(host, _Place(None, None))  # the last ends the list
+
+
 class LlamaCpp:
     """A model in llama.cpp, as many threads as cores.
 
     Args:
       most_rows, most_tokens: of all that `rate` is asked for.
+      on_device: whether its layers are on a GPU, for which it must have been built.
+      absent: layers whose experts stay on the host all the same, which computes them.
 
     Attributes:
       vocabulary: number of tokens.
@@ -142,7 +161,15 @@ class LlamaCpp:
 
     ways = ("cpu",)
 
-    def __init__(self, gguf_file: Path, kind: str, most_rows: int, most_tokens: int):
+    def __init__(
+        self,
+        gguf_file: Path,
+        kind: str,
+        most_rows: int,
+        most_tokens: int,
+        on_device: bool = False,
+        absent: Sequence[int] = (),
+    ):
         import llama_cpp
 
         self._lib, self.name = llama_cpp, f"llama.cpp {kind}"
@@ -153,7 +180,14 @@ class LlamaCpp:
         self._quiet = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
         options = llama_cpp.llama_model_default_params()
-        options.n_gpu_layers = 0
+        options.n_gpu_layers = -1 if on_device else 0  # all, or none
+        if on_device and not llama_cpp.llama_supports_gpu_offload():
+            raise ConfigError(
+                "llama-cpp-python was built without a GPU; build it with GGML_CUDA=ON"
+            )
+        if absent:
+            places = _host_experts(Path(llama_cpp.__file__).parent, absent)
+            options.tensor_buft_overrides = ctypes.cast(places, ctypes.c_void_p)
         model = llama_cpp.llama_model_load_from_file(os.fsencode(gguf_file), options)
         if not model:
             raise ConfigError(f"llama.cpp does not load {gguf_file}")

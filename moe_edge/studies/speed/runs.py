@@ -129,7 +129,7 @@ def decode_run(
     if layer_step is not None and cold:
         layer_step.empty()
         layer_step.reset_counters()
-        engine.queue.carriers[0].link = _fresh(link)
+        engine.queue.carriers[0].link = (link or TransferLink()).again()
         run, spec = engine.predictor_run, layer_step.spec
         log = RunLog(spec.num_layers, spec.num_experts, run.horizon)
         run.accuracy, on_routing = log, log.lookup
@@ -150,13 +150,6 @@ def decode_run(
         layer_step.drain()
     used_blocks = _used_blocks(engine) - before
     return TimedRun(np.array(step_s), np.stack(tokens), log, used_blocks, **waited)
-
-
-def _fresh(link: EmulatedLink | None) -> TransferLink:
-    """One like this without its backlog; None: the machine's own."""
-    if link is None:
-        return TransferLink()
-    return EmulatedLink(link.bytes_per_s, link.latency_s, link.merges)
 
 
 def _used_blocks(engine) -> int:
@@ -266,7 +259,7 @@ def step_beside_transfers(
             asked += 1
 
     offloaded.layer_step.empty()  # the cache knows nothing of what is written below
-    queue.carriers[0].link = _fresh(link)
+    queue.carriers[0].link = link.again()
     try:
         run = decode_run(engine, prompts, steps, forced=forced, on_routing=read_and_ask)
         waited_s = seconds_of(functools.partial(queue.wait, underway))

@@ -56,7 +56,10 @@ def measure(settings: Fig8Settings, rows: Rows) -> None:
     settings = making.make_models(settings)
     paths = settings.checkpoints()
     name = list(paths)[1]
-    with Bench(paths[ORIGINAL]) as parent, Bench(paths[name]) as sub:
+    with (
+        Bench(paths[ORIGINAL], settings=settings) as parent,
+        Bench(paths[name], settings=settings) as sub,
+    ):
         benches, subs = {ORIGINAL: parent, name: sub}, sub.config.moe.sub_experts
         ks = {(ORIGINAL, level): -(-level // subs) for level in settings.k_values}
         ks |= {(name, level): level for level in settings.k_values}
@@ -67,9 +70,8 @@ def measure(settings: Fig8Settings, rows: Rows) -> None:
         pool = make_pool(settings, parent.tokenizer, 2 * count, settings.prompt_tokens)
         past, *rounds, warm = pool.batches([count, *[1] * count])
         layer_s = parent.layer_seconds(past, settings.new_tokens)
-        link = parent.standard_link(
-            layer_s, settings.link_factor, settings.link_latency_s
-        )
+        link = parent.link_of(settings, layer_s)
+        load_s = 0.0 if link.emulated else parent.load_seconds()
         perplexity = {
             (who, level): perplexity_of(benches[who].resident.at_k(k), texts)
             for (who, level), k in ks.items()
@@ -96,17 +98,18 @@ def measure(settings: Fig8Settings, rows: Rows) -> None:
             "prompts": list(pool.sources),
             "texts": sources,
             "sub_experts": subs,
-            "link": describe_link(link, layer_s, settings),
+            "link": describe_link(link, layer_s, settings, load_s),
         }
         tell(rows, steps.figures, perplexity, subs)
         rows.checks |= steps.checks()
         models.tell(rows, settings, parent.model, workload)
-        rows.about["kind"] = "emulated"
+        rows.about["kind"] = "emulated" if link.emulated else "measured"
 
 
 def _engine(bench: Bench, k: int, options: OffloadOptions) -> LayeredEngine:
     """A layered engine at K with slots of its own, on the bench's weights and store."""
     weights = dataclasses.replace(bench.weights, config=at_k(bench.config, k))
+    options = dataclasses.replace(options, memory=bench.store.memory)
     capacity = bench.config.max_positions
     return assemble(options, weights, bench.store, capacity=capacity)
 

@@ -6,7 +6,7 @@ What measures is imported when a study runs, so a wrong setting is refused at on
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from moe_edge.bench.prompts import LinkSettings, PromptSettings
+from moe_edge.bench.prompts import AnyLinkSettings, PromptSettings
 from moe_edge.bench.registry import later
 from moe_edge.bench.settings import Budget, Seed, Steps, StudySettings
 from moe_edge.bench.study import Study
@@ -114,7 +114,7 @@ def check_profile(settings: Fig3Settings) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fig8Settings(QualitySettings, LinkSettings, PromptSettings):
+class Fig8Settings(QualitySettings, AnyLinkSettings, PromptSettings):
     """What is timed; its parts name the rest.
 
     Attributes:

@@ -78,7 +78,7 @@ def check(settings: TpotSettings) -> None:
 def measure(settings: TpotSettings, rows: Rows) -> None:
     """Measures TPOT over a."""
     cases = cases_of(settings)
-    with Bench(settings.checkpoint) as bench:
+    with Bench(settings.checkpoint, settings=settings) as bench:
         timing = run_cases(bench, list(cases.values()), settings)
         timing.tell(rows, bench.model, settings)
     for (batch, a), case in cases.items():

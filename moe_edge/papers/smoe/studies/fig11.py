@@ -29,7 +29,6 @@ from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.frames import Estimate, Rows, Tables, frame, interval, median
-from moe_edge.offload.link import EmulatedLink
 from moe_edge.papers.smoe.studies import fig14
 from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine
 
@@ -52,7 +51,8 @@ class Fig11Settings(TimedSettings):
       sources: the workloads, a file each; without `data_dir` there is one, of books.
       device_memory: of the experts.
       a: SMoE's margin, for routing and for what is prefetched.
-      host_loads: what an expert takes on the host, in times of its load.
+      host_loads: what an expert takes on the emulated host, in times of its load; next
+        to the machine's own link, the host is the machine's own.
       horizons: layers that MoE-Infinity looks ahead.
       rounds: the first one chooses configurations, the others are reported.
     """
@@ -106,18 +106,28 @@ def with_plans(options: Sequence[OffloadOptions]) -> list[OffloadOptions]:
     ]
 
 
+def hosts_of(settings: Fig11Settings) -> Sequence[float | None]:
+    """`Case.host_loads` of the hosts that are compared; None: the machine's own."""
+    return (None,) if settings.link_factor is None else settings.host_loads
+
+
+def host_name(loads: float | None) -> str:
+    """How tables name a host."""
+    return "own" if loads is None else f"{loads:.2g}"
+
+
 def cases_of(
     settings: Fig11Settings, counts_LE: np.ndarray
-) -> dict[tuple[str, float, int], list[Case]]:
+) -> dict[tuple[str, float | None, int], list[Case]]:
     """Configurations by (system, host, batch); one without a host is in either's."""
-    found: dict[tuple[str, float, int], list[Case]] = {}
+    found: dict[tuple[str, float | None, int], list[Case]] = {}
     named = systems(settings.a, counts_LE, settings.horizons)
     for batch, (system, variants) in itertools.product(settings.batches, named.items()):
-        for loads in settings.host_loads:
+        for loads in hosts_of(settings):
             found[system, loads, batch] = [
                 Case(
                     f"{system}, {number}"
-                    + (f", host {loads:.2g}" if options.assist else ""),
+                    + (f", host {host_name(loads)}" if options.assist else ""),
                     settings.device_memory,
                     batch,
                     options,
@@ -172,7 +182,10 @@ def unseen_rounds(settings: Fig11Settings, tokenizer, seen: set) -> list[list[li
 
 def measure(settings: Fig11Settings, rows: Rows) -> None:
     """Measures every system on every workload."""
-    with Bench(settings.checkpoint) as bench, contextlib.ExitStack() as closing:
+    with (
+        Bench(settings.checkpoint, settings=settings) as bench,
+        contextlib.ExitStack() as closing,
+    ):
         config = bench.config
         history = past_sequences(bench, settings)
         counts_LE = count_history(history, config.num_layers, config.moe.num_experts)
@@ -181,14 +194,13 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
             {case.key: case for group in groups.values() for case in group}.values()
         )
         ready = prepare(bench, cases, settings, history)
-        link = EmulatedLink(ready.link.bytes_per_s, ready.link.latency_s)
-        layerwise = LayerwiseEngine(bench.weights, bench.store, link)
+        layerwise = LayerwiseEngine(bench.weights, bench.store, ready.link.again())
         closing.callback(layerwise.close)
         for batch in settings.batches:
             case = Case(LAYERWISE, "two layers", batch, studied())
             cases.append(case)
             groups |= {
-                (LAYERWISE, loads, batch): [case] for loads in settings.host_loads
+                (LAYERWISE, loads, batch): [case] for loads in hosts_of(settings)
             }
             generate(layerwise, ready.rounds[0][:batch], settings.new_tokens)
 
@@ -205,14 +217,14 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
             at = dataclasses.replace(ready, engines=engines, rounds=prompts)
             timings[name] = time_cases(bench, cases, at, one, num_compiled, is_smoe)
         workload = ready.workload(settings) | {"workloads": list(timings)}
-        rows.about |= {"model": bench.model, "workload": workload, "kind": "emulated"}
+        rows.about |= {"model": bench.model, "workload": workload, "kind": ready.kind}
     tell(rows, timings, groups)
 
 
 def tell(
     rows: Rows,
     timings: Mapping[str, Timing],
-    groups: Mapping[tuple[str, float, int], Sequence[Case]],
+    groups: Mapping[tuple[str, float | None, int], Sequence[Case]],
 ) -> None:
     """Adds the best configuration of every system, and SMoE beside the best of others.
 
@@ -222,7 +234,7 @@ def tell(
       timings: by workload.
       groups: configurations by (system, host, batch).
     """
-    best: dict[tuple[str, str, float, int], Timed] = {}
+    best: dict[tuple[str, str, float | None, int], Timed] = {}
     for work, timing in timings.items():
         for name, holds in timing.checks().items():
             rows.checks[f"{name} ({work})"] = holds
@@ -232,7 +244,7 @@ def tell(
             more = {"tpot_ms": median(one.tpot_s[1:], scale=1e3)}
             if system == SMOE and one.fidelity is not None:
                 more["agreement"] = one.fidelity.agreement
-            rows("systems", work, system, f"{loads:.2g}", batch, **more)
+            rows("systems", work, system, host_name(loads), batch, **more)
     names = list(dict.fromkeys(system for system, _, _ in groups))
     for loads, batch in dict.fromkeys(key[1:] for key in groups):
         of = {
@@ -243,7 +255,7 @@ def tell(
         for kind, left_out in (("other", (SMOE, OURS)), ("lossless", (SMOE,))):
             rivals = [name for name in names if name not in left_out]
             ratio_WR, found = against(of, timings, rivals)
-            at = kind, f"{loads:.2g}", batch, ", ".join(found)
+            at = kind, host_name(loads), batch, ", ".join(found)
             rows("against", *at, change=change_of(ratio_WR))
     rows.about["baselines"] = [name for name in names if name != SMOE]
 

@@ -73,7 +73,7 @@ def policies(
 def measure(settings: Fig12Settings, rows: Rows) -> None:
     """Measures all policies."""
     named = functools.partial(policies, horizons=settings.horizons)
-    with Bench(settings.checkpoint) as bench:
+    with Bench(settings.checkpoint, settings=settings) as bench:
         timing = fig14.time_in(bench, settings, named, past_sequences(bench, settings))
         timing.tell(rows, bench.model, settings)
     tell(rows, timing)

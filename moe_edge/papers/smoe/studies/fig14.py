@@ -105,7 +105,7 @@ def time_in(
 
 def measure(settings: BudgetSettings, rows: Rows) -> None:
     """Times the ablation, and watches which choices had to be brought."""
-    with Bench(settings.checkpoint) as bench:
+    with Bench(settings.checkpoint, settings=settings) as bench:
         history = past_sequences(bench, settings)
         timing = time_in(bench, settings, policies, history)
         watched = {

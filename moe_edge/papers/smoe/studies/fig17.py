@@ -161,7 +161,7 @@ def measure(settings: PredictorSettings, rows: Rows) -> None:
         for policy, options in named.items()
     ]
     is_same = []
-    with Bench(settings.checkpoint) as bench:
+    with Bench(settings.checkpoint, settings=settings) as bench:
         ready = prepare(bench, cases, settings)
         judged = [Judged(case) for case in cases]
         for prompts in ready.rounds:
@@ -176,7 +176,7 @@ def measure(settings: PredictorSettings, rows: Rows) -> None:
         tell(rows, one, ready.first_layer)
     rows.checks["every lossless case gave the resident engine's tokens"] = all(is_same)
     workload = ready.workload(settings)
-    rows.about |= {"model": bench.model, "workload": workload, "kind": "emulated"}
+    rows.about |= {"model": bench.model, "workload": workload, "kind": ready.kind}
     rows.about["baselines"] = list(BASELINES)
 
 

@@ -100,4 +100,4 @@ def test_run_measures_predictors_of_a_real_run(tmp_path, monkeypatch):
     # The partial state has seen what is resident; the stale state has not.
     assert one[few[1]]["recall"] > one[few[2]]["recall"]
     page_of(fig17.STUDY, result)[1].draw(tmp_path)
-    assert (tmp_path / "plot.png").stat().st_size > 10_000
+    assert (tmp_path / "plot.png").stat().st_size > 5_000

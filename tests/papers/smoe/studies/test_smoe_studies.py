@@ -97,7 +97,8 @@ def test_ablation_writes_an_entry(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_systems_write_an_entry(tiny, tmp_path):
+@pytest.mark.parametrize(("link", "hosts"), [(2.0, ("0.33", "1")), (None, ("own",))])
+def test_systems_write_an_entry(tiny, tmp_path, link, hosts):
     lines = [json.dumps({"id": str(n), "prompt": f"{n} " * 40}) for n in range(40, 60)]
     for name in ("one.jsonl", "two.jsonl"):
         (tmp_path / name).write_text("\n".join(lines))
@@ -112,12 +113,18 @@ def test_systems_write_an_entry(tiny, tmp_path):
         horizons=(1,),
         history=1,
         fidelity_rows=1,
+        link_factor=link,
         **SMALL | {"rounds": 2},
     )
     assert all(summary["checks"].values()), summary["checks"]
-    assert len(summary["numbers"]["changes"]) == 4
+    is_own = link is None
+    assert result["kind"] == ("measured" if is_own else "emulated")
+    assert result["workload"]["link"]["emulated"] is not is_own
+    page = (tmp_path / "o" / "README.md").read_text()
+    assert ("The link is the machine's own" in page) is is_own
+    assert len(summary["numbers"]["changes"]) == 2 * len(hosts)
     for system in (*fig11.systems(0.2, np.ones((1, 1)), ()), fig11.LAYERWISE):
-        assert row_of(result, "systems", workload="two", system=system, host="1")
+        row_of(result, "systems", workload="two", system=system, host=hosts[-1])
 
 
 def test_no_measured_prompt_was_learnt_from(tmp_path):

@@ -8,15 +8,23 @@ import types
 import numpy as np
 import pytest
 
-from moe_edge.bench.cases import Case, Ready, count_history, on_link
+from moe_edge.bench.cases import (
+    Case,
+    Ready,
+    count_history,
+    describe_link,
+    linked,
+    on_link,
+)
 from moe_edge.bench.prompts import PromptPool
 from moe_edge.bench.rounds import ON_TIME
 from moe_edge.bench.started import started
-from moe_edge.bench.timed_cases import Timed, Timing
+from moe_edge.bench.timed_cases import Timed, TimedSettings, Timing
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.agreement import Agreement
 from moe_edge.metrics.frames import Rows
-from moe_edge.offload.link import EmulatedLink
+from moe_edge.offload.link import EmulatedLink, TransferLink
 from moe_edge.papers.smoe.studies import fig11, fig12, fig14, ttft
 from moe_edge.papers.smoe.studies.score_classes import Brought
 from tests.support.entries import page_of, result_of, row_of
@@ -272,6 +280,20 @@ def test_fig11_s_interval_is_over_workloads_where_a_round_is_alone():
     rounds = fig11.change_of(np.array([[0.5, 0.6], [0.7, 0.8]]))
     assert rounds[:4] == pytest.approx((-0.35, 2, -0.4, -0.3))
     assert rounds.kind != one.kind
+
+
+def test_the_machines_own_link_has_no_rate_and_no_emulated_host():
+    own = TransferLink()
+    options = linked(OffloadOptions(), "25%", own)
+    assert options == OffloadOptions(device_memory="25%")
+    case = Case("", "25%", 1, OffloadOptions(assist="all"), host_loads=0.5)
+    with pytest.raises(ConfigError, match="host_loads is 0.5 and the link is the mach"):
+        on_link(case, own, 1000)
+    told = describe_link(own, 2e-3, TimedSettings(link_factor=None), load_s=1e-3)
+    assert not told["emulated"] and told["expert_load_in_layers_of_compute"] == 0.5
+    assert fig11.hosts_of(fig11.Fig11Settings(link_factor=None)) == (None,)
+    with pytest.raises(ConfigError, match="link_factor"):
+        TimedSettings(link_factor=0)
 
 
 def test_an_experts_time_on_an_emulated_host_follows_its_load():
