@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from pathlib import Path
 
 import jinja2.meta
@@ -30,6 +31,18 @@ def entry(name):
 def derived(name, frames):
     numbers = plain(find(entry(name)["study"]).derive(tables(frames)))
     return numbers.pop("checks", {}), numbers
+
+
+def test_docs_say_how_many_starts_entries_have_and_of_which_days():
+    text = (RESULTS.parent / "docs" / "use.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| ([\d, -]+) \| [^|]+ \|$", text, re.M)
+    told = {name: (int(count), days) for name, count, days in rows}
+    for name in FOLDERS:
+        each = entry(name).get("starts", {"each": []})["each"]
+        starts = [start["started_utc"][:10] for start in each if start["used"]]
+        days = ", ".join(sorted(set(starts)))
+        if starts or name in told:
+            assert told.get(name) == (len(starts), days or "-"), name
 
 
 def approx(value):
