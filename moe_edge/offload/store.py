@@ -178,5 +178,6 @@ def check_mappable(reader) -> None:
     if reader.dtype != stored or wanted != stored:
         raise ConfigError(
             f"{reader.path} stores experts in {stored.name}, which cannot be mapped as "
-            f"{wanted.name}; convert it with that --dtype or keep experts in host memory"
+            f"{wanted.name}; convert it with that --dtype or keep experts in host "
+            "memory"
         )

@@ -32,9 +32,7 @@ class SharedParts:
       devices, weights: as given to `load`, checked.
     """
 
-    def __init__(
-        self, reader: Any, devices: int | str | None, weights: str = "copied"
-    ):
+    def __init__(self, reader: Any, devices: int | str | None, weights: str = "copied"):
         self._reader, self._devices, self._weights = reader, devices, weights
         self._stores: dict[str, HostStore] = {}
         self._resident: Callable[[], Weights | None] = lambda: None
@@ -71,8 +69,12 @@ class SharedParts:
             weights = weights or load_sharded(self._reader, mesh, check)
             engine: Engine = ShardedEngine(weights, mesh, programs=programs)
         else:
-            given = {"check_finite": check, "mapped": self._weights == "mapped"}
-            weights = weights or load_weights(self._reader, dense=self._dense, **given)
+            weights = weights or load_weights(
+                self._reader,
+                check_finite=check,
+                dense=self._dense,
+                mapped=self._weights == "mapped",
+            )
             engine = ResidentEngine(weights, programs=programs)
         self._resident = weakref.ref(weights)
         self._programs["resident"] = engine.programs
