@@ -138,16 +138,32 @@ def open_run(
     return reader
 
 
+def check_weights_of(weights: str, reader) -> None:
+    """Refuses weights that are mapped of a checkpoint that has none to map, without
+    opening a device.
+
+    Raises:
+      ConfigError: an unknown word; of mapped weights: a checkpoint that is not of ours
+        or stores other numbers than programs take.
+    """
+    check_known("weights", weights, WEIGHTS)
+    if weights == "copied":
+        return
+    from moe_edge.offload.store import check_mappable  # loads JAX
+
+    check_mappable(reader)
+
+
 def check_weights(
     weights: str, reader, offload: OffloadOptions | None, mesh: "DeviceMesh | None"
 ) -> None:
     """Refuses weights that are mapped where they cannot be; may start JAX.
 
     Raises:
-      ConfigError: an unknown word; of mapped weights: experts that are offloaded, or
-        that several devices or a GPU hold, or a checkpoint that is not of ours.
+      ConfigError: as `check_weights_of`; of mapped weights: experts that are offloaded,
+        or that several devices or a GPU hold.
     """
-    check_known("weights", weights, WEIGHTS)
+    check_weights_of(weights, reader)
     if weights == "copied":
         return
     if offload is not None:
@@ -157,15 +173,12 @@ def check_weights(
         )
     import jax
 
-    from moe_edge.offload.store import check_mappable
-
     if mesh is not None or jax.default_backend() != "cpu":
         where = jax.default_backend() if mesh is None else f"{mesh.size} devices"
         raise ConfigError(
             f"weights mapped are of one CPU, and this model runs on {where}; leave "
             "--weights out"
         )
-    check_mappable(reader)
 
 
 def check_backend(config: ModelConfig) -> None:

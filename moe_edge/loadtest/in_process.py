@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.progress import counter
 from moe_edge.engine.devices import device_options
-from moe_edge.engine.load import check_checkpoint, open_run, prepare_process
+from moe_edge.engine.load import (
+    check_checkpoint,
+    check_weights,
+    open_run,
+    prepare_process,
+)
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.loadtest.decisions_file import LoopMade
 from moe_edge.loadtest.offered import (
@@ -41,12 +46,16 @@ def engine_results(
     """
     options.step_costs()  # missing ones show before weights are read
     check_checkpoint(checkpoint)
-    reader = open_run(checkpoint, kv_cache=options.kv_cache)
+    rounded = {"activations": options.activations, "kv_cache": options.kv_cache}
+    reader = open_run(checkpoint, **rounded)
     prepare_process(reader, offload)
     own_k, longest = reader.config.moe.top_k, reader.config.max_positions
     options.check_model(reader.config)
     check_room(checkpoint, None, offload, options, reader.config, devices)
-    device_options(devices).check(reader, offload)
+    shared = device_options(devices)
+    shared.check(reader, offload)
+    if options.weights != "copied":  # asks JAX for its devices
+        check_weights(options.weights, reader, offload, shared.mesh(reader, offload))
     check_floors(load.floors, own_k)
     context = options.context(longest)
     requests = offered_requests(load, context)

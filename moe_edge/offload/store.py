@@ -174,9 +174,10 @@ def check_mappable(reader) -> None:
             "host memory"
         )
     stored = RECORD_DTYPES[reader.manifest["dtype"]]
-    if reader.dtype != stored or device_dtype(stored).itemsize != stored.itemsize:
-        wanted = device_dtype(reader.dtype).name
+    wanted = widened(reader.dtype)
+    if reader.dtype != stored or wanted != stored:
         raise ConfigError(
             f"{reader.path} stores experts in {stored.name}, which cannot be mapped as "
-            f"{wanted}; convert it with that --dtype or keep experts in host memory"
+            f"{wanted.name}; convert it with that --dtype or keep experts in host "
+            "memory"
         )

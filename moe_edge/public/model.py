@@ -12,7 +12,7 @@ from moe_edge.core.heap import keep_heap
 from moe_edge.core.typed import changed
 from moe_edge.engine.auto_memory import auto_memory
 from moe_edge.engine.devices import check_devices
-from moe_edge.engine.load import open_run
+from moe_edge.engine.load import check_weights_of, open_run
 from moe_edge.engine.sizes import check_context, reserved_tokens
 from moe_edge.model.config import ModelConfig
 from moe_edge.public.arguments import (
@@ -36,6 +36,7 @@ def load(
     devices: int | str | None = None,
     activations: str = "float32",
     kv_cache: str = "float32",
+    weights: str = "copied",
     **unknown: Any,
 ) -> "Model":
     """Opens a checkpoint. No weights are read until an engine is made.
@@ -54,13 +55,17 @@ def load(
         checkpoint: "float32", exact; or "int8", rounded: faster on a CPU, and lossy.
       kv_cache: how keys and values are kept: "float32", exact; or "bfloat16" or "q8_0",
         in a half or about a quarter of the bytes: longer contexts fit, and lossy.
+      weights: "copied" into memory; or "mapped", for resident engines on a CPU alone:
+        experts stay in the files of a checkpoint of ours, and the system may take
+        their memory back; exact.
     Raises:
       CheckpointError: nothing there (a name of the Hugging Face hub gets the command
         that downloads it), or a damaged checkpoint.
       ConfigError: a model that is not implemented, an unknown argument, activations
-        that nothing would round, or a cache whose blocks do not fill a head.
+        that nothing would round, a cache whose blocks do not fill a head, or mapped
+        weights of a checkpoint that has none to map.
     """
-    known = ("path", "devices", "activations", "kv_cache")
+    known = ("path", "devices", "activations", "kv_cache", "weights")
     refuse_unknown("load", unknown, known, LOAD_HINTS)
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigError(
@@ -71,7 +76,8 @@ def load(
     is_file = str(path) != "default" and Path(path).exists()
     source = Path(path).absolute() if is_file else path
     reader = open_run(source, activations=activations, kv_cache=kv_cache)
-    return Model(str(path), reader, str(source), devices)
+    check_weights_of(weights, reader)
+    return Model(str(path), reader, str(source), devices, weights)
 
 
 class Model:
@@ -92,13 +98,18 @@ class Model:
     """
 
     def __init__(
-        self, name: str, reader: Any, source: str, devices: int | str | None = None
+        self,
+        name: str,
+        reader: Any,
+        source: str,
+        devices: int | str | None = None,
+        weights: str = "copied",
     ):
         self.source, self.devices = source, devices
         self.name, self._reader = name, reader
         self.config: ModelConfig = reader.config
-        self._parts = SharedParts(reader, devices)
-        self.options = OptionsReader(reader)
+        self._parts = SharedParts(reader, devices, weights)
+        self.options = OptionsReader(reader, weights)
 
     def __repr__(self) -> str:
         config, experts = self.config, "dense"
@@ -146,7 +157,8 @@ class Model:
             keeps their part of the KV cache.
         Raises:
           ConfigError, CapacityError: a bad limit, an unknown argument, more devices
-            than there are, or heads that they cannot share.
+            than there are, heads that they cannot share, or mapped weights where they
+            cannot be: on several devices, or on a GPU.
         """
         known = ("max_batch", "max_context", "split_attention")
         refuse_unknown("resident", unknown, known, OFFLOAD_HINTS)
@@ -188,8 +200,8 @@ class Model:
             each a name, a class or an object; eviction_options, ..., for a name or a
             class; mode ("auto"), slot_plan ("auto"), horizon, memory, ...
         Raises:
-          ConfigError: an unknown argument or name, what is no policy, or options that
-            exclude each other or do not fit the model.
+          ConfigError: an unknown argument or name, what is no policy, options that
+            exclude each other or do not fit the model, or a model of mapped weights.
           CapacityError: a budget of too few slots (the least is named), or above what
             the machine has.
         """

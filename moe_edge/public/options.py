@@ -7,6 +7,7 @@ from typing import Any
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.plug_in import Registry
 from moe_edge.core.typed import check_options
+from moe_edge.engine.load import check_weights
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.offload.assist_base import ASSISTS
 from moe_edge.offload.evict_base import EVICTIONS
@@ -36,10 +37,11 @@ class OptionsReader:
 
     Args:
       reader: of the checkpoint.
+      weights: as given to `load`, checked.
     """
 
-    def __init__(self, reader: Any):
-        self._reader = reader
+    def __init__(self, reader: Any, weights: str = "copied"):
+        self._reader, self._weights = reader, weights
         self._classes: dict[tuple[str, str], type] = {}  # by kind and name
 
     def read(
@@ -49,7 +51,8 @@ class OptionsReader:
 
         Raises:
           ConfigError: an unknown argument or name, a value of another type, what is no
-            policy, or options that exclude each other or do not fit the model.
+            policy, options that exclude each other or do not fit the model, or mapped
+            weights, which are of resident engines.
           CapacityError: a share of too few slots; a size is judged by the engine.
         """
         unknown = [name for name in options if name not in OPTIONS]
@@ -61,6 +64,7 @@ class OptionsReader:
         for name, registry in _PLUG_INS.items():
             if getattr(given, name) is not None:
                 self._note_class(registry, getattr(given, name))
+        check_weights(self._weights, self._reader, given, None)
         from moe_edge.engine.offloaded import check_fits_model  # loads JAX
 
         check_fits_model(self._reader, given)

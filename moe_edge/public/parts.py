@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moe_edge.checkpoint.reader import CheckpointReader
 from moe_edge.core.events import Recorder
 from moe_edge.engine.devices import DeviceOptions, homes_for, mesh_for
-from moe_edge.engine.load import allow_pinned, check_backend
+from moe_edge.engine.load import allow_pinned, check_backend, check_weights
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.sizes import reserved_tokens
 
@@ -29,11 +29,11 @@ class SharedParts:
 
     Args:
       reader: the open checkpoint.
-      devices: as given to `load`, checked.
+      devices, weights: as given to `load`, checked.
     """
 
-    def __init__(self, reader: Any, devices: int | str | None):
-        self._reader, self._devices = reader, devices
+    def __init__(self, reader: Any, devices: int | str | None, weights: str = "copied"):
+        self._reader, self._devices, self._weights = reader, devices, weights
         self._stores: dict[str, HostStore] = {}
         self._resident: Callable[[], Weights | None] = lambda: None
         self._programs: dict[str, Any] = {}  # of engines, by mode
@@ -58,6 +58,7 @@ class SharedParts:
         check, programs = self._check_finite, self._programs.get("resident")
         shared = DeviceOptions(devices=self._devices, split_attention=split_attention)
         mesh = shared.mesh(self._reader, None) if split_attention else self.mesh
+        check_weights(self._weights, self._reader, None, mesh)
         if mesh is not None and split_attention:
             from moe_edge.engine.split_attention import make_sharded
 
@@ -69,7 +70,10 @@ class SharedParts:
             engine: Engine = ShardedEngine(weights, mesh, programs=programs)
         else:
             weights = weights or load_weights(
-                self._reader, check_finite=check, dense=self._dense
+                self._reader,
+                check_finite=check,
+                dense=self._dense,
+                mapped=self._weights == "mapped",
             )
             engine = ResidentEngine(weights, programs=programs)
         self._resident = weakref.ref(weights)

@@ -1,6 +1,9 @@
 """Experts that stay in a checkpoint's files: same bits, no copy, refused elsewhere."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import moe_edge as me
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CheckpointError, ConfigError
 from moe_edge.core.process import alone
@@ -72,7 +76,7 @@ def test_a_damaged_record_is_refused_as_a_copied_one_is(tmp_path):
             load_engine(ours, with_tokenizer=False, weights=weights)
 
 
-def test_what_cannot_be_mapped_is_refused(ours, monkeypatch):
+def test_what_cannot_be_mapped_is_refused(ours, tmp_path, monkeypatch):
     def refused(match, folder=ours, **given):
         for call in (load_engine, check_checkpoint):
             with pytest.raises(ConfigError, match=match):
@@ -81,12 +85,53 @@ def test_what_cannot_be_mapped_is_refused(ours, monkeypatch):
     refused("unknown weights 'moved'; known: copied, mapped", weights="moved")
     refused("parent is not in our format", folder=ours.parent / "parent")
     refused("they are offloaded; leave --weights", offload=OffloadOptions())
+    hf = hf_folder(tmp_path / "hf", "qwen2_moe", torch_dtype="float16")
+    convert(hf, half := tmp_path / "half")
+    refused("float16, which cannot be mapped as float32", folder=half)
     reader, mesh = open_checkpoint(ours), SimpleNamespace(size=2)
     with pytest.raises(ConfigError, match="runs on 2 devices; leave --weights out"):
         check_weights("mapped", reader, None, mesh)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with pytest.raises(ConfigError, match="this model runs on gpu; leave"):
         check_weights("mapped", reader, None, None)
+
+
+def test_mapped_experts_outlive_their_folder(ours, tmp_path):
+    """As where a conversion replaces it."""
+    shutil.copytree(ours, copy := tmp_path / "copy")
+    mapped = load_weights(open_checkpoint(copy), mapped=True)
+    shutil.rmtree(copy)
+    for got, layer in zip(leaves(mapped), mapped.config.moe_layers, strict=True):
+        np.testing.assert_array_equal(got, open_checkpoint(ours).experts(layer))
+
+
+def test_python_maps_what_the_commands_do(ours):
+    model = me.load(ours, weights="mapped")
+    with model.resident() as engine, me.load(ours).resident() as copied:
+        assert engine.generate("Once", 4).tokens == copied.generate("Once", 4).tokens
+        if MAPS.exists():
+            for array in leaves(engine.core.weights):
+                assert file_at(array.unsafe_buffer_pointer()).endswith(".bin")
+    for refused, match in (
+        (lambda: me.load(ours, weights="moved"), "unknown weights 'moved'; known: cop"),
+        (lambda: me.load(ours.parent / "parent", weights="mapped"), "not in our form"),
+        (lambda: model.offload("50%"), "they are offloaded; leave --weights out"),
+        (lambda: model.offload("auto"), "they are offloaded; leave --weights out"),
+        (lambda: me.compare(model), "they are offloaded; leave --weights out"),
+        (me.load(ours, weights="mapped", devices=2).resident, "runs on 2 devices"),
+    ):
+        with pytest.raises(me.ConfigError, match=match):
+            refused()
+
+
+def test_python_opens_no_device_to_check_mapped_weights(tmp_path):
+    hf = hf_folder(tmp_path / "hf", "qwen2_moe", torch_dtype="bfloat16")
+    convert(hf, folder := tmp_path / "ours")
+    code = (
+        f"import moe_edge as me; me.load({str(folder)!r}, weights='mapped')\n"
+        "from moe_edge.engine.inline import has_started; assert not has_started()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def memory_mb(name: str) -> float:

@@ -155,6 +155,14 @@ def test_a_trace_with_shared_beginnings(run_script, tmp_path):
             "slo_ttft_ms must be pos",
         ),
         (["--target", "engine", *POISSON, "--checkpoint", "nowhere"], "nowhere"),
+        (
+            ["--target", "engine", *POISSON, "--weights", "mapped", "--dry_run"],
+            "default_model is not in our format and holds no expert records to map",
+        ),
+        (
+            ["--target", "engine", *POISSON, "--activations", "int8", "--dry_run"],
+            "int8 meet weights in interleaved blocks",
+        ),
     ],
 )
 def test_bad_input_is_one_line(run_script, flags, message):
