@@ -1,11 +1,11 @@
 """The look-up's kernel: a GPU runs its two programs in no order, or at once."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from moe_edge.kernels import lookup
-from tests.support.gpu_kernels import interpreted_kernels
 from tests.support.slow_cases import slow
 
 E, L, K, LAYER, STEP = 12, 3, 3, 1, 7
@@ -27,48 +27,54 @@ def tables_of(rng) -> lookup.Tables:
     return lookup.Tables(key_S, last_B, slot_B, *counts)
 
 
-def run(tables, ids_TK, scores_TE, ids_M, value_S, order):
-    """(tables, rows, plan) of one launch, or of a launch each in an order."""
-    step = jax.numpy.int32(STEP)
-    first, second = (int(np.searchsorted(OWNER_S, LAYER + i)) for i in (0, 1))
-    owner_S = jax.numpy.asarray(OWNER_S)
-    here = lookup.Here(LAYER, first, step)
-    ahead = lookup.Ahead(LAYER + 1, second, ids_M, LIMIT)
-    given = {"scores_TE": scores_TE, "value_S": value_S}
-    if order == "at once":
-        return lookup.look_up(tables, here, ids_TK, owner_S, **given, ahead=ahead)
-    for which in order:
-        if which == "use":
-            tables, rows, _ = lookup.look_up(tables, here, ids_TK, owner_S, **given)
-        else:
-            asked = tables, ahead, step, E, owner_S
-            tables, plan_2M = lookup.look_ahead(*asked, value_S=value_S)
-    return tables, rows, plan_2M
+def look_up(tables, ids_TK, scores_TE, ids_M, value_S):
+    """Of a layer; and of its next one in the same launch, unless `ids_M` is None."""
+    here = lookup.Here(LAYER, first_of(LAYER), jnp.int32(STEP))
+    ahead = None if ids_M is None else coming(ids_M)
+    given = {"scores_TE": scores_TE, "value_S": value_S, "ahead": ahead}
+    return lookup.look_up(tables, here, ids_TK, jnp.asarray(OWNER_S), **given)
+
+
+def look_ahead(tables, ids_M, value_S):
+    given = tables, coming(ids_M), jnp.int32(STEP), E, jnp.asarray(OWNER_S)
+    return lookup.look_ahead(*given, value_S=value_S)
+
+
+def coming(ids_M) -> lookup.Ahead:
+    return lookup.Ahead(LAYER + 1, first_of(LAYER + 1), ids_M, LIMIT)
+
+
+def first_of(layer: int) -> int:
+    return int(np.searchsorted(OWNER_S, layer))
+
+
+def check_same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.mark.parametrize("tokens, has_value", [(2, False), *slow((1, True), (2, True))])
-def test_neither_program_reads_what_the_other_writes(tokens, has_value):
+def test_neither_program_uses_what_the_other_writes(tokens, has_value):
     """Whoever is first: the same tables, rows and plan, also of what came ahead."""
     rng = np.random.default_rng(tokens)
     moved = np.zeros(5, int)
-    with interpreted_kernels(None):
-        step_of = jax.jit(run, static_argnums=5)
-        for _ in range(20):
-            tables = tables_of(rng)
-            scores_TE = rng.random((tokens, E)).astype(np.float32)
-            ids_TK = np.argsort(-scores_TE, axis=1)[:, :K].astype(np.int32)
-            ids_TK[-1, rng.integers(1, K + 1) :] = E
-            ids_M = rng.permutation(E)[:4].astype(np.int32)
-            ids_M[rng.integers(1, 5) :] = E
-            value_S = rng.integers(0, 3, OWNER_S.size).astype(np.float32)
-            given = tables, ids_TK, scores_TE, ids_M, value_S if has_value else None
-            one = step_of(*given, "at once")
-            for order in (("use", "expect"), ("expect", "use")):
-                found = step_of(*given, order)
-                jax.tree.map(np.testing.assert_array_equal, found, one)
-            change_2 = one[0].ahead_2 - tables.ahead_2
-            change_L3 = one[0].counts_L3 - tables.counts_L3
-            moved += np.array(
-                [*change_2, *change_L3[LAYER, 1:], change_L3[LAYER + 1, 2]]
-            )
+    use, expect = jax.jit(look_up), jax.jit(look_ahead)
+    for _ in range(20):
+        tables = tables_of(rng)
+        scores_TE = rng.random((tokens, E)).astype(np.float32)
+        ids_TK = np.argsort(-scores_TE, axis=1)[:, :K].astype(np.int32)
+        ids_TK[-1, rng.integers(1, K + 1) :] = E
+        ids_M = rng.permutation(E)[:4].astype(np.int32)
+        ids_M[rng.integers(1, 5) :] = E
+        value_S = rng.integers(0, 3, OWNER_S.size).astype(np.float32)
+        value_S = value_S if has_value else None
+        one = use(tables, ids_TK, scores_TE, ids_M, value_S)
+        before, rows, _ = use(tables, ids_TK, scores_TE, None, value_S)
+        after, plan_2M = expect(before, ids_M, value_S)
+        check_same(one, (after, rows, plan_2M))
+        before, plan_2M = expect(tables, ids_M, value_S)
+        after, rows, _ = use(before, ids_TK, scores_TE, None, value_S)
+        check_same(one, (after, rows, plan_2M))
+        change_2 = one[0].ahead_2 - tables.ahead_2
+        change_L3 = one[0].counts_L3 - tables.counts_L3
+        moved += np.array([*change_2, *change_L3[LAYER, 1:], change_L3[LAYER + 1, 2]])
     assert moved.all(), "fetched, used, misses, evictions, evictions ahead"
