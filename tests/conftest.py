@@ -116,3 +116,18 @@ def progress_clock(monkeypatch):
     clock = ProgressClock()
     monkeypatch.setattr("moe_edge.core.progress._REPORTER", clock.reporter)
     return clock
+
+
+@pytest.fixture
+def few_optimisations():
+    """Programs are compiled with few optimisations, all of a test alike.
+
+    A third less processor time where interpreted kernels, which are large programs, run
+    a few steps. And a sum has the order that its kernel says: XLA's vectors for a CPU
+    may give a row that is alone another than the same row in a loop.
+    """
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, True)
+    yield
+    jax.config.update(name, before)

@@ -6,8 +6,9 @@ reads all that it needs of an array before it writes to it, because arrays of th
 cache's state are changed in place.
 
 What a coming layer is expected to choose is looked up likewise, in a launch of its own
-or by a second program of the layer's: where each layer has its own slots, neither reads
-what the other writes.
+or by a second program of the layer's: where each layer has its own slots, neither uses
+what the other writes. A GPU may run both at once, so of the other's slots a program
+may see keys old or new, and masks them.
 """
 
 from collections.abc import Callable

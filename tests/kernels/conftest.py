@@ -4,7 +4,8 @@ import pytest
 from moe_edge.kernels import native
 from tests.support.host_kernels import host_device
 
-OF_A_GPU = ("test_grouped", "test_rows")  # interpreted where there is none
+# Interpreted where there is none.
+OF_A_GPU = ("test_grouped", "test_lookup", "test_rows")
 
 
 @pytest.fixture(autouse=True)

@@ -50,10 +50,11 @@ def test_sums_equal_numpy_without_rounding_rows(tokens, layout, dtype):
     np.testing.assert_allclose(run(*case), want, atol=1e-6 * np.abs(want).max())
 
 
+@pytest.mark.usefixtures("few_optimisations")
 @pytest.mark.parametrize("dtype", [*slow(TYPES[0]), TYPES[1]])
 @pytest.mark.parametrize("layout", [*slow(*LAYOUTS[:2]), LAYOUTS[2]])
 def test_a_row_has_the_bits_that_it_has_alone(layout, dtype):
-    """Experts with one to eight rows: by fours, by two and by one."""
+    """Experts with one to eight rows, in a loop; one row alone has none."""
     x_TD, *_, experts_ER = make_case(layout, 8, dtype)
     run = step(functools.partial(pair_rows, layout=layout, act=ACT))
     rows_TKD = rows_beside_each_alone(run, x_TD, experts_ER)

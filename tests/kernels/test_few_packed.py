@@ -121,6 +121,7 @@ def test_sums_equal_numpy(tokens, kind):
 
 @pytest.mark.parametrize("kind", ["q4_0x8", *slow("mxfp4x8", "fp8x8")])
 def test_a_row_has_the_bits_that_it_has_alone(kind):
+    """Experts with one to eight rows: by fours, by two and by one."""
     layout, T = layout_of(kind), 8
     x_TD, _, _, experts_ER = case_of(layout, T)
     run = step(functools.partial(pair_rows, layout=layout, act=ACT))
