@@ -1,6 +1,7 @@
 """The parts that wait for a GPU (tools/gpu) start, and docs/gpu_todo.md knows them."""
 
 import importlib.util
+import io
 import json
 import os
 import re
@@ -69,6 +70,28 @@ def run_tiny(part: str, out: Path) -> dict | None:
         assert f"./{part}.log" in packed.getnames()
         if f"./{part}.json" in packed.getnames():
             return json.load(packed.extractfile(f"./{part}.json"))
+
+
+def test_what_was_trained_comes_back_in_pieces(tmp_path):
+    trained = tmp_path / "run" / "larger"
+    trained.mkdir(parents=True)
+    wanted = os.urandom(61 << 20)
+    (trained / "weights").write_bytes(wanted)
+    for at in ("0", "60"):
+        done = run_sh("bring", out=tmp_path, RUN_DIR=str(trained.parent), FROM_MIB=at)
+        assert "== bring: exit code 0 " in done.stdout, done.stdout
+    pieces = sorted(tmp_path.glob("model.*"))
+    # Of one call: files of 16 MiB, 64 together with the archive of logs.
+    assert len(pieces) == 5 and pieces[0].stat().st_size <= 16 << 20
+    joined = io.BytesIO(b"".join(piece.read_bytes() for piece in pieces))
+    with tarfile.open(fileobj=joined) as packed:
+        assert packed.extractfile("larger/weights").read() == wanted
+
+
+def test_bring_says_that_nothing_was_trained(tmp_path):
+    done = run_sh("bring", out=tmp_path, RUN_DIR=str(tmp_path / "run"))
+    assert "== bring: exit code 0 " not in done.stdout
+    assert not [*tmp_path.glob("model.*")]
 
 
 @pytest.mark.slow
