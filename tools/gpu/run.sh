@@ -72,8 +72,8 @@ part() { # its command; stands in the place of this shell
     machine) $python launch/profile_machine.py --checkpoint default --out_dir "$out/$1" \
       ${tiny:+--max_batch 1 --d_model 256 --expert_dim 256 --most_tokens 8 --repeats 1} ;;
     pretrain) # its run stays there, for the same command to go on, and for `bring`
-      [ -e .carry/texts.tar.xz ] && mkdir -p "$run" && tar -xJf .carry/texts.tar.xz -C "$run"
-      $python tools/gpu/pretrain.py --data_dir "$run" --run_dir "$run/model" \
+      [ -e .carry/texts.tar.xz ] && mkdir -p "$run/texts" && tar -xJf .carry/texts.tar.xz -C "$run/texts"
+      $python tools/gpu/pretrain.py --data_dir "$run/texts" --run_dir "$run/model" \
         --out_dir "$out" ${tiny:+--minutes .01} ;;
     bring) # 60 MiB of what was trained; with the archive, a call gives back 64
       [ -e "$run/larger" ] ||
