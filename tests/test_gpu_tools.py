@@ -23,10 +23,10 @@ from tests.support.traces import make_trace
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tools" / "gpu"
 PARTS = sorted(path for path in FOLDER.glob("*.py") if path.stem != "common")
-# With tiny sizes on a CPU, up to 20 s of it each. `peers` is not here: its packages are
-# of other extras. The suites, commands and builds that others are have their own tests.
+# With tiny sizes on a CPU, up to 20 s of it each; `peers` says which packages are not
+# there. The suites, commands and builds that others are have tests of their own.
 TINY = (
-    *(path.stem for path in PARTS if path.stem not in ("peers", "pretrain")),
+    *(path.stem for path in PARTS if path.stem != "pretrain"),
     *("machine", "coserve"),
 )
 ON_A_GPU = {"zero_copy": "zero copy", "layered": "direct"}  # refused on a CPU

@@ -82,14 +82,15 @@ def test_traces_are_replayed_without_a_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_ablation_writes_an_entry(tiny, tmp_path):
-    summary, result = run(
-        fig14.STUDY, tmp_path / "o", checkpoint=tiny, **SMALL, **CASES
-    )
+@pytest.mark.parametrize("link", [2.0, None])
+def test_ablation_writes_an_entry(tiny, tmp_path, link):
+    given = SMALL | CASES | {"link_factor": link}
+    summary, result = run(fig14.STUDY, tmp_path / "o", checkpoint=tiny, **given)
     steps = [row["policy"] for row in summary["numbers"]["step"]]
     assert steps == ["+CE", "+CR", "+Pre", "+BA"]
     assert all(summary["checks"].values()), summary["checks"]
-    assert result["kind"] == "emulated" and result["workload"]["link"]["emulated"]
+    assert result["kind"] == ("emulated" if link else "measured")
+    assert result["workload"]["link"]["emulated"] is bool(link)
     lossy = row_of(result, "timing", policy="+BA", budget="50%", batch=1)
     assert lossy["perplexity_ratio"] > 0
     assert row_of(result, "timing", policy="resident", budget="100%")["tpot_ms"] > 0
