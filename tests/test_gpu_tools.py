@@ -1,6 +1,8 @@
 """The parts that wait for a GPU (tools/gpu) start, and docs/gpu_todo.md knows them."""
 
 import importlib.util
+import io
+import itertools
 import json
 import os
 import re
@@ -14,15 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.traces import ROUTING
+from moe_edge.workload.trace_writer import write_trace
+from moe_edge.workload.traces import DECODE
+from tests.support.traces import make_trace
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tools" / "gpu"
 PARTS = sorted(path for path in FOLDER.glob("*.py") if path.stem != "common")
-# With tiny sizes on a CPU. The others have tests of their own (suites, commands,
-# packages' builds, tests) or, as `bring`, nothing to do.
+# With tiny sizes on a CPU, up to 20 s of it each; `peers` says which packages are not
+# there. The suites, commands and builds that others are have tests of their own.
 TINY = (
-    *(path.stem for path in PARTS if path.stem not in ("peers", "serve", "pretrain")),
+    *(path.stem for path in PARTS if path.stem != "pretrain"),
     *("machine", "coserve"),
 )
 ON_A_GPU = {"zero_copy": "zero copy", "layered": "direct"}  # refused on a CPU
@@ -60,27 +64,69 @@ def run_sh(*parts: str, out: Path, **given: str) -> subprocess.CompletedProcess:
     )
 
 
-def run_tiny(part: str, out: Path) -> dict | None:
-    """Runs a part with tiny sizes; what its report says, where it writes one."""
-    trace = ROUTING / "trace_qwen3_30b_a3b.csv.gz"
-    done = run_sh(f"{part}=900", out=out, TINY="1", TRACE=str(trace))
-    assert f"== {part}: exit code 0 " in done.stdout, done.stdout
+def result_of(part: str, out: Path) -> dict | None:
+    """What a part's report says, where it writes one."""
     with tarfile.open(out / "results.tar.gz") as packed:
         assert f"./{part}.log" in packed.getnames()
         if f"./{part}.json" in packed.getnames():
             return json.load(packed.extractfile(f"./{part}.json"))
 
 
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Path:
+    """As public ones: 128 experts, of which a token chooses eight."""
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("trace") / "t.csv"
+    rows = [
+        (DECODE, step, layer, rng.choice(128, 8, replace=False))
+        for step, layer in itertools.product(range(128), range(2))
+    ]
+    write_trace(path, make_trace(rows, num_experts=128))
+    return path
+
+
 @pytest.mark.slow
-@pytest.mark.skipif("GPU_PARTS" not in os.environ, reason="minutes; GPU_PARTS=1 runs")
 @pytest.mark.parametrize("part", TINY)
-def test_a_part_runs_with_tiny_sizes(part, tmp_path):
-    found = run_tiny(part, tmp_path)
-    if found is not None:
+def test_a_part_runs_with_tiny_sizes(part, trace, tmp_path):
+    done = run_sh(f"{part}=900", out=tmp_path, TINY="1", TRACE=str(trace))
+    assert f"== {part}: exit code 0 " in done.stdout, done.stdout
+    found = result_of(part, tmp_path)
+    if found is not None and part != "serve":
         assert found["device"] == jax.devices()[0].device_kind
         wrong = {name: value for name, value in found.items() if "failed" in name}
         refused = ON_A_GPU.get(part, "nothing")
         assert all(refused in name for name in wrong), wrong
+
+
+@pytest.mark.slow
+def test_a_larger_model_is_trained_and_comes_back(tmp_path):
+    given = {"TINY": "1", "RUN_DIR": str(tmp_path / "run")}
+    done = run_sh("pretrain=900", "bring=900", out=tmp_path, **given)
+    assert done.stdout.count(": exit code 0 ") == 2, done.stdout
+    assert result_of("pretrain", tmp_path)["exit code of training"] == 0
+    with tarfile.open(tmp_path / "model.000.00") as packed:
+        assert "larger/model.safetensors" in packed.getnames()
+
+
+def test_what_was_trained_comes_back_in_pieces(tmp_path):
+    trained = tmp_path / "run" / "larger"
+    trained.mkdir(parents=True)
+    wanted = os.urandom(61 << 20)
+    (trained / "weights").write_bytes(wanted)
+    for at in ("0", "60"):
+        done = run_sh("bring", out=tmp_path, RUN_DIR=str(trained.parent), FROM_MIB=at)
+        assert "== bring: exit code 0 " in done.stdout, done.stdout
+    pieces = sorted(tmp_path.glob("model.*"))
+    # Of one call: files of 16 MiB, 64 together with the archive of logs.
+    assert len(pieces) == 5 and pieces[0].stat().st_size <= 16 << 20
+    joined = io.BytesIO(b"".join(piece.read_bytes() for piece in pieces))
+    with tarfile.open(fileobj=joined) as packed:
+        assert packed.extractfile("larger/weights").read() == wanted
+
+
+def test_bring_says_that_nothing_was_trained(tmp_path):
+    done = run_sh("bring", out=tmp_path, RUN_DIR=str(tmp_path / "run"))
+    assert "== bring: exit code 0 " not in done.stdout
+    assert not [*tmp_path.glob("model.*")]
 
 
 @pytest.mark.parametrize("path", PARTS, ids=lambda path: path.stem)

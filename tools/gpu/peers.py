@@ -66,9 +66,12 @@ def _ours(report, folder: Path, prompts, cases: dict) -> np.ndarray:
     for share in SHARES:
         engines |= {f"ours, {way} {share}": model.offloaded(way, share) for way in OURS}
     record_bytes = model.plain_store.block_bytes
-    for name, engine in engines.items():
-        cases[name] = functools.partial(_ours_ms, engine, prompts)
-    common.at_once([*cases.values()])
+    ready = {
+        name: functools.partial(_ours_ms, engine, prompts)
+        for name, engine in engines.items()
+    }
+    common.at_once([*ready.values()])
+    cases |= ready  # what fails is not timed
     for name, engine in engines.items():
         if name != "ours, resident":
             held_bytes = engine.report()["slots"] * record_bytes
@@ -106,24 +109,35 @@ def _transformers(report, folder: Path, prompts, cases: dict, want) -> None:
     else:
         report.add("accelerate", "not installed")
     for name, places in models.items():
-        offloaded = folder.with_name(name)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.bfloat16, device_map=places, offload_folder=offloaded
-        ).eval()
-        experts = [p for n, p in model.named_parameters() if ".experts." in n]
-        held = [p for p in experts if p.device == torch.device(DEVICE)]
-        report.add(f"{name}, experts' bytes", sum(map(_bytes_of, held)))
-        with torch.inference_mode():
-            given = torch.as_tensor(prompts, device=DEVICE)
-            logits = model(given, logits_to_keep=1).logits[:, -1].float()
-        if want is not None:
-            apart = common.apart([logits.cpu().numpy()], [want])
-            report.add(f"{name}, from ours in deviations", apart)
-        for way in WAYS:
-            cases[f"{name}, {way}"] = functools.partial(_theirs_ms, model, way, prompts)
-    for name in [each for each in cases if not each.startswith("ours")]:
-        cases[name]()
+        with report.attempt(name):
+            _one_of_theirs(report, folder, name, places, prompts, cases, want)
     report.say("transformers ran")
+
+
+def _one_of_theirs(
+    report, folder: Path, name: str, places: dict, prompts, cases: dict, want
+) -> None:
+    """Adds a model of transformers, its parts where `device_map` places them."""
+    import torch
+    import transformers
+
+    offloaded = folder.with_name(name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, device_map=places, offload_folder=offloaded
+    ).eval()
+    experts = [p for n, p in model.named_parameters() if ".experts." in n]
+    held = [p for p in experts if p.device == torch.device(DEVICE)]
+    report.add(f"{name}, experts' bytes", sum(map(_bytes_of, held)))
+    with torch.inference_mode():
+        given = torch.as_tensor(prompts, device=DEVICE)
+        logits = model(given, logits_to_keep=1).logits[:, -1].float()
+    if want is not None:
+        apart = common.apart([logits.cpu().numpy()], [want])
+        report.add(f"{name}, from ours in deviations", apart)
+    for way in WAYS:
+        case = functools.partial(_theirs_ms, model, way, prompts)
+        case()
+        cases[f"{name}, {way}"] = case
 
 
 def expert_places(layers: int, share: float) -> dict[str, str]:
@@ -179,8 +193,9 @@ def _llama_cpp(report, folder: Path, prompts, cases: dict, want) -> None:
         if want is not None:
             named = f"llama.cpp {name}, from ours in deviations"
             report.add(named, common.apart([logits[None]], [want]))
-        cases[f"llama.cpp {name}"] = functools.partial(_llama_ms, peer, prompts)
-        cases[f"llama.cpp {name}"]()
+        case = functools.partial(_llama_ms, peer, prompts)
+        case()
+        cases[f"llama.cpp {name}"] = case
     report.add("llama.cpp", peer.build)
 
 

@@ -26,12 +26,17 @@ SIZES = {"d_model": 512, "num_layers": 8, "num_experts": 64, "expert_dim": 96}
 BATCH, TOKENS = (16384, 16384) if ON_GPU else (1024, 64)
 TOP_K, MOST_APART = 8, 1e-4
 SMALL = {"d_model": 64, "num_layers": 2, "num_experts": 8, "expert_dim": 32}
+SMALL |= {"task_characters": 20_000, "vocab_size": 512}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out_dir", required=True, help="folder of pretrain.json")
-    parser.add_argument("--data_dir", default="../shared/data", help="texts")
+    parser.add_argument(
+        "--data_dir",
+        default="../shared/data",
+        help="texts; where it is missing, Python's library and tasks train",
+    )
     parser.add_argument("--run_dir", help="of the run; default OUT_DIR/larger_default")
     parser.add_argument("--minutes", type=float, default=8, help="of training")
     given = parser.parse_args()
@@ -46,8 +51,10 @@ def main() -> None:
         )
     tokens = {"batch_tokens": BATCH, "max_minutes": given.minutes}
     run = sizes | tokens | {"decay_minutes": given.minutes / 4}
-    run |= {"train_tokens": 10**10, "data_dir": given.data_dir}
+    run |= {"train_tokens": 10**10}
     flags = [word for name, value in run.items() for word in (f"--{name}", f"{value}")]
+    # As a flag, a folder that is missing would be refused.
+    flags += ["--gin_param", f"pretrain.data_dir = {str(given.data_dir)!r}"]
     script = [sys.executable, str(ROOT / "launch/pretrain.py"), *flags]
     run_dir = given.run_dir or Path(given.out_dir) / "larger_default"
     script += ["--out_dir", str(run_dir)]

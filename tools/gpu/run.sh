@@ -72,14 +72,14 @@ part() { # its command; stands in the place of this shell
     machine) $python launch/profile_machine.py --checkpoint default --out_dir "$out/$1" \
       ${tiny:+--max_batch 1 --d_model 256 --expert_dim 256 --most_tokens 8 --repeats 1} ;;
     pretrain) # its run stays there, for the same command to go on, and for `bring`
-      [ -e .carry/texts.tar.xz ] && mkdir -p "$run" && tar -xJf .carry/texts.tar.xz -C "$run"
-      $python tools/gpu/pretrain.py --data_dir "$run" --run_dir "$run/model" \
+      [ -e .carry/texts.tar.xz ] && mkdir -p "$run/texts" && tar -xJf .carry/texts.tar.xz -C "$run/texts"
+      $python tools/gpu/pretrain.py --data_dir "$run/texts" --run_dir "$run/model" \
         --out_dir "$out" ${tiny:+--minutes .01} ;;
-    bring) # four pieces of 16 MiB of what was trained: all that a call gives back
+    bring) # 60 MiB of what was trained; with the archive, a call gives back 64
       [ -e "$run/larger" ] ||
-        $python launch/model_card.py --run_dir "$run/model" --out_dir "$run/larger"
-      tar -cf - -C "$run" larger | tail -c +$((1 + ${FROM_MIB:-0} * 1048576)) |
-        head -c 64M | split -d -b 16M - "$given_out/model." ;;
+        $python launch/model_card.py --run_dir "$run/model" --out_dir "$run/larger" || exit
+      tar --sort=name -cf - -C "$run" larger | tail -c +$((1 + ${FROM_MIB:-0} * 1048576)) |
+        head -c 60M | split -d -b 15M - "$given_out/model.$(printf %03d ${FROM_MIB:-0})." ;;
   esac
 }
 

@@ -1,19 +1,15 @@
 """SMoE, figure 11: the time of a token under whole systems, by workload.
 
-Every system is what its paper describes, as far as one engine can be it: eviction,
-prediction, prefetching and the host's part together. Its best configuration counts
-(slots in one pool or as many for each layer, MoE-Infinity's horizon), by a first round
-that is not reported. No measured prompt is among those that systems learn from. The
-host is emulated as the link is: an expert takes a third of its load's time there, as
-with the paper's largest model, or as long as the load.
+The best configuration of a system counts (slots in one pool or as many for each layer,
+MoE-Infinity's horizon), by a first round that is not reported. No measured prompt is
+among those that systems learn from.
 """
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,126 +17,25 @@ from moe_edge.bench.cases import Case, count_history, past_sequences, prepare
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import check_inputs, make_pool
-from moe_edge.bench.settings import Budget, Margin, Positive
 from moe_edge.bench.started import start_number
 from moe_edge.bench.study import Study
-from moe_edge.bench.timed_cases import Timed, TimedSettings, Timing, time_cases
+from moe_edge.bench.timed_cases import Timed, Timing, time_cases
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.engine.generate import generate
-from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.frames import Estimate, Rows, Tables, frame, interval, median
-from moe_edge.papers.smoe.studies import fig14
 from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine
+from moe_edge.papers.smoe.studies.systems import (
+    LAYERWISE,
+    OURS,
+    SMOE,
+    Fig11Settings,
+    cases_of,
+    host_name,
+    hosts_of,
+    is_smoe,
+)
 
 RESAMPLES = 2000  # of the workloads
-PLANS = ("one_pool", "equal")
-SMOE, OURS, LAYERWISE = "SMoE", "ours, lossless", "layer-wise (DeepSpeed)"
-
-
-def check_rounds(name: str, value: int) -> None:
-    """Raises ConfigError for less than one round that is reported."""
-    if value < 2:
-        raise ConfigError(f"{name} is {value}, expected 2 or more: the first chooses")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fig11Settings(TimedSettings):
-    """The size of figure 11; `TimedSettings` names the rest.
-
-    Attributes:
-      sources: the workloads, a file each; without `data_dir` there is one, of books.
-      device_memory: of the experts.
-      a: SMoE's margin, for routing and for what is prefetched.
-      host_loads: what an expert takes on the emulated host, in times of its load; next
-        to the machine's own link, the host is the machine's own.
-      horizons: layers that MoE-Infinity looks ahead.
-      rounds: the first one chooses configurations, the others are reported.
-    """
-
-    sources: Sequence[str] = (
-        "mcq/mmlu.jsonl",
-        "mcq/wic.jsonl",
-        "mcq/boolq.jsonl",
-        "prompts/gaokao_english_reading.jsonl",
-        "prompts/gsm8k.jsonl",
-    )
-    device_memory: Budget = "25%"
-    rounds: Annotated[int, check_rounds] = 4
-    a: Margin = 0.2
-    host_loads: Sequence[Positive] = (1 / 3, 1.0)
-    horizons: Sequence[int] = (1, 3)
-    history: int = 200
-    fidelity_rows: int = 8
-
-
-def systems(
-    a: float, counts_LE: np.ndarray, horizons: Sequence[int]
-) -> dict[str, list[OffloadOptions]]:
-    """The configurations of every system; of layer-wise offload there are none here."""
-    static = fig14.bases(counts_LE)[fig14.STEPS[0]]
-    hybrid = studied(eviction="hybrimoe", predictor="stale_gate", assist="two_front")
-    ours = [
-        studied(eviction=eviction, predictor=predictor, assist="two_pointer")
-        for eviction in ("lfu", "successor")
-        for predictor in ("none", "smoe_partial")
-    ]
-    matrices = [
-        studied(eviction="moe_infinity", predictor="moe_infinity", horizon=horizon)
-        for horizon in horizons
-    ]
-    return {
-        "MoE-Infinity": with_plans(matrices),
-        "HybriMoE": with_plans([hybrid]),
-        "llama.cpp": with_plans([dataclasses.replace(static, assist="all")]),
-        "static + Fiddler": with_plans([dataclasses.replace(static, assist="fiddler")]),
-        OURS: with_plans(ours),
-        SMOE: with_plans([fig14.smoe_steps(a)["+BA"]]),
-    }
-
-
-def with_plans(options: Sequence[OffloadOptions]) -> list[OffloadOptions]:
-    """Each with either plan of its slots."""
-    return [
-        dataclasses.replace(one, slot_plan=plan)
-        for one, plan in itertools.product(options, PLANS)
-    ]
-
-
-def hosts_of(settings: Fig11Settings) -> Sequence[float | None]:
-    """`Case.host_loads` of the hosts that are compared; None: the machine's own."""
-    return (None,) if settings.link_factor is None else settings.host_loads
-
-
-def host_name(loads: float | None) -> str:
-    """How tables name a host."""
-    return "own" if loads is None else f"{loads:.2g}"
-
-
-def cases_of(
-    settings: Fig11Settings, counts_LE: np.ndarray
-) -> dict[tuple[str, float | None, int], list[Case]]:
-    """Configurations by (system, host, batch); one without a host is in either's."""
-    found: dict[tuple[str, float | None, int], list[Case]] = {}
-    named = systems(settings.a, counts_LE, settings.horizons)
-    for batch, (system, variants) in itertools.product(settings.batches, named.items()):
-        for loads in hosts_of(settings):
-            found[system, loads, batch] = [
-                Case(
-                    f"{system}, {number}"
-                    + (f", host {host_name(loads)}" if options.assist else ""),
-                    settings.device_memory,
-                    batch,
-                    options,
-                    loads if options.assist else None,
-                )
-                for number, options in enumerate(variants, 1)
-            ]
-    return found
-
-
-def is_smoe(case: Case) -> bool:
-    """Whether a case may substitute: the others' host only sums in another order."""
-    return not case.options.lossless
 
 
 def workloads_of(settings: Fig11Settings) -> dict[str, Fig11Settings]:

@@ -164,23 +164,30 @@ SMALL = {
     "moe_prism_fig8": QUALITY | TIMES | {"budgets": ("50%",)},
     "moe_prism_fig10": QUALITY | TIMES | {"batches": (1,)},
 }
+CHANGES = ("changes", "change", {"kind": "between whole experts"})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "found", "more"),
     [
-        ("moe_prism_table2", ("curve", "perplexity", {"model": "LG", "k": 5})),
-        ("moe_prism_table3", ("answers", "accuracy", {"model": "original"})),
-        ("moe_prism_fig8", ("changes", "change", {"kind": "between whole experts"})),
-        ("moe_prism_fig10", ("times", "tpot_ms", {"model": "LG", "k": 13})),
+        ("moe_prism_table2", ("curve", "perplexity", {"model": "LG", "k": 5}), {}),
+        ("moe_prism_table3", ("answers", "accuracy", {"model": "original"}), {}),
+        ("moe_prism_fig8", CHANGES, {}),
+        ("moe_prism_fig8", CHANGES, {"link_factor": None}),  # the machine's own
+        ("moe_prism_fig10", ("times", "tpot_ms", {"model": "LG", "k": 13}), {}),
     ],
 )
-def test_whole_study_writes_a_valid_entry(made, tmp_path, name, found):
+def test_whole_study_writes_a_valid_entry(made, tmp_path, name, found, more):
     study, out = find(name), tmp_path / name
-    summary = run_study(study, study.settings(**made, **SMALL[name]), out_dir=str(out))
+    settings = study.settings(**made, **SMALL[name], **more)
+    summary = run_study(study, settings, out_dir=str(out))
     result = validate_entry(out)
     assert result["workload"]["refactored"]["lg"]["gate"]
+    if name == "moe_prism_fig8":
+        assert result["kind"] == ("measured" if more else "emulated")
+        page = (out / "README.md").read_text(encoding="utf-8")
+        assert ("The link is the machine's own" in page) is bool(more)
     frame, measure, keys = found
     assert math.isfinite(row_of(result, frame, **keys)[measure])
     # How finely a few short rounds tell times apart is the machine's affair.

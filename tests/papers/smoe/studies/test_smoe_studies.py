@@ -20,6 +20,7 @@ from moe_edge.papers.smoe.studies import (
     fig14,
     fig17,
     public_traces,
+    systems,
     table4,
     ttft,
 )
@@ -81,14 +82,15 @@ def test_traces_are_replayed_without_a_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_ablation_writes_an_entry(tiny, tmp_path):
-    summary, result = run(
-        fig14.STUDY, tmp_path / "o", checkpoint=tiny, **SMALL, **CASES
-    )
+@pytest.mark.parametrize("link", [2.0, None])
+def test_ablation_writes_an_entry(tiny, tmp_path, link):
+    given = SMALL | CASES | {"link_factor": link}
+    summary, result = run(fig14.STUDY, tmp_path / "o", checkpoint=tiny, **given)
     steps = [row["policy"] for row in summary["numbers"]["step"]]
     assert steps == ["+CE", "+CR", "+Pre", "+BA"]
     assert all(summary["checks"].values()), summary["checks"]
-    assert result["kind"] == "emulated" and result["workload"]["link"]["emulated"]
+    assert result["kind"] == ("emulated" if link else "measured")
+    assert result["workload"]["link"]["emulated"] is bool(link)
     lossy = row_of(result, "timing", policy="+BA", budget="50%", batch=1)
     assert lossy["perplexity_ratio"] > 0
     assert row_of(result, "timing", policy="resident", budget="100%")["tpot_ms"] > 0
@@ -123,7 +125,7 @@ def test_systems_write_an_entry(tiny, tmp_path, link, hosts):
     page = (tmp_path / "o" / "README.md").read_text()
     assert ("The link is the machine's own" in page) is is_own
     assert len(summary["numbers"]["changes"]) == 2 * len(hosts)
-    for system in (*fig11.systems(0.2, np.ones((1, 1)), ()), fig11.LAYERWISE):
+    for system in (*systems.systems(0.2, np.ones((1, 1)), ()), systems.LAYERWISE):
         row_of(result, "systems", workload="two", system=system, host=hosts[-1])
 
 
@@ -131,7 +133,7 @@ def test_no_measured_prompt_was_learnt_from(tmp_path):
     text = "".join(chr(97 + n % 26) for n in range(120))
     (tmp_path / "t.txt").write_text(text)
     given = {"data_dir": str(tmp_path), "sources": ("t.txt",), "batches": (1, 2)}
-    settings = fig11.Fig11Settings(**given, rounds=2, prompt_tokens=12)
+    settings = systems.Fig11Settings(**given, rounds=2, prompt_tokens=12)
     tokenizer = types.SimpleNamespace(encode=lambda text, **_: [*text.encode()])
     rows = make_pool(settings, tokenizer, 10, 12).rows
     seen = {tuple(row) for row in rows[:5]}
@@ -147,7 +149,7 @@ def test_no_measured_prompt_was_learnt_from(tmp_path):
 
 def test_one_round_is_refused():
     with pytest.raises(ConfigError, match="rounds is 1, expected 2 or more: the first"):
-        fig11.Fig11Settings(rounds=1)
+        systems.Fig11Settings(rounds=1)
 
 
 def test_workloads_of_one_name_are_refused(tmp_path):
@@ -155,7 +157,7 @@ def test_workloads_of_one_name_are_refused(tmp_path):
         (tmp_path / folder).mkdir()
     (tmp_path / "a/p.jsonl").write_text("")
     (tmp_path / "b/p.txt").write_text("")
-    settings = fig11.Fig11Settings(
+    settings = systems.Fig11Settings(
         data_dir=str(tmp_path), sources=("a/p.jsonl", "b/p.txt")
     )
     with pytest.raises(ConfigError, match="name each file once"):
