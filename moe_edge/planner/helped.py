@@ -37,7 +37,8 @@ def with_fused(space: Space, fixed: frozenset[str], config, joining: bool) -> Sp
     """
     first, *_ = space.values["assist"]
     helped: list[Mapping[str, Any]] = []
-    refused = [r for r in space.refused if not r.what.startswith("assist ")]
+    alone = "assist ", "mode fused"  # refusals of other plans
+    refused = [r for r in space.refused if not r.what.startswith(alone)]
     for name in ASSISTS if not {"assist", "mode"} & fixed else ():
         own = {"assist": name, "assist_in_fused": True, "mode": "fused"}
         wrong = fault(space.base, own, config, joining)
