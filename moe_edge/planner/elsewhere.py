@@ -88,6 +88,8 @@ def plan_elsewhere(
     trace = given_trace(asked, live.config, notes)
     if trace is None:
         notes.append(SOURCE)
+        if base.assist is not None:
+            notes.append(f"times are without assist {base.assist}: give --trace")
         found = _computed(asked, space, model, gpu, qualities, budgets)
         space_refused = [r for r in space.refused if not r.what.startswith(_REPLAYED)]
         space_refused.append(

@@ -81,6 +81,12 @@ def test_a_fixed_assist_is_kept_in_fused(traced):
         planned(path, **given)
 
 
+def test_without_a_trace_times_say_that_they_have_no_assist(traced):
+    path, _ = traced
+    summary = planned(path, device_memory="50%", fixed=["assist=all"], **ROOM).summary
+    assert "times are without assist all: give --trace" in summary["assumptions"]
+
+
 def test_no_assist_where_the_mode_is_fixed(traced):
     path, given = traced
     given |= {"fixed": ["mode=layered"], "device_memory": "50%"}
@@ -126,22 +132,40 @@ def test_a_described_cpu_is_offered_none(traced, tmp_path):
     assert not any("assumed" in note for note in summary["assumptions"])
 
 
-@pytest.mark.skipif(native.library() is None, reason="needs the host kernels")
-def test_the_engine_takes_what_a_plan_says_of_fused(tiny, tmp_path):
-    """A card allows deferral, and the plan's options run."""
-    config = open_checkpoint(tiny).config
+def planned_with_card(checkpoint, folder, **given):
+    """A plan of a checkpoint with a trace and a card of `DEFERRED`."""
+    config = open_checkpoint(checkpoint).config
     E, K = config.moe.num_experts, config.moe.top_k
     rows = [
         (int(step > 3), step, layer, [(step + layer + j) % E for j in range(K)])
         for step in range(24)
         for layer in config.moe_layers
     ]
-    write_trace(tmp_path / "t.csv", make_trace(rows, num_experts=E))
-    (tmp_path / "cards.json").write_text(json.dumps([DEFERRED]))
-    given = {"trace": str(tmp_path / "t.csv"), "card": [str(tmp_path / "cards.json")]}
-    given |= {"device_memory": "50%", **RTX, **ROOM}
-    asked = PlanOptions(checkpoint=str(tiny), max_ppl_ratio=1.05, **given)
-    plan = make_plan(asked, *asked.base(None))
+    write_trace(folder / "t.csv", make_trace(rows, num_experts=E))
+    (folder / "cards.json").write_text(json.dumps([DEFERRED]))
+    files = {"trace": str(folder / "t.csv"), "card": [str(folder / "cards.json")]}
+    given = files | {"device_memory": "50%", **RTX, **ROOM} | given
+    asked = PlanOptions(checkpoint=str(checkpoint), **given)
+    return make_plan(asked, *asked.base(None))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"max_ppl_ratio": 1.005}, "ratio is 1.0100, above 1.005"),
+        ({"max_ppl_ratio": 1.05, "trace": None}, "of mode fused, which is tried on"),
+    ],
+)
+def test_a_deferral_that_is_not_tried_is_refused_by_name(tiny, tmp_path, given, reason):
+    summary = planned_with_card(tiny, tmp_path, **given).summary
+    refused = {each["what"]: each["reason"] for each in summary["refused"]}
+    assert reason in refused["deferred assist all"]
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs the host kernels")
+def test_the_engine_takes_what_a_plan_says_of_fused(tiny, tmp_path):
+    """A card allows deferral, and the plan's options run."""
+    plan = planned_with_card(tiny, tmp_path, max_ppl_ratio=1.05)
     assert plan.summary["chosen"]["offload"].get("assist_in_fused")
     assert any(each.get("assist_deferred") for each in tried_in(plan.summary))
     assert LATE_NOTE in plan.summary["assumptions"]
