@@ -62,7 +62,8 @@ def _of_generate(given: Given) -> dict[str, Any]:
     texts = collect_prompts(given["prompt"], given["prompts"])
     new = max(3, given["max_new_tokens"])
     row = given["checkpoint"], texts, new, given["max_context"]
-    tokens = row_tokens(*row)
+    most = open_checkpoint(given["checkpoint"] or "default").config.max_positions
+    tokens = min(row_tokens(*row), most)
     return {
         "batch": min(given["batch_size"], len(texts)),
         "prompt_tokens": max(1, min(USUAL_TOKENS, tokens - new)),

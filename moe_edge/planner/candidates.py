@@ -197,7 +197,7 @@ def refused_value(name: str, value: Any) -> Refused | None:
         reason = "mode fused decides on the device, which replay does not time"
         return Refused(what, reason, NOT_REPLAYED)
     if name in IN_FUSED and value:
-        reason = "it is of mode fused, which is tried on a described GPU alone"
+        reason = "plans try it by themselves, of assists on a described GPU alone"
         return Refused(what, reason, NOT_REPLAYED)
     if name == "predictor":
         kind = PREDICTORS.class_of(value)

@@ -16,7 +16,7 @@ from moe_edge.planner.candidates import Candidate
 from moe_edge.planner.costs import ModelCosts, link_of
 from moe_edge.planner.described import Described
 from moe_edge.planner.estimate import Estimate, exactly
-from moe_edge.planner.helped import helped_costs
+from moe_edge.planner.helped import helped_costs, is_helped
 from moe_edge.planner.recorded_routing import hit_range
 from moe_edge.planner.replayed import layer_slots
 
@@ -50,8 +50,9 @@ def computed_costs(
     load_s = load_seconds(options, gpu, live.block_bytes)
     layer_s = step_s / len(live.config.moe_layers)
     most = math.ceil(chosen_experts(live, live.batch))
+    helped = helped_costs(load_s, live.block_bytes, layer_s, most)
     return ModelCosts(
-        assist_s=helped_costs(load_s, live.block_bytes, layer_s, most),
+        assist_s=helped if is_helped(live) else {},
         batch=live.batch,
         layered_s=step_s,
         layer_share=1.0,

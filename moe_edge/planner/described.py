@@ -91,6 +91,10 @@ class Described:
         room = self.batch, self._context
         return device_needs(options, self._weights, records, *room, self._backend)
 
+    def decides_on_device(self, options: OffloadOptions) -> bool:
+        """Whether an engine of these options is of mode fused."""
+        return options.choose_mode(self._backend) == "fused"
+
     def context(self, options: OffloadOptions) -> Context:
         """What an engine of these options gives to policies."""
         return context_of(options, self.config)

@@ -22,7 +22,7 @@ from moe_edge.planner.choose import Judged, judge, ranked
 from moe_edge.planner.computed import computed_costs, computed_estimate
 from moe_edge.planner.described import DescribedModel, backend_of
 from moe_edge.planner.estimate import Subject
-from moe_edge.planner.helped import NOTE, with_fused
+from moe_edge.planner.helped import LATE_NOTE, NOTE, with_fused
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Quality, Refused, admitted, unmeasured
 from moe_edge.planner.recorded_routing import SOURCE
@@ -88,6 +88,8 @@ def plan_elsewhere(
     trace = given_trace(asked, live.config, notes)
     if trace is None:
         notes.append(SOURCE)
+        if base.assist is not None:
+            notes.append(f"times are without assist {base.assist}: give --trace")
         found = _computed(asked, space, model, gpu, qualities, budgets)
         space_refused = [r for r in space.refused if not r.what.startswith(_REPLAYED)]
         space_refused.append(
@@ -99,8 +101,10 @@ def plan_elsewhere(
         )
     else:
         if fused:
-            space = with_fused(space, fixed, live.config, asked.joining)
-            notes.append(NOTE)
+            space = with_fused(space, fixed, live, asked.joining)
+            helped = any(own.get("assist_in_fused") for own in space.values["assist"])
+            late = any("assist_deferred" in each.options for each in qualities)
+            notes += [NOTE] * helped + [LATE_NOTE] * late
         together = trace.in_batches(asked.batch)
         found = _replayed(asked, space, model, gpu, qualities, together)
         space_refused = [*space.refused]

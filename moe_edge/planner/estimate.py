@@ -44,7 +44,8 @@ class Subject:
     """A checkpoint in one format at one K, as it was calibrated.
 
     Attributes:
-      live: the checkpoint: `config`, `block_bytes`, `batch`, `needs`, `context`.
+      live: the checkpoint: `config`, `block_bytes`, `batch`, `needs`, `context`,
+        `decides_on_device`.
       costs, recorded: of its calibration.
     """
 
@@ -91,8 +92,9 @@ def estimate(
         name != NONE or assist_key(options) not in costs.assist_s
     ):
         raise ConfigError(
-            f"assist {options.assist} with predictor {name} was not measured; use "
-            "predictor none, or more --calibrate_s"
+            f"what assist {options.assist} takes with predictor {name} is not known; "
+            "use predictor none or leave the assist out, or give more --calibrate_s "
+            "where the model runs"
         )
     played = play(subject.recorded, options, live, costs, prompts)
     link = costs.link(options)
@@ -110,7 +112,7 @@ def estimate(
         step_s = np.maximum(step_s, costs.per_predictor_s[name])
     else:
         step_s = recorded.by_batch(costs.assisted_s(options, played.absent))
-    if not options.assist_in_fused:  # whose policies run on the device
+    if not live.decides_on_device(options):
         step_s = step_s + subject.policies_s(options, played, prompts)
     # Other prompts of the same kind, as many as were recorded.
     spread = float(np.std(step_s, ddof=1)) if batches > 1 else 0.0

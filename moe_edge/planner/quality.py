@@ -58,7 +58,7 @@ class Quality:
             own = ", ".join(f"{n}={v}" for n, v in given.items())
             parts.append(f"route {self.options['route']} ({own})")
         if "assist_deferred" in self.options:
-            parts.append(f"assist {self.options['assist']} deferred")
+            parts.append(f"deferred assist {self.options['assist']}")
         if self.k is not None:
             parts.append(f"k {self.k}")
         if self.expert_dtype is not None:

@@ -244,7 +244,7 @@ class Model:
             return options
         from moe_edge.planner.auto import chosen_options
 
-        tokens = reserved_tokens(context)
+        tokens = min(reserved_tokens(context), self.config.max_positions)
         new = max(3, tokens // 8)
         asked = {"batch": batch, "context": tokens, "new_tokens": new}
         asked["prompt_tokens"] = max(1, min(128, tokens - new))

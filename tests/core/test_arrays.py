@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.core.arrays import add_at, count_at, module_of, set_at
+from moe_edge.core.arrays import add_at, count_at, module_of, set_at, take_rows
 
 
 def test_module_of_host_device_and_tracer():
@@ -25,3 +25,14 @@ def test_add_at_adds_to_a_row():
     for xp in (np, jnp):
         added = add_at(xp.ones((2, 2), dtype=np.float32), 1, xp.full(2, np.float32(3)))
         assert added.tolist() == [[1, 1], [4, 4]]
+
+
+def test_take_rows_is_take_along_axis_in_numpy_and_jax():
+    array_TN = np.arange(12, dtype=np.float32).reshape(3, 4)
+    index_TK = np.array([[3, 0], [1, 1], [0, 2]], np.int32)
+    want_TK = np.take_along_axis(array_TN, index_TK, axis=1)
+    found_TK = take_rows(array_TN, index_TK)
+    assert isinstance(found_TK, np.ndarray)
+    np.testing.assert_array_equal(found_TK, want_TK)
+    in_jit = jax.jit(take_rows)(array_TN, index_TK)
+    np.testing.assert_array_equal(in_jit, want_TK)

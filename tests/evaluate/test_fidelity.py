@@ -112,5 +112,5 @@ def test_cut_rows_refuses_a_short_text():
 
 
 def test_switch_engine_refuses_fused(tmp_path):
-    with pytest.raises(ConfigError, match="mode layered, got fused"):
+    with pytest.raises(ConfigError, match="in mode layered alone, got fused"):
         SwitchEngine("default", OffloadOptions(mode="fused"), batch=1, capacity=8)

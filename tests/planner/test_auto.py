@@ -7,10 +7,12 @@ import pytest
 
 import moe_edge as me
 from moe_edge.configurables import PLANNED, ROOTS, get_root
+from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.tables import load
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.planner import auto, auto_commands
+from moe_edge.planner.asked import check_context
 from moe_edge.planner.options import PlanOptions
 
 SERVED = {"max_batch": 2, "max_context": 64, "prefill_chunk": 32}
@@ -80,6 +82,15 @@ def test_commands_plan_for_what_they_run(tiny, tmp_path, asked, name):
         assert asked["context"] >= 64
 
 
+def test_short_plans_of_a_short_context_are_within_it(tiny, tmp_path, asked):
+    """Where nobody says how long rows are, more is reserved than some models have."""
+    config = open_checkpoint(tiny).config
+    given = {"checkpoint": str(tiny), "prompt": ["Hello"], "max_new_tokens": 8}
+    seen("generate", [])(**given, device_memory="auto", out_dir=str(tmp_path / "o"))
+    del asked["fixed"]
+    check_context(PlanOptions(checkpoint=str(tiny), **asked), config)
+
+
 def test_rows_of_equal_bits_leave_assists_out(tiny, asked):
     given = {"checkpoint": str(tiny), "port": 0, **SERVED}
     seen("serve", [])(**given, device_memory="auto", deterministic=True)
@@ -138,7 +149,9 @@ def test_python_plans_with_the_caches_of_the_model(tiny, monkeypatch):
     monkeypatch.setattr(auto, "chosen_options", chosen)
     model = me.load(tiny, kv_cache="bfloat16")
     with model.offload("auto", max_context=32):
-        assert found["kv_cache"] == "bfloat16"
+        assert found["kv_cache"] == "bfloat16" and found["context"] == 32
+    with model.offload("auto"):
+        assert found["context"] == model.config.max_positions
 
 
 @pytest.mark.slow

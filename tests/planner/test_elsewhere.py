@@ -6,18 +6,15 @@ import pytest
 
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.engine.generate import generate
 from moe_edge.engine.load import load_engine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.session import cache_bytes
-from moe_edge.kernels import native
 from moe_edge.planner.described import Described, read_config
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.plan import make_plan
 from moe_edge.planner.recorded_routing import hit_range
 from moe_edge.planner.replayed import layer_slots
 from moe_edge.workload.trace_writer import write_trace
-from tests.support.planned import stored_machine
 from tests.support.tiny_checkpoints import raw_config
 from tests.support.traces import make_trace
 
@@ -204,84 +201,3 @@ def test_other_bad_input_of_plans_elsewhere(tmp_path, olmoe):
 def test_hit_range_meets_the_recorded_runs():
     assert hit_range(0.25) == pytest.approx((0.465, 0.641, 0.817))
     assert hit_range(1.0) == (1.0, 1.0, 1.0)
-
-
-@pytest.fixture
-def traced(tmp_path):
-    """A tiny folder without weights, and a trace whose layers change their experts."""
-    raw = raw_config("olmoe")
-    E, K, L = raw["num_experts"], raw["num_experts_per_tok"], raw["num_hidden_layers"]
-    rows = [
-        (int(step > 3), step, layer, [(step + layer + j) % E for j in range(K)])
-        for step in range(24)
-        for layer in range(L)
-    ]
-    write_trace(tmp_path / "t.csv", make_trace(rows, num_experts=E))
-    return config_file(tmp_path, raw), {"trace": str(tmp_path / "t.csv"), **ROOM}
-
-
-DEFERRED = {
-    "option": "assist_deferred",
-    "assist": "all",
-    "agreement": 0.95,
-    "agreement_interval95": [0.94, 0.96],
-    "perplexity_ratio": 1.01,
-    "ratio_interval95": [1.0, 1.02],
-    "batch": 1,
-    "device_memory": "50%",
-}
-
-
-def tried_in(summary) -> list[dict]:
-    every = [summary["chosen"], *summary["alternatives"]]
-    return [each["offload"] for each in every]
-
-
-def test_a_described_gpu_is_offered_assist_in_fused(traced):
-    path, given = traced
-    summary = planned(path, device_memory="50%", **given).summary
-    tried = tried_in(summary)
-    helped = [each for each in tried if each.get("assist_in_fused")]
-    assert helped and all(each["mode"] == "fused" for each in helped)
-    assert not any(each.get("assist_deferred") for each in tried), "lossless alone"
-    assert all(each.get("assist_in_fused") for each in tried if each.get("assist"))
-    assert any("a host that is assumed to read" in n for n in summary["assumptions"])
-    refused = {each["what"]: each["reason"] for each in summary["refused"]}
-    assert "predictor stale_gate prefetch_in_fused True mode fused" in refused
-    assert any("two_front" in what for what in refused)
-
-
-def test_a_described_cpu_is_offered_none(traced, tmp_path):
-    path, given = traced
-    machine = tmp_path / "machine.json"
-    machine.write_text(json.dumps(stored_machine(1)))
-    given |= {"machine": str(machine)}
-    summary = planned(path, device_memory="50%", **given).summary
-    assert not any(each.get("assist") for each in tried_in(summary))
-    assert not any("assumed" in note for note in summary["assumptions"])
-
-
-@pytest.mark.skipif(native.library() is None, reason="needs the host kernels")
-def test_the_engine_takes_what_a_plan_says_of_fused(tiny, tmp_path):
-    """A card allows deferral, and the plan's options run."""
-    config = open_checkpoint(tiny).config
-    E, K = config.moe.num_experts, config.moe.top_k
-    rows = [
-        (int(step > 3), step, layer, [(step + layer + j) % E for j in range(K)])
-        for step in range(24)
-        for layer in config.moe_layers
-    ]
-    write_trace(tmp_path / "t.csv", make_trace(rows, num_experts=E))
-    (tmp_path / "cards.json").write_text(json.dumps([DEFERRED]))
-    given = {"trace": str(tmp_path / "t.csv"), "card": [str(tmp_path / "cards.json")]}
-    given |= {"device_memory": "50%", **RTX, **ROOM}
-    asked = PlanOptions(checkpoint=str(tiny), max_ppl_ratio=1.05, **given)
-    plan = make_plan(asked, *asked.base(None))
-    assert plan.summary["chosen"]["offload"].get("assist_in_fused")
-    assert any(each.get("assist_deferred") for each in tried_in(plan.summary))
-    found = next(o for o in tried_in(plan.summary) if o.get("assist_deferred"))
-    for options in (plan.summary["chosen"]["offload"], found):
-        offload = OffloadOptions(**options)
-        with load_engine(tiny, with_tokenizer=False, offload=offload).engine as engine:
-            assert generate(engine, [[1, 2, 3]], 4).tokens
-            assert engine.report()["mode"] == "fused"

@@ -43,6 +43,7 @@ def subject(costs=COSTS, batches=2):
         batch=1,
         machine_bytes=None,
         needs=lambda options: NEEDS,
+        decides_on_device=lambda options: False,
         context=lambda options: Context(),
     )
     decoded = trace.step[trace.phase == 1]
@@ -103,7 +104,7 @@ def test_assist_costs_what_an_absent_expert_cost():
         for name in ("lru", "lfu")
     }
     assert len(others) == 1
-    with pytest.raises(ConfigError, match="assist all with predictor previous was not"):
+    with pytest.raises(ConfigError, match="all takes with predictor previous is not"):
         estimate(at("50%", assist="all", predictor="previous"), subject(costs))
 
 
@@ -132,6 +133,8 @@ def test_what_an_eviction_costs_the_host_is_counted(monkeypatch):
     plain = estimate(at("50%"), one).tpot_s[1]
     one._plain_s.update(dict.fromkeys(one._plain_s, -1.0))  # as if it were a second
     assert estimate(at("50%", eviction="lfu"), one).tpot_s[1] > plain + 0.9
+    one.live.decides_on_device = lambda options: True
+    assert estimate(at("50%", eviction="lfu"), one).tpot_s[1] < plain + 0.9
 
 
 def test_computed_costs_of_assists_are_the_longer_side_by_hand():

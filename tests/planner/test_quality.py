@@ -75,7 +75,7 @@ def test_deferral_is_allowed_where_mode_fused_is_tried(tmp_path):
     (tmp_path / "cards.json").write_text(json.dumps(rows))
     asked = PlanOptions(card=[str(tmp_path)], max_ppl_ratio=1.01)
     found, refused = admitted(asked, BASE, FREE, "default", with_fused=True)
-    assert [q.label for q in found] == ["lossless", "assist all deferred"]
+    assert [q.label for q in found] == ["lossless", "deferred assist all"]
     assert refused == [] and not OffloadOptions(**found[1].options).lossless
     for fixed, fused in ((FREE, False), (frozenset({"assist"}), True)):
         found, refused = admitted(asked, BASE, fixed, "default", with_fused=fused)

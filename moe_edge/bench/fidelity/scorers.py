@@ -15,6 +15,7 @@ from moe_edge.evaluate.fidelity import Deferral, SwitchEngine, card, facts_of
 from moe_edge.evaluate.fused_fidelity import FusedEngines
 from moe_edge.evaluate.layerwise import Cached, LayerwiseRun, LayerwiseText
 from moe_edge.evaluate.stepwise import ForcedRun, score_batches
+from moe_edge.kernels.assist import open_calls
 from moe_edge.offload.budget import parse_budget
 from moe_edge.offload.evict_base import get_eviction
 from moe_edge.route.base import Route
@@ -64,7 +65,16 @@ class Stepwise:
 
 
 class Fused(Stepwise):
-    """Decode steps of engines of mode fused: one after another, or in turn."""
+    """Decode steps of engines of mode fused: one after another, or in turn.
+
+    Raises:
+      ConfigError: the host is to compute experts, and cannot.
+    """
+
+    def __init__(self, settings: FidelitySettings, loaded: Loaded):
+        if settings.deferred or settings.base.assist_in_fused:
+            open_calls()  # before anything is scored
+        super().__init__(settings, loaded)
 
     @contextlib.contextmanager
     def budget(self, options: OffloadOptions) -> Iterator[Measure]:

@@ -209,6 +209,7 @@ def check(settings: FidelitySettings) -> None:
     reference = reference_of(settings)
     if reference is not None:
         check_checkpoint(reference)
+        _check_no_options(settings, reference)
     given = room_of(settings) | settings.rounded
     if reference is None and settings.rounded:
         asked = " and ".join(" ".join(each) for each in settings.rounded.items())
@@ -218,6 +219,16 @@ def check(settings: FidelitySettings) -> None:
         )
     for options in settings.offloads.values():
         check_checkpoint(settings.checkpoint, offload=options, **given)
+
+
+def _check_no_options(settings: FidelitySettings, reference: str) -> None:
+    given = {"deferred": settings.deferred, "in_turn": settings.in_turn}
+    for name, value in given.items():
+        if value:
+            raise ConfigError(
+                f"{name} is {value}, and {settings.checkpoint} is measured against "
+                f"{reference}, without lossy options of an engine; leave it out"
+            )
 
 
 def room_of(settings: FidelitySettings | QuantisedSettings) -> dict[str, int]:

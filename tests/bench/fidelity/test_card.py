@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from moe_edge.bench.fidelity import scorers
 from moe_edge.bench.fidelity.card import grid_of, pace
 from moe_edge.bench.fidelity.picture import plot
 from moe_edge.bench.fidelity.scorers import scorer_of
@@ -167,6 +168,11 @@ def test_default_text_is_packaged_and_all_options_are_measured(tiny, tmp_path):
             ConfigError,
             "layerwise does not go with mode fused",
         ),
+        (
+            {"offload": FUSED, "deferred": ("all",), "reference": "default"},
+            ConfigError,
+            "is measured against default, without lossy options",
+        ),
         ({"rows": 10**6}, RequestError, "1000000 rows of 6 . 20 need 26000000"),
     ],
 )
@@ -175,6 +181,23 @@ def test_bad_input_is_refused(tiny, tmp_path, given, error, message):
         settings = FidelitySettings(**SMALL | {"checkpoint": tiny} | given)
         run_study(FIDELITY, settings, out_dir=str(tmp_path / "o"))
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"deferred": ("all",)},
+        {"offload": dataclasses.replace(FUSED, assist="all", assist_in_fused=True)},
+    ],
+)
+def test_host_kernels_are_asked_for_before_rows_are_read(tiny, monkeypatch, given):
+    def refuse():
+        raise ConfigError("no host kernels")
+
+    monkeypatch.setattr(scorers, "open_calls", refuse)
+    settings = FidelitySettings(checkpoint=tiny, **{"offload": FUSED} | given)
+    with pytest.raises(ConfigError, match="no host kernels"):
+        scorer_of(settings, None)
 
 
 def test_layer_by_layer_is_what_the_engine_does(tiny, tmp_path):
