@@ -129,7 +129,6 @@ def test_it_names_what_mode_layered_names(name, lengths, top_a, memory, monkeypa
             ("gqa", np.float32, (9,), {"device_memory": "17%"}),
             ("states", np.float32, (9, 4), {}),
             ("gpt_oss", np.float32, (9,), {"eviction": "lfu", "device_memory": "40%"}),
-            ("q4_0", np.float32, (9,), {"device_memory": "40%"}),
             ("mla", BF16, (9, 4), {}),
         ),
     ],
