@@ -39,7 +39,7 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.offload.assist_base import Assist
 from moe_edge.offload.evict_base import CacheSpec, Eviction
 from moe_edge.offload.slots import is_lost
-from moe_edge.predict.stale_gate import LooksAhead
+from moe_edge.predict.stale_gate import DevicePredictor
 from moe_edge.route.base import Route, TopK
 
 
@@ -79,7 +79,7 @@ class FusedEngine(Engine):
         *,
         route: Route | None = None,
         zero_copy: bool = False,
-        predictor: LooksAhead | None = None,
+        predictor: DevicePredictor | None = None,
         prefetch_limit: int = 8,
         assist: Assist | None = None,
         assist_deferred: bool = False,

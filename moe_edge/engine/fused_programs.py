@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from moe_edge.core.checks import check_shape
 from moe_edge.engine.fused_assist import FusedAssist, Helped, HelpedWaves
 from moe_edge.engine.fused_cache import Cache, DeviceCache
-from moe_edge.engine.fused_prefetch import Coming, Prefetch, UnderWay
-from moe_edge.engine.fused_waves import run_through_slots
+from moe_edge.engine.fused_prefetch import Coming, Prefetch, Then, UnderWay, behind
+from moe_edge.engine.fused_waves import run_through_slots, sum_of_present
 from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.programs import Programs, jit_step
 from moe_edge.model.branches import add_experts, seam
@@ -88,6 +88,8 @@ class FusedPrograms(Programs):
         if host_ER is None:
             x, kv, _ = block(x, chunk, window, None, None, kv)
             return (state, x, kv, None), None, deferred
+        if under_way is not None and under_way.kv is not None:
+            kv = under_way.kv
         (x, normed), kv = block.attend(x, chunk, window, kv)
         hidden_TD, routing = seam(block.route(normed, chunk))
         shared = seam(block.run_shared(hidden_TD, routing))
@@ -100,15 +102,24 @@ class FusedPrograms(Programs):
         k_T = chunk.k_T(self.config.moe.top_k)
         shares_TE = gate_scores(routing.scores_TE, self.config.moe)
         wanted, zero_copy = routing._replace(scores_TE=shares_TE), self._zero_copy
-        waves, assist = self.waves_of(taken_TD.shape[0], host_ER.dtype), self._assist
-        given, helped = (layer, taken_TD, wanted, host_ER), None
+        plain = waves = self.waves_of(taken_TD.shape[0], host_ER.dtype)
+        given, helped, assist = (layer, taken_TD, wanted, host_ER), None, self._assist
         if x.shape[1] == 1 and assist is not None and assist.suits(waves, taken_TD):
             state, helped = assist.begin(state, *given, is_last)
             waves = HelpedWaves(waves, assist, helped, wanted)
         expected = None
-        if coming is not None:
+        if coming is not None and coming.then is not None:
+            here = wanted if helped is None else wanted._replace(ids_TK=helped.ids_TK)
+            given = self._cache, plain, state, layer, taken_TD, here
+            part_TD, travels = sum_of_present(*given)
+            partial = add_experts(self.config, x, seam(part_TD), shared)
+            given = coming, coming.then, partial, travels
+            expected = self._prefetch.peeked(*given)
+            # Slots are read before the look-up's loop, which writes in place.
+            wanted = wanted._replace(ids_TK=behind(expected, wanted.ids_TK))
+        elif coming is not None:
             expected = self._prefetch.expected(coming, hidden_TD, taken_TD, k_T)
-        given = state, *given, expected, helped
+        given = state, layer, taken_TD, wanted, host_ER, expected, helped
         if zero_copy is not None and zero_copy.suits(layer, wanted.ids_TK):
             state, y_TD, begun = zero_copy.run(*given)
         else:
@@ -118,6 +129,21 @@ class FusedPrograms(Programs):
         x = add_experts(self.config, x, seam(y_TD), shared)
         left = helped if helped is not None and helped.is_deferred else None
         return (state, x, kv, routing), begun, left
+
+    def _coming(self, gates, kind, number, layer, kv, slots_SR, chunk) -> Coming | None:
+        """The next layer, with all that is its own; None: nothing is fetched for it.
+
+        Args:
+          gates: of the layer before.
+        """
+        weights, host_ER, window, _ = layer
+        peeks = self._prefetch.peeks and host_ER is not None
+        if not gates and not peeks:
+            return None
+        if self._prefetch.most(slots_SR, len(chunk.valid_BS)) == 0:
+            return None
+        then = Then(self.bind(kind, weights), chunk, window, kv) if peeks else None
+        return Coming(gates, number, host_ER, slots_SR, then)
 
     def _reroute(self, state: Cache, layer, routing):
         resident_E = self._cache.slots_of(state, layer) >= 0
@@ -170,11 +196,10 @@ class FusedPrograms(Programs):
         for place, (kind, number) in enumerate(zip(kinds, numbers, strict=True)):
             x, chunk = seam((x, chunk))  # here the resident engine changes programs
             *layer, gates = layers[place]
-            coming = None
-            if gates and place + 1 < len(layers):
-                _, host_ER, *_ = layers[place + 1]
-                slots_SR = state.slots_SR[place + 1]
-                coming = Coming(gates, numbers[place + 1], host_ER, slots_SR)
+            coming, after = None, place + 1
+            if self._prefetch is not None and after < len(layers):
+                given = kinds[after], numbers[after], layers[after], caches[after]
+                coming = self._coming(gates, *given, state.slots_SR[after], chunk)
             given = kind, state.at(place), x, chunk, number, *layer, caches[place]
             (here, x, kv, routing), under_way, deferred = self._run_layer(
                 *given, under_way, coming, deferred, place == last

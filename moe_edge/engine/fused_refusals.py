@@ -10,7 +10,7 @@ from moe_edge.model.record import RecordLayout
 from moe_edge.offload.assist_base import ASSISTS
 from moe_edge.offload.evict_base import CacheSpec, own_choice
 from moe_edge.predict.base import PREDICTORS, Predictor
-from moe_edge.predict.stale_gate import LooksAhead
+from moe_edge.predict.stale_gate import is_by_programs
 
 RULES: list[Rule] = []
 _rule = rules_of(RULES)
@@ -86,16 +86,14 @@ def prefetch_layered(asked):
 @_rule(
     "`offload.prefetch_in_fused`",
     "no predictor, or one whose scores a step's program does not compute by itself",
-    "use predictor stale_gate, n_layer_gate or probe",
+    "use predictor stale_gate, n_layer_gate, probe or one of partial states",
 )
 def prefetch_by_the_host(asked):
     if not _prefetches(asked):
         return None
     kind = asked.predictor
     kind = kind if isinstance(kind, type) else type(kind)
-    # One that sorts its scores in a way of its own does that on the host.
-    is_ours = issubclass(kind, LooksAhead) and kind.predict is LooksAhead.predict
-    if is_ours and kind.store is LooksAhead.store:
+    if is_by_programs(kind):
         return None
     return f"prefetch_in_fused is True and the predictor {kind.name}"
 

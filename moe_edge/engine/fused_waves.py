@@ -42,7 +42,7 @@ def run_through_slots(
       (cache, float32 `[T, D]`, what is under way for the next layer).
     """
     ids_TK, weights_TK, scores_TE = routing
-    E, S = device.spec.num_experts, device.spec.num_slots
+    E = device.spec.num_experts
     # What a policy sees of one wave is the whole choice; the slots see the rest.
     seen_TK, elsewhere_E = ids_TK, None
     if helped is not None:
@@ -55,13 +55,7 @@ def run_through_slots(
         cache, fetched_E = device.acquire(*given)
         given = device, cache, expected, hidden_TD
         cache, under_way, hidden_TD = begin(*given)
-        slot_E = device.slots_of(cache, layer)
-        if waves.method == "pairs":
-            slot_of = slot_E[jnp.minimum(wave_TK, E - 1)]
-            slot_of = jnp.where(wave_TK < E, slot_of, S)
-        else:
-            slot_of = jnp.where(_chosen(wave_TK, E), slot_E, S)
-        slot_of = device.place_of(layer, slot_of)
+        slot_of = _places(device, cache, layer, wave_TK, waves.method)
         total = waves.run(total, hidden_TD, ids_TK, weights_TK, cache.slots_SR, slot_of)
         return cache, total, fetched_E, under_way
 
@@ -94,6 +88,43 @@ def run_through_slots(
         hit_E = _chosen(ids_TK, E) & ~missed_E
         cache = device.settle_hits(before, cache, layer, hit_E)
     return cache, waves.finish(total, ids_TK, weights_TK), under_way
+
+
+def sum_of_present(
+    device: DeviceCache,
+    waves: ExpertWaves,
+    cache: Cache,
+    layer,
+    hidden_TD: jax.Array,
+    routing: Routing,
+) -> tuple[jax.Array, jax.Array]:
+    """What the chosen experts in slots give, before a look-up has changed any.
+
+    Args: as of `run_through_slots`.
+    Returns:
+      (float32 `[T, D]`; bool, whether a chosen one is in no slot).
+    """
+    ids_TK, weights_TK, _ = routing
+    is_absent_E = device.slots_of(cache, layer) < 0
+    lacks = jnp.any(_chosen(ids_TK, len(is_absent_E)) & is_absent_E)
+    place_of = _places(device, cache, layer, ids_TK, waves.method)
+    total = waves.start(hidden_TD, ids_TK)
+    given = hidden_TD, ids_TK, weights_TK, cache.slots_SR, place_of
+    total = waves.run(total, *given)
+    return waves.finish(total, ids_TK, weights_TK), lacks
+
+
+def _places(device: DeviceCache, cache: Cache, layer, ids_TK, method: str) -> jax.Array:
+    """`slot_of` of `ExpertWaves.run`: where experts stand in the layer's array; beyond
+    it, what is in no slot."""
+    E, S = device.spec.num_experts, device.spec.num_slots
+    slot_E = device.slots_of(cache, layer)
+    slot_E = jnp.where(slot_E < 0, S, slot_E)
+    if method == "pairs":
+        slot_of = jnp.where(ids_TK < E, slot_E[jnp.minimum(ids_TK, E - 1)], S)
+    else:
+        slot_of = jnp.where(_chosen(ids_TK, E), slot_E, S)
+    return device.place_of(layer, slot_of)
 
 
 def next_pairs(rest_TK, experts: int, capacity) -> jax.Array:

@@ -146,4 +146,4 @@ class LayerPrograms(Programs):
     def peek_step(self, kind, x_BSD, layer, chunk, window, cache, top_a):
         """`peek` from the state after those experts."""
         block = self.bind(kind, layer)
-        return partial_gate(block, x_BSD, chunk, window, cache, top_a)
+        return partial_gate(block, x_BSD, chunk, window, cache, top_a)[0]

@@ -41,8 +41,9 @@ class Predictor(PlugIn):
         finish_sequence  when a sequence ends
 
     Mode fused reads no routing on the host: with `prefetch_in_fused` its programs run
-    the `gates_after` of those that only look ahead (`stale_gate.LooksAhead`), and it
-    refuses others. Replay and the simulator have the choices of a trace, some traces
+    the `gates_after` of those that only look ahead (`stale_gate.LooksAhead`), or the
+    next layer's router on a partial state (`stale_gate.is_by_programs`), and it refuses
+    others. Replay and the simulator have the choices of a trace, some traces
     the scores, and refuse what else a predictor needs.
 
     Attributes:

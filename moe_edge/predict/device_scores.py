@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from moe_edge.model.config import ModelConfig, MoeConfig
+from moe_edge.model.kv_cache import Cache
 from moe_edge.model.matvec import linear
 from moe_edge.model.router import Router, choose
 from moe_edge.model.transformer import Block, Chunk
@@ -101,7 +102,7 @@ def partial_gate(
     window: jax.Array,
     cache,
     top_a: float | None = None,
-) -> jax.Array:
+) -> tuple[jax.Array, Cache]:
     """What layer l + 1, a MoE layer, would choose on a partial state.
 
     Args:
@@ -109,10 +110,15 @@ def partial_gate(
       x_BSD: float32 residual stream after layer l without its absent experts.
       chunk: positions and padding, those of layer l.
       window: of layer l + 1.
-      cache: keys and values of layer l + 1 before this step. Only read: the keys of
-        the partial state are dropped, so a program must not donate it.
-      top_a: as in `wanted_scores`, whose result it returns.
+      cache: keys and values of layer l + 1 before this step.
+      top_a: as in `wanted_scores`.
+    Returns:
+      (float32 [E] of `wanted_scores`; the cache with the keys and values of the partial
+      state. A program that drops it must not donate `cache`, one that goes on writes
+      the same positions again, so it needs no copy. States that no position names have
+      moved on, so those are to be dropped).
     """
-    attended, _ = block.attend(x_BSD, chunk, window, cache)
+    attended, cache = block.attend(x_BSD, chunk, window, cache)
     _, routing = block.route(attended.normed_BSD, chunk)
-    return wanted_scores(routing.ids_TK, routing.scores_TE, block.router.moe, top_a)
+    given = routing.ids_TK, routing.scores_TE, block.router.moe, top_a
+    return wanted_scores(*given), cache

@@ -80,6 +80,20 @@ class LooksAhead(DevicePredictor):
         return super().store(state, layer, rows_NE)
 
 
+def is_by_programs(kind: type[Predictor]) -> bool:
+    """Whether a program's scores are all that a predictor's choice needs.
+
+    One that stores them, or sorts them, in a way of its own does that on the host.
+    """
+    if issubclass(kind, LooksAhead):
+        base: type[DevicePredictor] = LooksAhead
+    elif issubclass(kind, DevicePredictor) and kind.needs == {"partial_state"}:
+        base = DevicePredictor
+    else:
+        return False
+    return kind.store is base.store and kind.predict is base.predict
+
+
 @register
 @dataclasses.dataclass(frozen=True, eq=False)
 class GatePredictor(LooksAhead):

@@ -341,7 +341,6 @@ def test_a_policy_whose_worth_is_its_own_is_asked_before_each_plan():
         ({"mode": "layered"}, "the mode layered"),
         ({"predictor": "none"}, "the predictor none; use predictor stale_gate"),
         ({"predictor": "previous"}, "the predictor previous; use predictor"),
-        ({"predictor": "smoe_partial"}, "the predictor smoe_partial; use predictor"),
         ({"predictor": "n_layer_gate", "horizon": 2}, "horizon is 2; use horizon 1"),
         ({"eviction": "moe_infinity"}, "moe_infinity has a gave_up of its own"),
         ({"slot_plan": "one_pool"}, "the slot plan one_pool; use slot_plan equal"),

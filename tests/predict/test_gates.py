@@ -392,7 +392,7 @@ def test_wanted_scores_top_score_rule_by_hand():
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def run_partial_gate(config, kind, flat, x_BSD, chunk, window, cache):
     block = bind_block(block_graph(config, kind), flat)
-    return partial_gate(block, x_BSD, chunk, window, cache, None)
+    return partial_gate(block, x_BSD, chunk, window, cache, None)[0]
 
 
 @pytest.mark.parametrize("name", slow_but(["gqa", "mla_bias"], ALL))
