@@ -34,31 +34,47 @@ class Plan(NamedTuple):
     """Which starts an entry is to have.
 
     Attributes:
-      before: those that are made.
-      until: their number in the end.
+      made: all tries so far.
+      until: the number of starts in the end.
       kept: file beside the entry, of a run that is under way; None keeps nothing.
+      added_to: tries of the entry that it adds to.
     """
 
-    before: Sequence[Start]
+    made: Sequence[Start]
     until: int
     kept: Path | None = None
+    added_to: int = 0
 
 
 def planned(out_dir: str | Path, settings: Any, count: int, append: bool) -> Plan:
     """`count` starts, after those of the entry with `append`. A run that was cut off
-    goes on: what it had measured is kept beside the entry until that is written.
+    goes on: what it had measured is kept beside the entry until that is written, and
+    counts towards the number that is asked for now.
 
     Raises:
-      ConfigError: starts to add to are not there, or were made with other settings.
+      ConfigError: starts to add to are not there, or were made with other settings; or
+        what is kept was to be added to others than the entry's, or to none.
     """
     entry = Path(out_dir).resolve()
     kept = entry.with_name(f"{entry.name}.starts.partial")
-    if kept.is_file():
-        starts, until = _read(kept, settings, f"remove {kept.name}")
-        print(f"{kept}: goes on after {len(used(starts))} of {until} starts")
-        return Plan(starts, until, kept)
+    going_on = kept.is_file()
+    made, added_to = [], 0
+    if going_on:
+        made, added_to = _read(kept, settings, f"remove {kept.name}")
+        if append != bool(added_to):
+            raise ConfigError(
+                f"{kept} is of a run {'with' if added_to else 'without'} --append that "
+                f"was cut off; give it as then to go on, or remove {kept.name}"
+            )
     before = read_starts(entry, settings) if append else []
-    return Plan(before, next_number(before) + count, kept)
+    if going_on and made[:added_to] != before:
+        raise ConfigError(
+            f"{kept} adds to starts that {entry.name} no longer has; remove {kept.name}"
+        )
+    until = next_number(before) + count
+    if going_on:
+        print(f"{kept}: goes on after {len(used(made))} of {until} starts")
+    return Plan(made or before, until, kept, len(before))
 
 
 def next_number(starts: Sequence[Start]) -> int:
@@ -145,18 +161,24 @@ def take_starts(
       run: what measures a start; None: `run_start` in a fresh process.
     """
     run = run or (lambda *args: alone(run_start, *args))
-    found = list(plan.before)
-    for number in range(next_number(found), plan.until):
-        for _ in range(TRIES):
-            found.append(_taken(study, settings, number, run))
-            if plan.kept:
-                write_text(plan.kept, stored_text(settings, found, plan.until))
-            one = found[-1]
-            others = "unknown" if one["others"] is None else f"{one['others']:.0%}"
-            print(f"start {number}: {one['wall_s']:.0f} s, others' CPU {others}")
-            if not one["busy"]:
-                break
+    found = list(plan.made)
+    while (number := _next_try(found)) < plan.until:
+        one = _taken(study, settings, number, run)
+        found.append(one)
+        if plan.kept:
+            write_text(plan.kept, stored_text(settings, found, plan.added_to))
+        others = "unknown" if one["others"] is None else f"{one['others']:.0%}"
+        print(f"start {number}: {one['wall_s']:.0f} s, others' CPU {others}")
     return found
+
+
+def _next_try(found: Sequence[Start]) -> int:
+    """The number of the start to make after these tries: the last one's again, if
+    others disturbed it and it has tries left."""
+    number = next_number(found)
+    tries = sum(start["number"] == number - 1 for start in found)
+    again = found and found[-1]["busy"] and tries < TRIES
+    return number - 1 if again else number
 
 
 def _taken(study: Study, settings: Any, number: int, run: Run) -> Start:
@@ -193,16 +215,16 @@ def facts_of(starts: Sequence[Start]) -> list[dict[str, Any]]:
 
 
 def stored_text(
-    settings: Any, starts: Sequence[Start], until: int | None = None
+    settings: Any, starts: Sequence[Start], added_to: int | None = None
 ) -> str:
     """The file of an entry to which further starts can be added.
 
     Args:
-      until: how many there shall be, of a run that is under way.
+      added_to: how many of them the entry has, of a run that is under way.
     """
     about = {"settings": plain(dataclasses.asdict(settings)), "starts": list(starts)}
-    if until is not None:
-        about["until"] = until
+    if added_to is not None:
+        about["added_to"] = added_to
     return json.dumps(as_read_back(about), indent=None) + "\n"
 
 
@@ -222,7 +244,7 @@ def read_starts(out_dir: str | Path, settings: Any) -> list[Start]:
 
 
 def _read(path: Path, settings: Any, else_do: str) -> tuple[list[Start], int]:
-    """Starts, and how many there shall be."""
+    """Starts, and to how many of them the others were to be added."""
     stored = read_json(path)
     wanted = as_read_back(plain(dataclasses.asdict(settings)))
     elsewhere = {"data_dir"}
@@ -232,4 +254,4 @@ def _read(path: Path, settings: Any, else_do: str) -> tuple[list[Start], int]:
                 f"{path} was measured with {name} {was}, {wanted[name]} is asked for; "
                 f"keep the settings, or {else_do}"
             )
-    return stored["starts"], stored.get("until", next_number(stored["starts"]))
+    return stored["starts"], stored.get("added_to", 0)

@@ -256,6 +256,64 @@ def test_a_run_of_starts_that_was_cut_off_goes_on(tiny, monkeypatch, capsys):
     assert not kept_file.exists()
 
 
+def cut_off(tiny, monkeypatch, after, **given):
+    """A run of starts that ends while it makes another."""
+    left = iter(range(after))
+
+    def ends(_, *args):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return here(*args)
+
+    monkeypatch.setattr(starts, "alone", ends)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(STUDY, Size(), out_dir=str(tiny), **given)
+    monkeypatch.setattr(starts, "alone", lambda _, *args: here(*args))
+
+
+def numbers_of(tiny):
+    return [one["number"] for one in validate_entry(tiny)["starts"]["each"]]
+
+
+@pytest.mark.parametrize("asked", [3, 6])
+def test_a_run_that_goes_on_makes_as_many_as_are_asked_for_now(
+    tiny, monkeypatch, asked
+):
+    cut_off(tiny, monkeypatch, 2, starts=5)
+    run_study(STUDY, Size(), out_dir=str(tiny), starts=asked)
+    assert numbers_of(tiny) == list(range(asked))
+
+
+def test_starts_added_to_an_entry_go_on_as_such_alone(tiny, monkeypatch):
+    """Neither are those of an entry lost, nor what was measured beside it."""
+    where = {"out_dir": str(tiny)}
+    run_study(STUDY, Size(), **where, starts=1)
+    first = (tiny / "starts.json").read_text()
+    cut_off(tiny, monkeypatch, 1, starts=2, append=True)
+    with pytest.raises(ConfigError, match="of a run with --append that was cut off"):
+        run_study(STUDY, Size(), **where, starts=2, overwrite=True)
+    (tiny / "starts.json").write_text(first.replace('"load_before": ', '"load": '))
+    with pytest.raises(ConfigError, match="adds to starts that entry no longer has"):
+        run_study(STUDY, Size(), **where, starts=2, append=True)
+    (tiny / "starts.json").write_text(first)
+    run_study(STUDY, Size(), **where, starts=2, append=True)
+    assert numbers_of(tiny) == [0, 1, 2]
+    cut_off(tiny, monkeypatch, 1, starts=2, overwrite=True)
+    with pytest.raises(ConfigError, match="of a run without --append that was cut"):
+        run_study(STUDY, Size(), **where, starts=2, append=True)
+    assert numbers_of(tiny) == [0, 1, 2]
+
+
+def test_a_start_that_others_disturbed_is_repeated_by_the_run_that_goes_on(
+    tiny, monkeypatch
+):
+    shares = iter([0.0, 0.5, 0.0, 0.0])
+    monkeypatch.setattr(CpuUse, "others", lambda self, later: next(shares))
+    cut_off(tiny, monkeypatch, 2, starts=3)
+    run_study(STUDY, Size(), out_dir=str(tiny), starts=3)
+    assert numbers_of(tiny) == [0, 1, 1, 2]
+
+
 def test_texts_that_starts_found_stand_side_by_side():
     frames = {"best": frame("batch fastest", ms="ms")}
     study = dataclasses.replace(STUDY, frames=frames, derive=lambda tables: {})

@@ -46,7 +46,7 @@ class Workshop:
         self.folder = Path(settings.work_dir) / digest
         (self.folder / "cases").mkdir(parents=True, exist_ok=True)
         self.variants = Variants(settings, self.folder)
-        first = (start_number() or 0) * TIMED_ROWS  # a start has rows of its own
+        first = (start_number() or 0) * TIMED_ROWS  # of its own, as far as they go
         self.timed_rows = np.roll(self.tokens_NS[:, :TIMED], -first, axis=0).tolist()
         self._loaded: dict[tuple, Any] = {}
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from moe_edge.bench.rounds import ON_TIME, round_order
 from moe_edge.bench.speed import describe_models
+from moe_edge.bench.started import start_number
 from moe_edge.bench.study import weights_of
 from moe_edge.engine.base import Engine
 from moe_edge.engine.load import load_engine
@@ -75,7 +76,8 @@ class Servers:
         own = {name: each.config.moe.top_k for name, each in self._engines.items()}
         self._own, self._subs = own, max(own.values()) // own[ORIGINAL]
         ids = text_ids(loaded.tokenizer, settings.data_dir)
-        self._prompts = Prompts(ids, block_tokens(self._load(1.0, 1.0, 0)))
+        blocks = block_tokens(self._load(1.0, 1.0, 0))
+        self._prompts = Prompts(ids, blocks, seed=start_number() or 0)
         self._drivers: dict[str, Driver] = {}
         for name in settings.systems:
             system = SYSTEMS[name]
@@ -188,6 +190,12 @@ class Servers:
         return self.measured(self.settings.systems[0], offered)["throughput_req_s"]
 
 
+def seed_of(settings: ServingStudySettings, number: int, load: float) -> int:
+    """Of the requests of a round at a load; a start has requests of its own."""
+    number += settings.rounds * (start_number() or 0)
+    return 100 * number + (0 if load == AT_ONCE else round(10 * load))
+
+
 def measure(settings: ServingStudySettings, rows: Rows) -> None:
     """Serves the same requests by every system: measured and computed."""
     settings = making.make_models(settings)
@@ -199,7 +207,7 @@ def measure(settings: ServingStudySettings, rows: Rows) -> None:
         before, figures = servers.num_compiled(), Runs()
         for number in range(settings.rounds):
             for load in (*settings.loads, AT_ONCE):
-                seed = 100 * number + (0 if load == AT_ONCE else round(10 * load))
+                seed = seed_of(settings, number, load)
                 offered = servers.offered(load * rate, settings.duration_s, seed)
                 longer = servers.offered(load * rate, settings.computed_s, seed)
                 servers.time_steps()

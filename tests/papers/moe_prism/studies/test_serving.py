@@ -5,8 +5,10 @@ import json
 
 import pytest
 
+from moe_edge.bench.started import started
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.frames import Rows, plain, tables
+from moe_edge.papers.moe_prism.studies.serving import seed_of
 from moe_edge.papers.moe_prism.studies.serving_entry import (
     AT_ONCE,
     Runs,
@@ -135,6 +137,16 @@ def test_one_study_runs_the_systems_of_both_figures():
     figure_12 = (FIFO, MODEL_ONLY, SCHEDULER_ONLY, PRISM, OURS_ORIGINAL, OURS)
     assert {*figure_7, *figure_12} <= set(settings.systems)
     assert settings.systems[0] == FIFO and {0.4, 0.7, 1.0} == set(settings.loads)
+
+
+def test_every_round_and_every_start_has_requests_of_its_own(settings):
+    one, found = dataclasses.replace(settings, rounds=1), []
+    for number in range(5):
+        with started(number):
+            found += [seed_of(one, 0, load) for load in (*LOADS, AT_ONCE)]
+    assert len(set(found)) == len(found) == 15
+    alone = [seed_of(settings, n, load) for n in (0, 1) for load in (*LOADS, AT_ONCE)]
+    assert alone == found[:6]
 
 
 def test_systems_and_loads_are_checked():
