@@ -24,9 +24,7 @@ def test_plan_without_weights_says_last_what_it_wrote(run_script, config, tmp_pa
     flags += ["--device_memory", "6GiB", "--out_dir", "o"]
     done = run_script("plan", *flags)
     assert {*KEYS.split()} <= done.summary.keys()
-    assert done.stdout.splitlines()[0].startswith(
-        "chosen: {'device_memory': '6GiB', 'mode': 'layered'}"
-    )
+    assert done.stdout.startswith("chosen: {'device_memory': '6GiB'}; ")
     out = tmp_path / "o"
     assert json.loads((out / "plan.json").read_text()) == done.summary
     assert "offload.device_memory = '6GiB'" in (out / "plan.gin").read_text()
@@ -60,6 +58,8 @@ def test_plan_refuses_bad_input_in_one_line(run_script, config, flags, message):
 
 def test_dry_run_names_what_is_fixed(run_script, tiny):
     flags = ["--checkpoint", tiny, "--device_memory", "50%", "--fixed", "eviction=lfu"]
+    assert "128 are 256 tokens a row" in run_script("plan", *flags, "--dry_run").error
+    flags += ["--new_tokens", 32, "--prompt_tokens", 64]
     assert run_script("plan", *flags, "--dry_run").summary["fixed"] == ["eviction"]
 
 
