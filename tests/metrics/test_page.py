@@ -2,7 +2,8 @@
 
 import pytest
 
-from moe_edge.metrics.page import cell, level, ranged, say
+from moe_edge.metrics.filters import level, ranged, say
+from moe_edge.metrics.page import cell
 from moe_edge.metrics.ranged import NO_DIFFERENCE, Ranged, formatted
 
 NEAR, FAR = Ranged(1.04, 0.98, 1.1), Ranged(1.3, 1.2, 1.4)
