@@ -177,7 +177,7 @@ def prepare(
     past, warm, *rounds = pool.batches(sizes)
     layer_s = bench.layer_seconds(past, settings.new_tokens)
     link = bench.link_of(settings, layer_s)
-    load_s = 0.0 if link.emulated else bench.load_seconds()
+    load_s = bench.load_seconds(link)
     history = past_sequences(bench, settings) if history is None else history
     engines = []
     for case in cases:

@@ -16,7 +16,7 @@ from moe_edge.planner.recorded_routing import hit_range
 from moe_edge.planner.replayed import layer_slots
 from moe_edge.workload.trace_writer import write_trace
 from tests.support.tiny_checkpoints import raw_config
-from tests.support.traces import make_trace
+from tests.support.traces import changing_rows, make_trace
 
 OLMOE = {
     "model_type": "olmoe",
@@ -135,12 +135,7 @@ def test_objective_memory_passes_budgets_that_the_machine_has_not(olmoe, tmp_pat
 
 def test_trace_of_the_model_is_replayed(tmp_path):
     raw = raw_config("olmoe")
-    E, K, L = raw["num_experts"], raw["num_experts_per_tok"], raw["num_hidden_layers"]
-    rows = [
-        (int(step > 3), step, layer, [(step + layer + j) % E for j in range(K)])
-        for step in range(12)
-        for layer in range(L)
-    ]
+    E, rows = raw["num_experts"], changing_rows(raw, 12)
     write_trace(tmp_path / "t.csv", make_trace(rows, num_experts=E))
     path = config_file(tmp_path, raw)
     given = {"device_memory": "50%", "trace": str(tmp_path / "t.csv"), **ROOM}

@@ -19,19 +19,14 @@ from moe_edge.workload.trace_writer import write_trace
 from tests.planner.test_elsewhere import OLMOE, ROOM, RTX, config_file, planned
 from tests.support.planned import stored_machine
 from tests.support.tiny_checkpoints import raw_config
-from tests.support.traces import make_trace
+from tests.support.traces import changing_rows, make_trace
 
 
 @pytest.fixture
 def traced(tmp_path):
     """A tiny folder without weights, and a trace whose layers change their experts."""
     raw = raw_config("olmoe")
-    E, K, L = raw["num_experts"], raw["num_experts_per_tok"], raw["num_hidden_layers"]
-    rows = [
-        (int(step > 3), step, layer, [(step + layer + j) % E for j in range(K)])
-        for step in range(24)
-        for layer in range(L)
-    ]
+    E, rows = raw["num_experts"], changing_rows(raw, 24)
     write_trace(tmp_path / "t.csv", make_trace(rows, num_experts=E))
     return config_file(tmp_path, raw), {"trace": str(tmp_path / "t.csv"), **ROOM}
 

@@ -32,6 +32,17 @@ def make_trace(rows, num_experts=4, scores_TE=None) -> Trace:
     )
 
 
+def changing_rows(raw: dict, steps: int) -> list[tuple]:
+    """Of a model with this config.json, for `make_trace`: each step and layer choose
+    other experts."""
+    E, K, L = raw["num_experts"], raw["num_experts_per_tok"], raw["num_hidden_layers"]
+    return [
+        (int(step > 3), step, layer, [(step + layer + j) % E for j in range(K)])
+        for step in range(steps)
+        for layer in range(L)
+    ]
+
+
 def one_layer(prefill, decode, **kwargs) -> Trace:
     """One layer, one expert a step."""
     phases = [0] * len(prefill) + [1] * len(decode)

@@ -104,6 +104,12 @@ class FidelitySettings(ForcedText):
         _check_mode(self)
 
     @property
+    def of_fused(self) -> list[str]:
+        """What is asked for that mode fused alone has."""
+        given = {"deferred": self.deferred, "in_turn": self.in_turn}
+        return [f"{name} is {value}" for name, value in given.items() if value]
+
+    @property
     def offloads(self) -> dict[str, OffloadOptions]:
         """`base` under every budget."""
         budgets = [part.strip() for part in self.device_memory.split(",")]
@@ -139,11 +145,10 @@ def _check_layerwise(
 
 def _check_mode(settings: FidelitySettings) -> None:
     """Refuses what only mode fused has, and rules that cannot be asked there."""
-    given = {"deferred": settings.deferred, "in_turn": settings.in_turn}
-    for name, value in given.items():
-        if value and settings.base.mode != "fused":
+    for given in settings.of_fused:
+        if settings.base.mode != "fused":
             raise ConfigError(
-                f"{name} is {value}, which is of mode fused, and the mode "
+                f"{given}, which is of mode fused, and the mode "
                 f"{settings.base.mode}; use offload.mode = 'fused', or leave it out"
             )
     for name in settings.deferred:  # refuses rules that count more than experts
@@ -222,13 +227,11 @@ def check(settings: FidelitySettings) -> None:
 
 
 def _check_no_options(settings: FidelitySettings, reference: str) -> None:
-    given = {"deferred": settings.deferred, "in_turn": settings.in_turn}
-    for name, value in given.items():
-        if value:
-            raise ConfigError(
-                f"{name} is {value}, and {settings.checkpoint} is measured against "
-                f"{reference}, without lossy options of an engine; leave it out"
-            )
+    for given in settings.of_fused:
+        raise ConfigError(
+            f"{given}, and {settings.checkpoint} is measured against "
+            f"{reference}, without lossy options of an engine; leave it out"
+        )
 
 
 def room_of(settings: FidelitySettings | QuantisedSettings) -> dict[str, int]:

@@ -71,7 +71,7 @@ def measure(settings: Fig8Settings, rows: Rows) -> None:
         past, *rounds, warm = pool.batches([count, *[1] * count])
         layer_s = parent.layer_seconds(past, settings.new_tokens)
         link = parent.link_of(settings, layer_s)
-        load_s = 0.0 if link.emulated else parent.load_seconds()
+        load_s = parent.load_seconds(link)
         perplexity = {
             (who, level): perplexity_of(benches[who].resident.at_k(k), texts)
             for (who, level), k in ks.items()
