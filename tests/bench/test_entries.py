@@ -113,6 +113,11 @@ UNSEEN: dict[str, set[str]] = {
         "runs.scheduling_ratio",
         "runs.time_s",
     },
+    "coserve_fig15_live": {
+        "runs.management_ratio",
+        "runs.scheduling_ratio",
+        "runs.time_s",
+    },
     "coserve_fig15": {
         "runs.over_least",
     },

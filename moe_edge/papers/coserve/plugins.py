@@ -12,6 +12,7 @@ PLUGINS = (
     ("study", "coserve_fig11", "studies.frequencies:STUDIES"),
     ("study", "coserve_fig13", "studies.simulated:STUDIES"),
     ("study", "coserve_fig13_live", "studies.live:STUDIES"),
+    ("study", "coserve_fig15_live", "studies.live:STUDIES"),
     ("study", "coserve_fig15", "studies.simulated:STUDIES"),
     ("study", "coserve_fig17", "studies.sizes:STUDIES"),
     ("study", "coserve_fig17_live", "studies.live:STUDIES"),

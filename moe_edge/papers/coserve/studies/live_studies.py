@@ -11,7 +11,7 @@ from moe_edge.papers.coserve.coe.results import CoeRun
 from moe_edge.papers.coserve.coe.trial import try_executors, with_executors
 from moe_edge.papers.coserve.simulate.coe_case import CoeCase
 from moe_edge.papers.coserve.studies.entry import OURS, PAPER
-from moe_edge.papers.coserve.studies.live import AllPolicies, Executors
+from moe_edge.papers.coserve.studies.live import Executors, LiveSettings
 from moe_edge.papers.coserve.studies.live_entry import board_folder, tell
 from moe_edge.papers.coserve.studies.live_runs import begin, run_tasks
 
@@ -20,7 +20,7 @@ FIGURES = ("throughput_per_s", "time_s", "switches")
 COSTS = ("scheduling_ratio", "management_ratio")
 
 
-def measure_tasks(settings: AllPolicies, rows: Rows) -> None:
+def measure_tasks(settings: LiveSettings, rows: Rows) -> None:
     """Every policy on every task, beside computed time."""
     with board_folder(settings) as root:
         found = run_tasks(settings, root)
