@@ -46,27 +46,30 @@ class Plan(NamedTuple):
     added_to: int = 0
 
 
-def planned(out_dir: str | Path, settings: Any, count: int, append: bool) -> Plan:
+def planned(
+    study: Study, settings: Any, out_dir: str | Path, count: int, append: bool
+) -> Plan:
     """`count` starts, after those of the entry with `append`. A run that was cut off
     goes on: what it had measured is kept beside the entry until that is written, and
     counts towards the number that is asked for now.
 
     Raises:
-      ConfigError: starts to add to are not there, or were made with other settings; or
-        what is kept was to be added to others than the entry's, or to none.
+      ConfigError: starts to add to are not there, or were made with other settings or
+        by a version with other rows; or what is kept was to be added to others than the
+        entry's, or to none.
     """
     entry = Path(out_dir).resolve()
     kept = entry.with_name(f"{entry.name}.starts.partial")
     going_on = kept.is_file()
     made, added_to = [], 0
     if going_on:
-        made, added_to = _read(kept, settings, f"remove {kept.name}")
+        made, added_to = _read(kept, study, settings, f"remove {kept.name}")
         if append != bool(added_to):
             raise ConfigError(
                 f"{kept} is of a run {'with' if added_to else 'without'} --append that "
                 f"was cut off; give it as then to go on, or remove {kept.name}"
             )
-    before = read_starts(entry, settings) if append else []
+    before = read_starts(entry, study, settings) if append else []
     if going_on and made[:added_to] != before:
         raise ConfigError(
             f"{kept} adds to starts that {entry.name} no longer has; remove {kept.name}"
@@ -228,11 +231,12 @@ def stored_text(
     return json.dumps(as_read_back(about), indent=None) + "\n"
 
 
-def read_starts(out_dir: str | Path, settings: Any) -> list[Start]:
+def read_starts(out_dir: str | Path, study: Study, settings: Any) -> list[Start]:
     """Those of an entry, for more.
 
     Raises:
-      ConfigError: there are none, or they were made with other settings.
+      ConfigError: there are none, or they were made with other settings or by a version
+        with other rows.
     """
     path = Path(out_dir) / FILE
     if not path.is_file():
@@ -240,12 +244,23 @@ def read_starts(out_dir: str | Path, settings: Any) -> list[Start]:
             f"{path} is not there: only an entry made with --starts can be added to; "
             "take --overwrite instead of --append"
         )
-    return _read(path, settings, "take --overwrite instead of --append")[0]
+    return _read(path, study, settings, "take --overwrite instead of --append")[0]
 
 
-def _read(path: Path, settings: Any, else_do: str) -> tuple[list[Start], int]:
+def _read(path: Path, study: Study, settings: Any, else_do: str) -> tuple[list, int]:
     """Starts, and to how many of them the others were to be added."""
     stored = read_json(path)
+    held = stored if isinstance(stored, dict) else {}
+    if not (
+        isinstance(held.get("settings"), dict)
+        and isinstance(held.get("starts"), list)
+        and isinstance(held.get("added_to", 0), int)
+        and all(_is_start(study, start) for start in held["starts"])
+    ):
+        raise ConfigError(
+            f"{path} holds no starts that {study.name} can be joined with: it is "
+            f"damaged, or of a version with other rows; {else_do}"
+        )
     wanted = as_read_back(plain(dataclasses.asdict(settings)))
     elsewhere = {"data_dir"}
     for name in sorted(wanted.keys() - elsewhere):
@@ -255,3 +270,30 @@ def _read(path: Path, settings: Any, else_do: str) -> tuple[list[Start], int]:
                 f"keep the settings, or {else_do}"
             )
     return stored["starts"], stored.get("added_to", 0)
+
+
+def _is_start(study: Study, start: Any) -> bool:
+    """Whether it is what `take_starts` makes of the study as it is now."""
+    match start:
+        case {"number": int(), "busy": bool(), "frames": dict(frames)}:
+            parts = (start.get(part) for part in ("checks", "about", "files"))
+            return all(isinstance(part, dict) for part in parts) and all(
+                name in study.frames
+                and isinstance(rows, list)
+                and all(_is_row(study.frames[name], row) for row in rows)
+                for name, rows in frames.items()
+            )
+    return False
+
+
+def _is_row(declared: Frame, row: Any) -> bool:
+    match row:
+        case {"keys": [*keys], "values": dict(values), "within": dict(within)}:
+            numbers = [*values.values(), *within.values()]
+            return (
+                len(keys) == len(declared.keys)
+                and within.keys() <= values.keys() <= declared.units.keys()
+                and all(isinstance(each, list) and each for each in numbers)
+                and all(isinstance(n, int | float) for each in numbers for n in each)
+            )
+    return False

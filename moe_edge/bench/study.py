@@ -140,7 +140,7 @@ def _plan(
 
     check_count("starts", starts)
     of_start(study, settings, 0)
-    return planned(out_dir, settings, starts, append)
+    return planned(study, settings, out_dir, starts, append)
 
 
 def _rows(

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 def unknown(kind: str, name: str, known: Collection[str], hidden=()) -> str:
     """The message. It does not list the `hidden` ones of the known names."""
-    shown = ", ".join(sorted(set(known) - set(hidden)))
+    shown = ", ".join(sorted(set(known) - set(hidden))) or "none"
     return f"unknown {kind} {name!r}; {did_you_mean(name, known)}known: {shown}"
 
 

@@ -148,9 +148,8 @@ class HostBackend:
         started_s = time.perf_counter()
         y_TD = self._outputs(hidden_TD, reading, experts)
         took_s = time.perf_counter() - started_s
-        if (
-            self._expert_s is not None
-        ):  # since it was asked, whatever was done meanwhile
+        if self._expert_s is not None:
+            # Since it was asked, whatever was done meanwhile.
             took_s = max(took_s, self._expert_s * len(experts))
             wait_until(begun_s + took_s)
         self.host.add(took_s / len(experts))

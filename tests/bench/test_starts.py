@@ -304,6 +304,38 @@ def test_starts_added_to_an_entry_go_on_as_such_alone(tiny, monkeypatch):
     assert numbers_of(tiny) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"starts": ', '"begins": '),
+        ('"settings": ', '"set": '),
+        ('"number": 0', '"number": "0"'),
+        ('"ms": [', '"miles": ['),  # as a version with another measure wrote it
+        ('"timing": ', '"times": '),
+        ('"keys": [', '"keys": ["more", '),
+        ('"ms": [', '"ms": [[], '),
+        ('"checks": ', '"checked": '),
+        ("{", "[{"),
+    ],
+)
+def test_starts_that_are_damaged_or_of_other_rows_are_refused_at_once(
+    tiny, monkeypatch, old, new
+):
+    """Before further ones are measured, which could not be joined with them."""
+    cut_off(tiny, monkeypatch, 1, starts=2)
+    kept_file = tiny.with_name("entry.starts.partial")
+    text = kept_file.read_text()
+    assert old in text
+    changed = text.replace(old, new, 1)
+    kept_file.write_text(changed + "]" * (new == "[{"))
+    monkeypatch.setattr(starts, "alone", None)
+    with pytest.raises(ConfigError, match="partial holds no starts that tiny can be j"):
+        run_study(STUDY, Size(), out_dir=str(tiny), starts=2)
+    kept_file.write_text(text[:-9])
+    with pytest.raises(ConfigError, match="entry.starts.partial.*JSON"):
+        run_study(STUDY, Size(), out_dir=str(tiny), starts=2)
+
+
 def test_a_start_that_others_disturbed_is_repeated_by_the_run_that_goes_on(
     tiny, monkeypatch
 ):

@@ -144,14 +144,14 @@ def test_lies_are_refused_in_one_line_at_once(content, message, tmp_path):
     path = tmp_path / "x.gguf"
     path.write_bytes(content)
     tracemalloc.start()
-    start = time.monotonic()
+    start_s = time.process_time()
     try:
         with pytest.raises(CheckpointError, match=message) as error:
             GgufFile(path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start_s < 1
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
     with pytest.raises(CheckpointError, match=message):
         convert_checkpoint(path, tmp_path / "ours", progress=False)

@@ -46,6 +46,8 @@ def test_check_known_lists_alternatives():
         checks.check_known("policy", "x", ("lru", "lfu"))
     with pytest.raises(checks.ConfigError, match="'lruu'; did you mean 'lru'. known"):
         checks.check_known("policy", "lruu", ("lru", "lfu"))
+    with pytest.raises(checks.ConfigError, match="unknown option 'x'; known: none$"):
+        checks.check_known("option", "x", ())
 
 
 def test_errors_are_value_errors():

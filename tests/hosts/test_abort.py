@@ -33,7 +33,7 @@ def run(text: str, end: str) -> tuple[int, str, str]:
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=120,
+        timeout=300,
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -116,7 +116,7 @@ def test_script_default_out_dirs_of_one_second_differ(tmp_path):
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
         )
 
     assert run("--gin_param=twice.fail = True").returncode == 2
@@ -190,7 +190,7 @@ def check_killed(tmp_path, start, script, name, code, word) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     said = without_progress(done.stderr).strip()
     assert (done.returncode, said) == (code, word)
@@ -223,7 +223,7 @@ def test_script_that_ends_before_a_signal_comes_back_ends_well(tmp_path):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "{}\n", "")
 
@@ -242,7 +242,7 @@ def test_script_interrupted_while_it_imports_ends_in_one_line(tmp_path, command)
         env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
@@ -365,7 +365,7 @@ def test_script_whose_reader_goes_away_is_quiet(tmp_path):
     process.stdout.readline()
     process.stdout.close()
     said = without_progress(process.stderr.read().decode())
-    assert (process.wait(timeout=100), said) == (141, "")
+    assert (process.wait(timeout=300), said) == (141, "")
     process.stderr.close()
 
 

@@ -67,7 +67,7 @@ def test_roots_load_without_jax():
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.stdout == "light\n", done
 

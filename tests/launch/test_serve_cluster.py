@@ -98,13 +98,13 @@ def test_several_servers_answer_as_one_and_lose_no_request(tmp_path, tiny, alone
             os.kill(numbers[2], signal.SIGKILL)  # it held half of the experts
             assert [each.result() for each in asked] == alone * 2
             last = all_at_once()
-            until_s = time.monotonic() + 60
+            until_s = time.monotonic() + 300
             while num_come(ready["url"]) < 25:  # a later one is refused, rightly
                 assert time.monotonic() < until_s
                 time.sleep(0.001)
             process.send_signal(signal.SIGTERM)  # drains
             assert [each.result() for each in last] == alone * 2
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=300)
     told = (tmp_path / "err").read_text()
     assert process.returncode == 0, told
     assert json.loads(out.splitlines()[-1])["outcomes"]["finished"] == 25

@@ -153,7 +153,7 @@ def test_resident_engine_runs_before_this_process_opens_the_device():
         "me.compare(sys.argv[1], budgets=['auto', '2MiB', 0.5], predictors=['none',"
         " 'stale_gate'])"
     )
-    done = subprocess.run([sys.executable, "-c", code, tiny_folder()], timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, tiny_folder()], timeout=300)
     assert done.returncode == 5
 
 

@@ -315,15 +315,18 @@ def test_client_that_goes_cancels_its_rows(stream, when):
 
 def test_deadline_while_waiting_is_504_and_while_running_ends_the_text():
     with live_server() as server:
+        clock = server.driver.clock
+        late, server.driver.clock = [0.0], lambda: clock() + late[0]
         server.driver.hold()
-        runs = server.send_completion(max_tokens=100, deadline_ms=4000)
-        other = server.send_completion(max_tokens=100, deadline_ms=4000)
+        runs = server.send_completion(max_tokens=100, deadline_ms=600_000)
+        other = server.send_completion(max_tokens=100, deadline_ms=600_000)
         server.until(lambda: server.thread.num_waiting == 2)
         server.driver.let(3)
         server.until(lambda: server.driver.num_steps == 3)
         waits = server.complete(deadline_ms=1)
         assert (waits.status, waits.code) == (504, "deadline_exceeded")
         assert waits.headers["x-should-retry"] == "false"
+        late[0] = 600.0
         server.until(lambda: not server.driver.loop.open)
         for sock in (runs, other):
             body = read_reply(sock).json
@@ -339,12 +342,12 @@ def test_choices_that_wait_at_the_deadline_are_cut_as_those_that_run(stream):
         clock = server.driver.clock
         late, server.driver.clock = [0.0], lambda: clock() + late[0]
         server.driver.hold()
-        options = {"n": 3, "max_tokens": 100, "deadline_ms": 60_000}
+        options = {"n": 3, "max_tokens": 100, "deadline_ms": 600_000}
         sock = server.send_completion(stream=stream, **options)
         server.until(lambda: server.thread.num_waiting == 3)
         server.driver.let(3)
         server.until(lambda: server.driver.num_steps == 3)
-        late[0] = 60.0
+        late[0] = 600.0
         reply = read_reply(sock)
         assert server.driver.loop.outcomes["expired"] == 1
     assert reply.status == 200

@@ -167,7 +167,7 @@ def run_node(folder, code: str):
     (folder / "package.json").write_text('{"type": "module"}')
     (folder / "main.js").write_text(code)
     command = [NODE, str(folder / "main.js")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

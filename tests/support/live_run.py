@@ -4,13 +4,13 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import uuid
 from pathlib import Path
 
+from moe_edge.cluster.node.membership import free_port
 from tests.support.progress_lines import without_progress
 
 ROOT = Path(__file__).parents[2]
@@ -100,9 +100,8 @@ def wait_until(condition, timeout_s: float = WAIT_S) -> float:
 
 
 def unused_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    """Ports that nobody listens on, and that no connection of others gets by chance."""
+    ports = set()
+    while len(ports) < count:
+        ports.add(free_port("127.0.0.1"))
+    return [*ports]

