@@ -16,6 +16,7 @@ from moe_edge.offload.evict_base import CacheSpec, Eviction, State, put
 from moe_edge.offload.evict_checks import check_state, check_value, checked_victim
 from moe_edge.offload.homes import Homes
 from moe_edge.offload.lookup_runs import cut_runs
+from moe_edge.offload.slot_rooms import SlotRooms
 
 # Experts of a prefill's wave: more overlap worse, fewer cost more dispatches.
 MAX_GROUP = 8
@@ -29,7 +30,7 @@ class Lookup(NamedTuple):
     misses: list[int]  # in the order to load them: best score first
 
 
-class SlotCache:
+class SlotCache(SlotRooms):
     """One cache over the slots of `spec`, evicting by `policy`.
 
     A policy whose record is one sequence's only has a record for every sequence that
@@ -41,51 +42,20 @@ class SlotCache:
     fewest blocks have gone since the lookup, so that links share the work.
 
     slot_LE: int32 [L, E], the slot of a block or -1. Read it, never write it.
-    room_L: by layer, how many slots may hold blocks of it.
     rows: the same as lists by layer, with a last -1 for the padding id: for the few
       experts of a lookup several times faster than an array, and Python keeps its lock
       meanwhile, for which the queue's thread may be waiting.
     """
 
     def __init__(self, spec: CacheSpec, policy: Eviction, homes: Homes | None = None):
-        self.spec, self.policy, self.homes = spec, policy, homes
+        super().__init__(spec, homes)
+        self.policy = policy
         self._home_at = [] if homes is None else homes.home_S.tolist()
         self._entered_N = [0] * (1 if homes is None else len(homes))  # since a lookup
         self._is_foreign = not is_ours(policy)
         self.slot_LE = np.full((spec.num_layers, spec.num_experts), -1, np.int32)
         self.rows = [[-1] * (spec.num_experts + 1) for _ in range(spec.num_layers)]
-        self._layer_S = np.asarray(spec.layer_S, np.int32)
-        self.room_L = [
-            int(self.slots_of(layer).sum()) for layer in range(spec.num_layers)
-        ]
-        # Layers that share all slots share one array.
-        parts: dict[bytes, np.ndarray] = {}
-        self._slots_L = []
-        for layer in range(spec.num_layers):
-            slots = np.flatnonzero(self.slots_of(layer))
-            self._slots_L.append(parts.setdefault(slots.tobytes(), slots))
         self.restart()
-
-    @property
-    def _fixed(self) -> Homes | None:
-        return self.homes if self.homes is not None and self.homes.is_fixed else None
-
-    def rooms(self, layer: int) -> list[int]:
-        """How many slots may hold blocks of the layer, at each home if it is fixed."""
-        if self._fixed is None:
-            return [self.room_L[layer]]
-        home_S = self._fixed.home_S[self._slots_L[layer]]
-        return np.bincount(home_S, minlength=len(self._fixed)).tolist()
-
-    def by_home(self, layer: int, experts: Sequence[int]) -> list[Sequence[int]]:
-        """Experts of a layer as `rooms` counts slots, in their order."""
-        if self._fixed is None:
-            return [experts]
-        return self._fixed.split(layer, experts)
-
-    def room_of(self, layer: int, expert: int) -> int:
-        """Which of `rooms` is the expert's."""
-        return 0 if self._fixed is None else int(self._fixed.home_LE[layer, expert])
 
     def fits(self, layer: int, experts: Sequence[int]) -> bool:
         """Whether slots hold all these experts at once."""
@@ -93,16 +63,6 @@ class SlotCache:
             return len(experts) <= self.room_L[layer]
         parts = zip(self.by_home(layer, experts), self.rooms(layer), strict=True)
         return all(len(part) <= room for part, room in parts)
-
-    def surely_fits(self, layer: int, count: int) -> bool:
-        """Whether slots hold any so many experts at once."""
-        parts = self.by_home(layer, range(self.spec.num_experts))
-        rooms = zip(parts, self.rooms(layer), strict=True)
-        return all(min(count, len(part)) <= room for part, room in rooms)
-
-    def slots_of(self, layer: int) -> np.ndarray:
-        """bool [S]: the slots that may hold blocks of this layer."""
-        return (self._layer_S == layer) | (self._layer_S == -1)
 
     def resident(self, layer: int) -> np.ndarray:
         """bool [E]: the experts of the layer that are in slots."""

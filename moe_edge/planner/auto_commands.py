@@ -43,7 +43,8 @@ def _planned(run: Callable[..., dict], read: Reader, own: Given) -> dict[str, An
     given = {n: p.default for n, p in parameters.items()} | dict(own)
     checkpoint = given["checkpoint"] or "default"
     offload, asked = given["offload"] or OffloadOptions(), read(given)
-    budget = auto_memory(open_checkpoint(checkpoint))
+    stays = offload.memory == "mmap"  # then nothing is copied to the host
+    budget = auto_memory(open_checkpoint(checkpoint), has_records=stays)
     options = dataclasses.replace(offload, device_memory=budget)
     found = {"device_memory": None, "offload": options}
     alone = given.get("devices") in (None, 1) and given.get("num_processes") is None

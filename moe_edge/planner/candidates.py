@@ -46,6 +46,8 @@ class Candidate:
       expert_dtype: format that the experts are converted to; None: as they are.
       ppl_ratio, agreement: what it costs in fidelity; None: not known.
       placement: of blocks on several servers, and how it was found; None: one engine.
+      weights: `mapped`: an engine that offloads nothing and whose experts stay in their
+        files; None: the engine of `options`.
     """
 
     options: OffloadOptions
@@ -54,6 +56,7 @@ class Candidate:
     ppl_ratio: Range | None = (1.0, 1.0, 1.0)
     agreement: Range | None = (1.0, 1.0, 1.0)
     placement: Placed | None = None
+    weights: str | None = None
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -63,6 +66,8 @@ class Candidate:
             found["k"] = self.k
         if self.expert_dtype is not None:
             found["expert_dtype"] = self.expert_dtype
+        if self.weights is not None:
+            found["weights"] = self.weights
         return found
 
     @property
@@ -74,9 +79,10 @@ def parts_of(candidate: Candidate) -> dict[str, Any]:
     """What a configuration is, where it differs from the defaults, and its budget; of
     servers their slots stand for it."""
     budget = {"device_memory": candidate.options.device_memory}
-    is_placed = candidate.placement is not None
+    offloads = candidate.placement is None and candidate.weights is None
     return {
-        "offload": {} if is_placed else budget | changed(candidate.options),
+        "offload": budget | changed(candidate.options) if offloads else {},
+        "weights": candidate.weights,
         "k": candidate.k,
         "expert_dtype": candidate.expert_dtype,
         "placement": candidate.placement and candidate.placement._asdict(),

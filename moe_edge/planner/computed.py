@@ -17,6 +17,7 @@ from moe_edge.planner.costs import ModelCosts, link_of
 from moe_edge.planner.described import Described
 from moe_edge.planner.estimate import Estimate, exactly
 from moe_edge.planner.helped import helped_costs, is_helped
+from moe_edge.planner.host_memory import on_host
 from moe_edge.planner.recorded_routing import hit_range
 from moe_edge.planner.replayed import layer_slots
 
@@ -102,12 +103,14 @@ def computed_estimate(
     low_s = max(prompt_s, least_s)
     ttft_s = low_s, (low_s + prompt_s + most_s) / 2, prompt_s + most_s
     held = live.needs(options).other_bytes + slots * live.block_bytes
+    copied, mapped = on_host(options, live)
     return Estimate(
         tpot_s=tpot_s,
         ttft_s=ttft_s,
         tokens_per_s=tuple(live.batch / s for s in tpot_s[::-1]),
         device_bytes=exactly(held),
-        host_bytes=exactly(blocks * live.block_bytes),
+        host_bytes=exactly(copied),
+        mapped_bytes=exactly(mapped),
         hit_ratio=hits,
         ppl_ratio=candidate.ppl_ratio,
         agreement=candidate.agreement,

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.engine.devices import SPARE_SHARE
+from moe_edge.engine.auto_memory import auto_bytes
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.hardware import presets
 from moe_edge.hardware.specs import Gpu
+from moe_edge.planner import mapped
 from moe_edge.planner.asked import (
     check_context,
     check_fixed,
@@ -23,6 +24,13 @@ from moe_edge.planner.computed import computed_costs, computed_estimate
 from moe_edge.planner.described import DescribedModel, backend_of
 from moe_edge.planner.estimate import Subject
 from moe_edge.planner.helped import LATE_NOTE, NOTE, with_fused
+from moe_edge.planner.host_memory import (
+    MMAP,
+    PAGES_NOTE,
+    on_host,
+    wants_mapped,
+    with_memory,
+)
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Quality, Refused, admitted, unmeasured
 from moe_edge.planner.recorded_routing import SOURCE
@@ -57,9 +65,18 @@ def check_elsewhere(
     check_context(asked, model.config)
     refuse(Asked.of(base, model=model.config, has_rows=asked.joining))
     check_fixed(base, fixed)
-    free_bytes = int(gpu.device.memory_bytes * (1 - SPARE_SHARE))
-    base, budgets = with_budget(asked, base, fixed, lambda: f"{free_bytes}B")
-    return gpu, model, *fitting(base, budgets, model(gpu))
+    live, free_bytes = model(gpu), gpu.device.memory_bytes
+    given = live, model.reader, _cpu_bytes(gpu)
+    base = with_memory(asked, base, fixed, *given)
+    copied = on_host(base, live)[0] if _cpu_bytes(gpu) else 0
+    auto = f"{auto_bytes(free_bytes, copied)}B"
+    base, budgets = with_budget(asked, base, fixed, lambda: auto)
+    return gpu, model, *fitting(base, budgets, live)
+
+
+def _cpu_bytes(gpu: Gpu) -> int | None:
+    """Memory of a machine that is a CPU; None: it is a GPU."""
+    return gpu.device.memory_bytes if backend_of(gpu) == "cpu" else None
 
 
 def plan_elsewhere(
@@ -108,6 +125,13 @@ def plan_elsewhere(
         together = trace.in_batches(asked.batch)
         found = _replayed(asked, space, model, gpu, qualities, together)
         space_refused = [*space.refused]
+    if wants_mapped(asked, base, fixed, live, model.reader, _cpu_bytes(gpu)):
+        whole = mapped.computed_estimate(live, gpu, asked.prompt_tokens)
+        judged = [*found.judged, judge(mapped.CANDIDATE, whole, asked)]
+        found = found._replace(judged=ranked(judged, asked))
+        notes.append(PAGES_NOTE)
+    elif base.memory == MMAP:
+        notes.append(PAGES_NOTE)
     refusals = [*space_refused, *found.refused]
     sources = asked.machine, asked.trace
     return summed_up(asked, found, [], refusals, notes, *sources, {}, out_dir)

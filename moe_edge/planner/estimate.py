@@ -10,6 +10,7 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.planner.calibrate import NONE, moved
 from moe_edge.planner.candidates import Candidate
 from moe_edge.planner.costs import ModelCosts, assist_key, between
+from moe_edge.planner.host_memory import on_host
 from moe_edge.planner.quality import Range
 from moe_edge.planner.replayed import Recorded, layer_slots, play, predictor_name
 from moe_edge.simulate.replay.timed import TimedResult
@@ -20,13 +21,21 @@ MOST_LIKELY = 1.96  # standard errors to either side: 95 %
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What to expect of a configuration; each a range, None where nothing is known."""
+    """What to expect of a configuration; each a range, None where nothing is known.
+
+    Attributes:
+      device_bytes: slots, and all that is no expert.
+      host_bytes: of experts that the host copies, besides slots.
+      mapped_bytes: of experts that stay in their files, whose pages the system may take
+        back.
+    """
 
     tpot_s: Range | None
     ttft_s: Range | None
     tokens_per_s: Range | None
     device_bytes: Range
     host_bytes: Range
+    mapped_bytes: Range
     hit_ratio: Range | None
     ppl_ratio: Range | None
     agreement: Range | None
@@ -121,14 +130,14 @@ def estimate(
     slots = layer_slots(options, live)
     hits = played.counters.hits / (played.counters.hits + played.counters.misses)
     held = live.needs(options).other_bytes + len(slots) * live.block_bytes
-    moe_layers = len(live.config.moe_layers)
-    stored = moe_layers * live.config.moe.num_experts * live.block_bytes
+    copied, mapped = on_host(options, live)
     return Estimate(
         tpot_s=tpot_s,
         ttft_s=first_token(subject, options, load_s),
         tokens_per_s=tuple(live.batch / s for s in reversed(tpot_s)),
         device_bytes=exactly(held),
-        host_bytes=exactly(stored),
+        host_bytes=exactly(copied),
+        mapped_bytes=exactly(mapped),
         hit_ratio=around(hits, MOST_LIKELY * hit_error(hits, batches), most=1.0),
         ppl_ratio=candidate.ppl_ratio,
         agreement=candidate.agreement,

@@ -15,6 +15,7 @@ from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.layered import LayeredEngine
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble, check_offload
+from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import load_weights
 from moe_edge.model.sampling import Sampling
 from moe_edge.model.sub_experts import at_k
@@ -102,6 +103,7 @@ class Live(Described):
       batch, context: rows that decode together and their tokens, for whose KV cache a
         size leaves room.
       kv_cache: how keys and values are kept.
+      memory: where experts without a slot live, as of `HostStore`.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Live(Described):
         batch: int,
         context: int,
         kv_cache: str = "float32",
+        memory: str = "host",
     ):
         keep_heap()
         self.reader = reader = open_checkpoint(checkpoint)
@@ -119,8 +122,13 @@ class Live(Described):
         room = batch, context
         super().__init__(reader.config, reader.dtype, *room, *here, reader=reader)
         self._weights = load_weights(self.reader, with_experts=False)
-        self._store = HostStore(self.reader)
+        self._store = HostStore(self.reader, memory)
         self._programs = None
+
+    def mapped(self) -> ResidentEngine:
+        """An engine of all experts, which stay in the files of the checkpoint."""
+        given = {"dense": self._weights, "mapped": True}
+        return ResidentEngine(load_weights(self.reader, **given))
 
     @contextlib.contextmanager
     def engine(

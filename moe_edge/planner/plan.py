@@ -10,6 +10,7 @@ import jax
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.files import write_json
 from moe_edge.engine.auto_memory import auto_memory
+from moe_edge.engine.device_memory import free_device_bytes
 from moe_edge.engine.load import prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_fits_model
@@ -25,11 +26,15 @@ from moe_edge.planner.asked import (
 )
 from moe_edge.planner.calibrate import NONE, Calibrated, Protocol, calibrate
 from moe_edge.planner.candidates import Refused, Space, space_of
+from moe_edge.planner.choose import judge, ranked
 from moe_edge.planner.costs import ModelCosts
+from moe_edge.planner.described import Described
 from moe_edge.planner.elsewhere import check_elsewhere, is_elsewhere, plan_elsewhere
 from moe_edge.planner.estimate import PLAIN, Subject
+from moe_edge.planner.host_memory import MMAP, PAGES_NOTE, wants_mapped, with_memory
 from moe_edge.planner.live import Live
 from moe_edge.planner.machine_file import machine_json, stored_costs
+from moe_edge.planner.mapped import CANDIDATE, MEASURED_NOTE, measured_estimate
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.prompts import sampled_prompts
 from moe_edge.planner.quality import admitted
@@ -46,21 +51,31 @@ VERIFY_SEED = 1000  # beside the user's: other prompts
 
 def check(
     asked: PlanOptions, base: OffloadOptions, fixed: frozenset
-) -> tuple[Any, OffloadOptions, Sequence[str | float]]:
+) -> tuple[OffloadOptions, Sequence[str | float], bool]:
     """What a plan would refuse before it measures.
 
     Returns:
-      the open checkpoint, the user's options with a budget, and the budgets to try.
+      the user's options with a budget, the budgets to try, and whether an engine of
+      mapped weights is tried as well.
     """
     reader = open_checkpoint(asked.checkpoint or "default")
     check_context(asked, reader.config)
     prepare_process(reader, base)
-    base, budgets = with_budget(asked, base, fixed, lambda: auto_memory(reader))
+    refuse(Asked.of(base, model=reader.config, has_rows=asked.joining))
+    on_cpu = jax.default_backend() == "cpu"
+    free_bytes = free_device_bytes() if on_cpu else None
+    config, room = reader.config.with_cache(asked.kv_cache), (asked.batch, asked.tokens)
+    live = Described(config, reader.dtype, *room, None, "cpu", reader=reader)
+    base = with_memory(asked, base, fixed, live, reader, free_bytes)
+    is_whole = wants_mapped(asked, base, fixed, live, reader, free_bytes)
+    stays = base.memory == MMAP
+    given = asked, base, fixed
+    base, budgets = with_budget(*given, lambda: auto_memory(reader, (), stays))
     base = with_timed_mode(base, jax.default_backend())
     check_fits_model(reader, base)
     refuse(Asked.of(base, has_rows=asked.joining))
     check_fixed(base, fixed)
-    return reader, base, budgets
+    return base, budgets, is_whole
 
 
 def check_plan(asked: PlanOptions, base: OffloadOptions, fixed: frozenset) -> None:
@@ -89,9 +104,10 @@ def make_plan(
         return plan_servers(asked, base, fixed, out_dir)
     if is_elsewhere(asked):
         return plan_elsewhere(asked, base, fixed, out_dir)
-    _, base, budgets = check(asked, base, fixed)
+    base, budgets, is_whole = check(asked, base, fixed)
     checkpoint, context = asked.checkpoint or "default", asked.tokens
-    live = Live(checkpoint, None, asked.batch, context, asked.kv_cache)
+    room = asked.batch, context, asked.kv_cache
+    live = Live(checkpoint, None, *room, base.memory)
     base, budgets, too_large = fitting(base, budgets, live)
     notes: list[str] = []
     qualities, refused = admitted(asked, base, fixed, checkpoint)
@@ -105,6 +121,10 @@ def make_plan(
     with variants(*given) as (subjects, failed):
         possible = [q for q in qualities if (q.k, q.expert_dtype) in subjects]
         found = search(space, subjects, possible, asked)
+        if is_whole:
+            whole = judge(CANDIDATE, measured_estimate(live, protocol), asked)
+            found = found._replace(judged=ranked([*found.judged, whole], asked))
+            notes.append(MEASURED_NOTE)
         rows: list[dict[str, Any]] = []
         if asked.verify:
             other = protocol_of(asked, live, asked.seed + VERIFY_SEED, [])
@@ -114,7 +134,8 @@ def make_plan(
         reason = f"the calibration's {asked.calibrate_s:g} s were over"
         failed.append(Refused(name, reason, "raise --calibrate_s"))
     refused = [*space.refused, *failed, *found.refused]
-    notes += _assumptions(asked, live, subjects)
+    is_mapped = is_whole or base.memory == MMAP
+    notes += _assumptions(asked, live, subjects, is_mapped)
     machine = "measured here (machine.json)" if entries else asked.machine
     sources = machine, asked.trace or "recorded here (trace.csv.gz)"
     files: dict[str, Callable[[Path], None]] = {}
@@ -186,7 +207,9 @@ def plain(options: OffloadOptions) -> OffloadOptions:
     return dataclasses.replace(options, **own, **empty, assist_expert_s=None)
 
 
-def _assumptions(asked: PlanOptions, live: Live, subjects) -> list[str]:
+def _assumptions(
+    asked: PlanOptions, live: Live, subjects, is_mapped: bool
+) -> list[str]:
     found = [
         f"decoding at temperature {asked.temperature:g}, batch {live.batch}; other "
         "prompts are like these",
@@ -197,6 +220,8 @@ def _assumptions(asked: PlanOptions, live: Live, subjects) -> list[str]:
             "greedy decoding of a small model may repeat itself: its misses differ by "
             "20 to 60 % between prompts, so only the ranges count"
         )
+    if is_mapped:
+        found.append(PAGES_NOTE)
     if asked.kv_cache != "float32":
         found.append(
             f"keys and values are kept in {asked.kv_cache}; what that costs in "

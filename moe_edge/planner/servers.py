@@ -185,6 +185,7 @@ class _Case:
             tokens_per_s=tuple(N * asked.batch / s for s in reversed(step_s)),
             device_bytes=exactly(self.device_bytes),
             host_bytes=exactly(blocks * self.block_bytes),
+            mapped_bytes=exactly(0),
             hit_ratio=_span(local),
             ppl_ratio=quality.ppl_ratio,
             agreement=quality.agreement,

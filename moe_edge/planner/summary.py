@@ -82,10 +82,13 @@ def summed_up(
     command = f"moe-edge {root} --gin_file {out_dir or '.'}/plan.gin"
     gin = gin_text(root, given, offload)
     tpot_s = first.estimate.tpot_s
-    line = f"chosen: {chosen['placement'] or chosen['offload']}"
+    whole = chosen["weights"] and {"weights": chosen["weights"]}
+    line = f"chosen: {chosen['placement'] or whole or chosen['offload']}"
     if tpot_s is not None:
         low, middle, high = (1e3 * s for s in tpot_s)
         line += f"; {middle:.2f} ms a token ({low:.2f} to {high:.2f})"
+    if mapped := first.estimate.mapped_bytes[1]:
+        line += f"; {mapped / 1e6:.4g} MB of experts stay in their files"
     text = readme(summary, command)
     return Plan(summary, gin, text, files, line, first.missed, options)
 
@@ -101,13 +104,13 @@ def chosen_json(
     """What a plan says of the configuration that it takes."""
     candidate, convert = judged.candidate, None
     checkpoint = asked.model_path
-    if candidate.expert_dtype is not None:
-        place = Path(out_dir or ".") / f"checkpoint_{candidate.expert_dtype}"
-        convert = shlex.join(
-            ["moe-edge", "convert", "--src", checkpoint, "--dst", str(place)]
-            + ["--expert_dtype", candidate.expert_dtype]
-        )
-        checkpoint = str(place)
+    kind, is_mapped = candidate.expert_dtype, judged.estimate.mapped_bytes[1] > 0
+    # Of a config alone nobody knows whether files of ours, which can be mapped, exist.
+    if kind is not None or (is_mapped and asked.config_json is not None):
+        place = str(Path(out_dir or ".") / f"checkpoint{'_' * bool(kind)}{kind or ''}")
+        command = ["moe-edge", "convert", "--src", checkpoint, "--dst", place]
+        convert = shlex.join(command + ["--expert_dtype", kind] * bool(kind))
+        checkpoint = place
     return {
         "checkpoint": checkpoint,
         **parts_of(candidate),
@@ -141,7 +144,9 @@ def _generate(asked: PlanOptions, chosen: Mapping[str, Any]) -> dict[str, Any]:
         given["prompts"] = asked.prompts
     if chosen["k"] is not None:
         given["k"] = chosen["k"]
-    if parse_budget(chosen["offload"]["device_memory"]).share is None:
+    if chosen["weights"] is not None:
+        given["weights"] = chosen["weights"]
+    elif parse_budget(chosen["offload"]["device_memory"]).share is None:
         given["max_context"] = asked.tokens  # for whose KV cache the size has room
     return (
         given

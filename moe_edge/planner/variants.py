@@ -48,7 +48,8 @@ def variants(
             try:
                 path = _converted(checkpoint, own, quality.expert_dtype, temporary)
                 cache = own.live.config.cache_type
-                live = Live(path, quality.k, own.live.batch, context, cache)
+                room = own.live.batch, context, cache
+                live = Live(path, quality.k, *room, base.memory)
                 recorded = own.recorded.at_k(quality.k)
                 plain = dataclasses.replace(base, predictor=NONE, predictor_options={})
                 given = plain, {}, (), protocol, recorded

@@ -8,6 +8,7 @@ import numpy as np
 
 from moe_edge.core.progress import progress
 from moe_edge.model.sampling import Sampling
+from moe_edge.planner import mapped
 from moe_edge.planner.calibrate import NONE, OWN_LINK, Protocol, rounds_of
 from moe_edge.planner.candidates import parts_of
 from moe_edge.planner.choose import KEYS, Judged
@@ -28,6 +29,7 @@ def measured_of(run: Run, live: Live, options) -> dict[str, float | None]:
         "tokens_per_s": live.batch / tpot_s,
         "device_bytes": run.device_bytes + live.needs(options).cache,
         "host_bytes": None,
+        "mapped_bytes": None,
         "hit_ratio": run.hit_ratio,
         "ppl_ratio": None,
         "agreement": None,
@@ -62,14 +64,16 @@ def verify(
     traces: dict[tuple, Recorded] = {}
     rows = []
     for one in progress(judged, "configurations verified"):
-        candidate = one.candidate
+        candidate, own_error = one.candidate, None
         key = candidate.k, candidate.expert_dtype
         live, options = subjects[key].live, candidate.options
-        with live.engine(options) as engine:
-            run = live.run(engine, *given, rounds=rounds_of(options))
-        measured = measured_of(run, live, options)
-        own_error = None
-        if options.lossless:
+        if candidate.weights is not None:
+            measured = mapped.measured_of(live, protocol)
+        else:
+            with live.engine(options) as engine:
+                run = live.run(engine, *given, rounds=rounds_of(options))
+            measured = measured_of(run, live, options)
+        if candidate.weights is None and options.lossless:
             if key not in traces:
                 traces[key] = _record(live, subjects[key], options, given)
             name = predictor_name(options)

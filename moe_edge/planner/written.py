@@ -5,7 +5,8 @@ from typing import Any
 
 PROMPT = "Once upon a time"
 UNITS = {"tpot_s": (1e3, "ms"), "ttft_s": (1e3, "ms"), "device_bytes": (1e-6, "MB")}
-UNITS |= {"host_bytes": (1e-6, "MB"), "tokens_per_s": (1, "tokens/s")}
+UNITS |= {"host_bytes": (1e-6, "MB"), "mapped_bytes": (1e-6, "MB")}
+UNITS |= {"tokens_per_s": (1, "tokens/s")}
 
 
 def gin_text(root: str, given: Mapping[str, Any], offload: Mapping[str, Any]) -> str:
@@ -22,6 +23,8 @@ def readme(plan: Mapping[str, Any], command: str) -> str:
     if not plan["feasible"]:
         lines += ["**No configuration meets the targets; this one comes nearest.**", ""]
     parts = [f"`{name}` {value!r}" for name, value in chosen["offload"].items()]
+    if chosen["weights"] is not None:
+        parts.append(f"`weights` {chosen['weights']!r}, nothing offloaded")
     if chosen["k"] is not None:
         parts.append(f"`k` {chosen['k']}")
     if (placed := chosen["placement"]) is not None:
@@ -56,6 +59,8 @@ def readme(plan: Mapping[str, Any], command: str) -> str:
         lines += ["", "## What loses, and by how much", ""]
         for each in plan["alternatives"]:
             parts = [f"{name} {value!r}" for name, value in each["offload"].items()]
+            if each["weights"] is not None:
+                parts.append(f"weights {each['weights']!r}")
             if each["placement"] is not None:
                 parts.append(f"placement {each['placement']['method']}")
             if each["k"] is not None:

@@ -49,7 +49,7 @@ class CaseEngines:
                 self._close()
             budget, options = self._cases[case]
             if budget == "auto":  # cases are what they are told: no plan
-                budget = self._model._auto_memory()
+                budget = self._model._auto_memory(options.get("memory"))
             engine = self._alive[case] = self._model.offload(budget, **options)
             if self.together is None:
                 self.together = self._fit_beside(case)

@@ -207,7 +207,7 @@ class Model:
         """
         if isinstance(device_memory, str) and device_memory == "auto":
             self.options.read("1B", options)  # before JAX says what is free
-            device_memory = self._auto_memory()
+            device_memory = self._auto_memory(options.get("memory"))
             self._check_limits(max_batch, max_context)
             if not read_record(record) and len(self._parts.homes) < 2:
                 options = self._planned(device_memory, options, max_batch, max_context)
@@ -229,9 +229,10 @@ class Model:
             recorder=recorder,
         )
 
-    def _auto_memory(self) -> str:
-        """The size that `auto` stands for now."""
-        return auto_memory(self._reader, self._parts.homes, self._parts.has_records)
+    def _auto_memory(self, memory: Any) -> str:
+        """The size that `auto` stands for now, with experts in `memory`."""
+        has_records = self._parts.has_records or memory == "mmap"
+        return auto_memory(self._reader, self._parts.homes, has_records)
 
     def _planned(
         self, budget: str, options: dict[str, Any], batch: int, context: int | None

@@ -14,12 +14,12 @@ from moe_edge.engine.programs import jit_step
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import native
 from moe_edge.kernels.experts_at import ExpertsAt
-from moe_edge.model.experts import pair_rows, run_experts, run_pairs, sum_pair_rows
+from moe_edge.model.experts import pair_rows, run_experts, run_pairs
 from moe_edge.model.layers import activate
 from moe_edge.model.matvec import linear, linear_each
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
-from tests.support.host_kernels import needs_kernels, stored
+from tests.support.host_kernels import needs_kernels, pair_sums, stored
 from tests.support.slow_cases import slow
 from tests.support.tiny_models import GPT_OSS, GQA, MLA, random_prompts, random_weights
 
@@ -214,8 +214,10 @@ def test_what_is_too_small_to_be_exact_is_0_whoever_computes(threads):
 
 
 @needs_kernels
-def test_rows_of_pairs_sum_to_the_bits_of_the_whole():
+@pytest.mark.parametrize("instructions", [None, "portable"])
+def test_rows_of_pairs_sum_to_the_bits_of_the_whole(instructions):
     """As where another server computes some of them."""
+    assert native.use(instructions)
     layout = RecordLayout(64, 16)
     given, _ = case(layout, 6, 4, np.float32)
     x_TD, ids_TK, weights_TK, records_ER = given
@@ -224,7 +226,7 @@ def test_rows_of_pairs_sum_to_the_bits_of_the_whole():
     rows_PD = jit_step(lambda *a: pair_rows(*a, layout, act))(x_TD, ids_TK, records_ER)
     assert not np.asarray(rows_PD)[(ids_TK >= E).ravel()].any()
     weights_TK = np.where(ids_TK < E, weights_TK, 0).astype(np.float32)
-    assert (jit_step(sum_pair_rows)(rows_PD, weights_TK) == whole).all()
+    assert (pair_sums(np.asarray(rows_PD), weights_TK) == whole).all()
 
 
 @needs_kernels

@@ -11,7 +11,7 @@ from moe_edge.engine.programs import jit_step
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.kernels import blocks, native
 from moe_edge.kernels.experts_at import ExpertsAt
-from moe_edge.model.experts import pair_rows, run_pairs, sum_pair_rows
+from moe_edge.model.experts import pair_rows, run_pairs
 from moe_edge.model.layers import activate
 from moe_edge.model.matvec import linear, linear_each
 from moe_edge.model.packed import Blocks
@@ -19,7 +19,7 @@ from moe_edge.model.quantised import IN_EIGHTS, KINDS, decode, is_interleaved
 from moe_edge.model.quantising import encode
 from moe_edge.model.record import RecordLayout
 from tests.support.expert_sums import numpy_sum
-from tests.support.host_kernels import needs_kernels
+from tests.support.host_kernels import needs_kernels, pair_sums
 from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, random_prompts, random_weights
 
@@ -126,7 +126,8 @@ def test_rows_of_pairs_sum_to_the_bits_of_the_whole(kind):
     rows_PD = jax.jit(rows)(x_TD, ids_TK, records_ER)
     assert not np.asarray(rows_PD)[(ids_TK >= E).ravel()].any()
     kept_TK = np.where(ids_TK < E, weights_TK, 0).astype(np.float32)
-    np.testing.assert_array_equal(jax.jit(sum_pair_rows)(rows_PD, kept_TK), whole_TD)
+    summed_TD = pair_sums(np.asarray(rows_PD), kept_TK)
+    np.testing.assert_array_equal(summed_TD, whole_TD)
 
 
 @pytest.mark.parametrize("kind", SHOWN)
@@ -258,7 +259,7 @@ def test_experts_round_what_they_take_and_what_is_hidden(kind):
         rows = native.within(lambda *a: pair_rows(*a, layout, SILU))
         rows_PD = jax.jit(rows)(x_TD, ids_TK, records_ER)
         kept_TK = np.where(ids_TK < E, weights_TK, 0).astype(np.float32)
-        summed_TD = jax.jit(sum_pair_rows)(rows_PD, kept_TK)
+        summed_TD = pair_sums(np.asarray(rows_PD), kept_TK)
         atol = 1e-6 * np.abs(got_TD).max()
         np.testing.assert_allclose(summed_TD, got_TD, rtol=0, atol=atol)
         run_at = ExpertsAt(list(records_ER), layout, "silu", None)

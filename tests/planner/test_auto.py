@@ -37,7 +37,7 @@ def asked(monkeypatch):
         found.update(asked, fixed=fixed)
         return OffloadOptions(device_memory=budget, eviction="lfu")
 
-    monkeypatch.setattr(auto_commands, "auto_memory", lambda *_: "1GB")
+    monkeypatch.setattr(auto_commands, "auto_memory", lambda *_, **__: "1GB")
     monkeypatch.setattr(auto_commands, "chosen_options", chosen)
     return found
 

@@ -16,6 +16,7 @@ def estimated(tpot_s, ppl=1.0, device=100, host=50):
         tokens_per_s=exactly(1 / tpot_s),
         device_bytes=exactly(device),
         host_bytes=exactly(host),
+        mapped_bytes=exactly(0),
         hit_ratio=exactly(0.5),
         ppl_ratio=exactly(ppl),
         agreement=exactly(0.9),

@@ -29,7 +29,7 @@ TRAINED = {
     "linear": ("router.weight", "router.bias"),
     "calibrated": ("router.level_weight", "router.level_bias"),
 }
-Router = dict[str, jax.Array]  # "blocks.0.router.weight" -> float32
+RouterWeights = dict[str, jax.Array]  # "blocks.0.router.weight" -> float32
 
 
 class Frozen(NamedTuple):
@@ -47,7 +47,7 @@ class Total(NamedTuple):
       nats: of the text; apart: KL(teacher || model), 0 without a teacher.
     """
 
-    gradient: Router
+    gradient: RouterWeights
     nats: jax.Array
     apart: jax.Array
 
@@ -63,7 +63,7 @@ def parameter_counts(config: ModelConfig) -> tuple[int, int]:
     return trained, total + records * RecordLayout.of(config).num_values
 
 
-def split_weights(weights: Weights) -> tuple[Router, Frozen]:
+def split_weights(weights: Weights) -> tuple[RouterWeights, Frozen]:
     """The router's rows, widened to float32, and everything else as it is."""
     router, dense = {}, dict(weights.top)
     names = TRAINED[weights.config.moe.gate]
@@ -81,7 +81,7 @@ def logits_fn(config: ModelConfig) -> Callable:
     """`logits(router, frozen, ids)` at a config's top_k: [B, S, V] of int32 [B, S]."""
     run = model_fn(config, frozen=True)
 
-    def logits(router: Router, frozen: Frozen, ids):
+    def logits(router: RouterWeights, frozen: Frozen, ids):
         return run(frozen.dense | router, frozen.experts, ids)[0]
 
     return logits
@@ -94,7 +94,7 @@ def nats_fn(config: ModelConfig) -> Callable:
     """
     logits = logits_fn(config)
 
-    def nats(router: Router, frozen: Frozen, rows):
+    def nats(router: RouterWeights, frozen: Frozen, rows):
         found = logits(router, frozen, rows[:, :-1])
         return token_losses(found, rows[:, 1:]).sum()
 
@@ -109,7 +109,12 @@ def loss_fn(config: ModelConfig, teacher: ModelConfig, weight: float) -> Callabl
     """
     logits, teach = logits_fn(config), logits_fn(teacher)
 
-    def loss(router: Router, frozen: Frozen, rows, teacher_router: Router | None):
+    def loss(
+        router: RouterWeights,
+        frozen: Frozen,
+        rows,
+        teacher_router: RouterWeights | None,
+    ):
         found = logits(router, frozen, rows[:, :-1])
         nats = token_losses(found, rows[:, 1:]).sum()
         if not weight:
@@ -138,7 +143,7 @@ def make_gradient_step(
     loss = loss_fn(config, teacher or config, weight)
 
     def step(
-        total: Total, router: Router, frozen: Frozen, rows, teacher_router=None
+        total: Total, router: RouterWeights, frozen: Frozen, rows, teacher_router=None
     ) -> Total:
         (_, sums), gradient = jax.value_and_grad(loss, has_aux=True)(
             router, frozen, rows, teacher_router
@@ -149,7 +154,7 @@ def make_gradient_step(
     return jax.jit(step, donate_argnums=0, compiler_options=compiler_options())
 
 
-def empty_total(router: Router) -> Total:
+def empty_total(router: RouterWeights) -> Total:
     """Sums of nothing."""
     return Total(jax.tree.map(jnp.zeros_like, router), jnp.float32(0), jnp.float32(0))
 

@@ -113,7 +113,7 @@ def finetune_router(
     return summary | {"held_out_after": after}
 
 
-def stored_router(reader, router: programs.Router) -> dict[str, np.ndarray]:
+def stored_router(reader, router: programs.RouterWeights) -> dict[str, np.ndarray]:
     """The rows in the dtypes that the checkpoint stores them in."""
     arrays = {}
     for path, array in router.items():
@@ -186,7 +186,7 @@ class Training:
         steps = [*self._eval_steps.values(), *self._gradients.values(), self._update]
         return sum(step._cache_size() for step in steps)
 
-    def held_out(self, router: programs.Router) -> dict[int, float]:
+    def held_out(self, router: programs.RouterWeights) -> dict[int, float]:
         """Held-out perplexity by K."""
         rows_NS, router = self._text.held_out, jax.device_put(router)
         batch = min(self._settings.rows, len(rows_NS))
