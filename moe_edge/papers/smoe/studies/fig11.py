@@ -91,9 +91,11 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
         ready = prepare(bench, cases, settings, history)
         layerwise = LayerwiseEngine(bench.weights, bench.store, ready.link.again())
         closing.callback(layerwise.close)
-        for batch in settings.batches:
+        engines = list(ready.engines)
+        for batch in settings.batches if settings.layerwise else ():
             case = Case(LAYERWISE, "two layers", batch, studied())
             cases.append(case)
+            engines.append(layerwise)
             groups |= {
                 (LAYERWISE, loads, batch): [case] for loads in hosts_of(settings)
             }
@@ -102,7 +104,6 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
         def num_compiled() -> int:
             return bench.num_compiled() + layerwise.num_compiled()
 
-        engines = [*ready.engines, *[layerwise] * len(settings.batches)]
         seen, timings = set(map(tuple, ready.pool.rows)), {}
         works = {
             name: (one, unseen_rounds(one, bench.tokenizer, seen))

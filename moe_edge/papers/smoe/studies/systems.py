@@ -42,6 +42,8 @@ class Fig11Settings(TimedSettings):
       host_loads: what an expert takes on the emulated host, in times of its load; next
         to the machine's own link, the host is the machine's own.
       horizons: layers that MoE-Infinity looks ahead.
+      layerwise: whether layer-wise offload is measured; over a slow link its steps, of
+        all experts' loads, would take most of the study.
       rounds: the first one chooses configurations, the others are reported.
     """
 
@@ -57,6 +59,7 @@ class Fig11Settings(TimedSettings):
     a: Margin = 0.2
     host_loads: Sequence[Positive] = (1 / 3, 1.0)
     horizons: Sequence[int] = (1, 3)
+    layerwise: bool = True
     history: int = 200
     fidelity_rows: int = 8
 
