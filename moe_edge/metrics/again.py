@@ -1,8 +1,8 @@
 """An entry beside one that was measured again, value by value.
 
-`python -m moe_edge.metrics.again results/NAME DIR` says whether the entry in DIR repeats
-the other: how many values are equal, how many differ by less than the bounds of both
-let them, and which do not. It exits with 1 if they do not repeat.
+`python -m moe_edge.metrics.again results/NAME DIR` says whether the entry in DIR
+repeats the other: how many values are equal, how many differ by less than the bounds
+of both let them, and which do not. It exits with 1 if they do not repeat.
 """
 
 import argparse

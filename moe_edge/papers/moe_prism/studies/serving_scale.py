@@ -237,12 +237,12 @@ def tell_rates(rows: Rows, settings: ScaleSettings, found: Values) -> None:
 
 
 def over_cases(gains: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """By system the range of a gain over models and batches, how many `cases` these
-    are, and in how many rounds do not agree on it (`none`)."""
-    found = spans(gains, measure, "system")
+    """By system how many `cases`, models and batches, there are; in how many of them
+    rounds do not agree on a gain (`none`); and the range of the gains in the others."""
     is_none = (gains[measure + LOW] <= 0) & (gains[measure + HIGH] >= 0)
     by_system = is_none.groupby(gains.system, sort=False)
-    return found.assign(cases=by_system.size().array, none=by_system.sum().array)
+    counts = by_system.agg(cases="size", none="sum").reset_index()
+    return counts.merge(spans(gains[~is_none], measure, "system"), how="left")
 
 
 def derive(tables: Tables) -> dict[str, Any]:

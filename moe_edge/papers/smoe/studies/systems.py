@@ -42,8 +42,8 @@ class Fig11Settings(TimedSettings):
       host_loads: what an expert takes on the emulated host, in times of its load; next
         to the machine's own link, the host is the machine's own.
       horizons: layers that MoE-Infinity looks ahead.
-      layerwise: whether layer-wise offload is measured; over a slow link its steps, of
-        all experts' loads, would take most of the study.
+      layerwise: whether layer-wise offload is measured; else the loads of its step are
+        added up, which over a slow link would take most of the study.
       rounds: the first one chooses configurations, the others are reported.
     """
 
