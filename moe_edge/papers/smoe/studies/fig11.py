@@ -119,9 +119,20 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
             name: (one, unseen_rounds(one, bench.tokenizer, seen))
             for name, one in workloads_of(settings).items()
         }
+        first: Timing | None = None
         for name, (one, prompts) in works.items():
             at = dataclasses.replace(ready, engines=engines, rounds=prompts)
-            timings[name] = time_cases(bench, cases, at, one, num_compiled, is_smoe)
+            if settings.choose_once and first is None:
+                at = dataclasses.replace(at, rounds=prompts[:1])
+                first = time_cases(bench, cases, at, one, num_compiled, no_case)
+                groups = {key: [fastest(first, of)] for key, of in groups.items()}
+                chosen = {case.key for (case,) in groups.values()}
+                kept = [n for n, case in enumerate(cases) if case.key in chosen]
+                cases, engines = [cases[n] for n in kept], [engines[n] for n in kept]
+            if first is not None:
+                at = dataclasses.replace(at, engines=engines, rounds=prompts[1:])
+            timing = time_cases(bench, cases, at, one, num_compiled, is_smoe)
+            timings[name] = timing if first is None else after(first, timing)
         workload = ready.workload(settings) | {"workloads": list(timings)}
         rows.about |= {"model": bench.model, "workload": workload, "kind": ready.kind}
     tell(rows, timings, groups)
@@ -132,6 +143,29 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
         ):
             at = work, f"{LAYERWISE}, computed", host_name(loads), batch
             rows("systems", *at, tpot_ms=1e3 * step_s)
+
+
+def no_case(case: Case) -> bool:
+    """Whose fidelity is judged in a round that only chooses."""
+    return False
+
+
+def fastest(timing: Timing, cases: Sequence[Case]) -> Case:
+    """The case of the shortest step in the first round."""
+    return min(cases, key=lambda case: timing[case.key].tpot_s[0])
+
+
+def after(first: Timing, timing: Timing) -> Timing:
+    """A timing behind another one's first round, which has chosen its cases."""
+    timed = {
+        key: dataclasses.replace(
+            one,
+            tpot_s=[first[key].tpot_s[0], *one.tpot_s],
+            is_same=[first[key].is_same[0], *one.is_same],
+        )
+        for key, one in timing.timed.items()
+    }
+    return dataclasses.replace(timing, timed=timed)
 
 
 def layerwise_s(bench: Bench, ready: Ready) -> float:
@@ -160,7 +194,7 @@ def tell(
         for name, holds in timing.checks().items():
             rows.checks[f"{name} ({work})"] = holds
         for (system, loads, batch), cases in groups.items():
-            case = min(cases, key=lambda case: timing[case.key].tpot_s[0])
+            case = fastest(timing, cases)
             one = best[work, system, loads, batch] = timing[case.key]
             more = {"tpot_ms": median(one.tpot_s[1:], scale=1e3)}
             if system == SMOE and one.fidelity is not None:

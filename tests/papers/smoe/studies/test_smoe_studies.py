@@ -130,6 +130,33 @@ def test_systems_write_an_entry(tiny, tmp_path, link, hosts):
 
 
 @pytest.mark.slow
+def test_one_workload_may_choose_for_all(tiny, tmp_path, monkeypatch):
+    lines = [json.dumps({"id": str(n), "prompt": f"{n} " * 40}) for n in range(40, 60)]
+    for name in ("one.jsonl", "two.jsonl"):
+        (tmp_path / name).write_text("\n".join(lines))
+    timed = []
+
+    def time_cases(bench, cases, at, *args):
+        timed.append((len(cases), len(at.engines), len(at.rounds)))
+        return real(bench, cases, at, *args)
+
+    real = fig11.time_cases
+    monkeypatch.setattr(fig11, "time_cases", time_cases)
+    given = {"checkpoint": tiny, "device_memory": "50%", "batches": (1,)}
+    given |= {"horizons": (1,), "history": 1, "fidelity_rows": 1, "host_loads": (1.0,)}
+    given |= SMALL | {"rounds": 2, "sources": ("one.jsonl", "two.jsonl")}
+    given |= {"data_dir": str(tmp_path), "choose_once": True}
+    summary, result = run(fig11.STUDY, tmp_path / "o", **given)
+    assert all(summary["checks"].values()), summary["checks"]
+    named = len(systems.systems(0.2, np.ones((1, 1)), ())) + 1  # and layer-wise offload
+    (tried, engines, rounds), *measured = timed
+    assert tried == engines > 2 * named and rounds == 1
+    assert measured == [(named, named, 1)] * 2
+    assert len(result["frames"]["systems"]["rows"]) == 2 * named
+    assert "chosen by a round of one," in (tmp_path / "o" / "README.md").read_text()
+
+
+@pytest.mark.slow
 def test_layer_wise_offload_is_computed_where_it_is_not_measured(tiny, tmp_path):
     """Over a slow link its measured step is the loads that are added up otherwise."""
     given = {"checkpoint": tiny, "device_memory": "50%", "batches": (1,)}
