@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from moe_edge.bench.derived import spans
 from moe_edge.bench.settings import Positive, StudySettings, known
@@ -29,7 +30,15 @@ from moe_edge.loadtest.offered import (
     in_whole_experts,
     offered_requests,
 )
-from moe_edge.metrics.frames import Rows, Tables, frame, median
+from moe_edge.metrics.frames import (
+    HIGH,
+    LOW,
+    Estimate,
+    Rows,
+    Tables,
+    frame,
+    of_seeds,
+)
 from moe_edge.papers.moe_prism.studies.models import ORIGINAL
 from moe_edge.papers.moe_prism.studies.serving_studies import (
     FIFO,
@@ -126,6 +135,7 @@ def measure(settings: ScaleSettings, rows: Rows) -> None:
             print(f"{model}, {batch} rows: {settings.rounds} rounds", flush=True)
     tell_rates(rows, settings, found)
     rows.about |= {
+        "seeds": list(range(settings.rounds)),
         "model": shape_entry(*map(model_shape, settings.models)),
         "workload": {
             "requests": settings.requests,
@@ -204,10 +214,10 @@ def figures(
     return {GOODPUT: rate, AT_ONCE: most}
 
 
-def gain(found: Values, case: Case, base: str, name: str) -> float:
-    """Median over rounds of a case's figure over that of another system, less 1."""
+def gain(found: Values, case: Case, base: str, name: str) -> Estimate:
+    """A case's figure over that of another system in the same round, less 1."""
     mine, its = found[case, name], found[case._replace(system=base), name]
-    return float(np.median(np.divide(mine, its))) - 1
+    return of_seeds((np.divide(mine, its) - 1).tolist())
 
 
 def tell_rates(rows: Rows, settings: ScaleSettings, found: Values) -> None:
@@ -216,30 +226,41 @@ def tell_rates(rows: Rows, settings: ScaleSettings, found: Values) -> None:
     cases = list(dict.fromkeys(case for case, _ in found))
     base = settings.systems[0]
     for case in cases:
-        rates = {name: median(found[case, name]) for name in FIGURES}
+        rates = {name: of_seeds(found[case, name]) for name in FIGURES}
         rows("rates", *case, **rates)
         if case.system != base:
             gains = {name: gain(found, case, base, name) for name in FIGURES}
             rows("gains", *case, base, **gains)
     if {OURS, LOOP} <= set(settings.systems):
-        ours = (case for case in cases if case.system == OURS)
-        each = [gain(found, case, LOOP, GOODPUT) for case in ours]
-        rows("sub_experts", OURS, LOOP, low=min(each), high=max(each))
+        for case in (case for case in cases if case.system == OURS):
+            rows("sub_experts", *case, LOOP, goodput=gain(found, case, LOOP, GOODPUT))
+
+
+def over_cases(gains: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """By system how many `cases`, models and batches, there are; in how many of them
+    rounds do not agree on a gain (`none`); and the range of the gains in the others."""
+    is_none = (gains[measure + LOW] <= 0) & (gains[measure + HIGH] >= 0)
+    by_system = is_none.groupby(gains.system, sort=False)
+    counts = by_system.agg(cases="size", none="sum").reset_index()
+    return counts.merge(spans(gains[~is_none], measure, "system"), how="left")
 
 
 def derive(tables: Tables) -> dict[str, Any]:
-    """The range over models and batches of what our loop and MoE-Prism bring."""
+    """What our loop, its sub-experts and MoE-Prism bring over models and batches."""
     gains = tables["gains"]
-    return {
+    found: dict[str, Any] = {
         "base": gains.over[0],
-        "our_loop": spans(gains[gains.system == LOOP], GOODPUT, "system"),
-        "scheduler": spans(gains[gains.system == PRISM], AT_ONCE, "system"),
+        "our_loop": over_cases(gains[gains.system == LOOP], GOODPUT),
+        "scheduler": over_cases(gains[gains.system == PRISM], AT_ONCE),
     }
+    if "sub_experts" in tables:
+        found["parts_of_loop"] = over_cases(tables["sub_experts"], GOODPUT)
+    return found
 
 
 FRAMES = {
     "rates": frame("model batch system", "goodput:requests/s at_once:requests/s"),
     "gains": frame("model batch system over", "goodput at_once"),
-    "sub_experts": frame("system over", "low high"),
+    "sub_experts": frame("model batch system over", "goodput"),
 }
 STUDY = Study("moe_prism_goodput", ScaleSettings, measure, FRAMES, derive)

@@ -7,13 +7,20 @@ among those that systems learn from.
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moe_edge.bench.cases import Case, count_history, past_sequences, prepare
+from moe_edge.bench.cases import (
+    Case,
+    Ready,
+    count_history,
+    past_sequences,
+    prepare,
+)
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import check_inputs, make_pool
@@ -89,31 +96,84 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
             {case.key: case for group in groups.values() for case in group}.values()
         )
         ready = prepare(bench, cases, settings, history)
-        layerwise = LayerwiseEngine(bench.weights, bench.store, ready.link.again())
-        closing.callback(layerwise.close)
-        for batch in settings.batches:
-            case = Case(LAYERWISE, "two layers", batch, studied())
-            cases.append(case)
-            groups |= {
-                (LAYERWISE, loads, batch): [case] for loads in hosts_of(settings)
-            }
-            generate(layerwise, ready.rounds[0][:batch], settings.new_tokens)
+        engines, added = list(ready.engines), list[LayerwiseEngine]()
+        if settings.layerwise:
+            layerwise = LayerwiseEngine(bench.weights, bench.store, ready.link.again())
+            closing.callback(layerwise.close)
+            added.append(layerwise)
+            for batch in settings.batches:
+                case = Case(LAYERWISE, "two layers", batch, studied())
+                cases.append(case)
+                engines.append(layerwise)
+                groups |= {
+                    (LAYERWISE, loads, batch): [case] for loads in hosts_of(settings)
+                }
+                generate(layerwise, ready.rounds[0][:batch], settings.new_tokens)
 
         def num_compiled() -> int:
-            return bench.num_compiled() + layerwise.num_compiled()
+            more = sum(engine.num_compiled() for engine in added)
+            return bench.num_compiled() + more
 
-        engines = [*ready.engines, *[layerwise] * len(settings.batches)]
         seen, timings = set(map(tuple, ready.pool.rows)), {}
         works = {
             name: (one, unseen_rounds(one, bench.tokenizer, seen))
             for name, one in workloads_of(settings).items()
         }
+        first: Timing | None = None
         for name, (one, prompts) in works.items():
             at = dataclasses.replace(ready, engines=engines, rounds=prompts)
-            timings[name] = time_cases(bench, cases, at, one, num_compiled, is_smoe)
+            if settings.choose_once and first is None:
+                at = dataclasses.replace(at, rounds=prompts[:1])
+                first = time_cases(bench, cases, at, one, num_compiled, no_case)
+                groups = {key: [fastest(first, of)] for key, of in groups.items()}
+                chosen = {case.key for (case,) in groups.values()}
+                kept = [n for n, case in enumerate(cases) if case.key in chosen]
+                cases, engines = [cases[n] for n in kept], [engines[n] for n in kept]
+            if first is not None:
+                at = dataclasses.replace(at, engines=engines, rounds=prompts[1:])
+            timing = time_cases(bench, cases, at, one, num_compiled, is_smoe)
+            timings[name] = timing if first is None else after(first, timing)
         workload = ready.workload(settings) | {"workloads": list(timings)}
         rows.about |= {"model": bench.model, "workload": workload, "kind": ready.kind}
     tell(rows, timings, groups)
+    if not settings.layerwise:
+        step_s = layerwise_s(bench, ready)
+        for work, loads, batch in itertools.product(
+            timings, hosts_of(settings), settings.batches
+        ):
+            at = work, f"{LAYERWISE}, computed", host_name(loads), batch
+            rows("systems", *at, tpot_ms=1e3 * step_s)
+
+
+def no_case(case: Case) -> bool:
+    """Whose fidelity is judged in a round that only chooses."""
+    return False
+
+
+def fastest(timing: Timing, cases: Sequence[Case]) -> Case:
+    """The case of the shortest step in the first round."""
+    return min(cases, key=lambda case: timing[case.key].tpot_s[0])
+
+
+def after(first: Timing, timing: Timing) -> Timing:
+    """A timing behind another one's first round, which has chosen its cases."""
+    timed = {
+        key: dataclasses.replace(
+            one,
+            tpot_s=[first[key].tpot_s[0], *one.tpot_s],
+            is_same=[first[key].is_same[0], *one.is_same],
+        )
+        for key, one in timing.timed.items()
+    }
+    return dataclasses.replace(timing, timed=timed)
+
+
+def layerwise_s(bench: Bench, ready: Ready) -> float:
+    """Seconds of a step of layer-wise offload: the loads of all layers, during which
+    all but the last are computed."""
+    store = bench.store
+    load_s = ready.link.seconds(store.num_experts * store.block_bytes)
+    return len(bench.config.moe_layers) * load_s + ready.layer_s
 
 
 def tell(
@@ -134,7 +194,7 @@ def tell(
         for name, holds in timing.checks().items():
             rows.checks[f"{name} ({work})"] = holds
         for (system, loads, batch), cases in groups.items():
-            case = min(cases, key=lambda case: timing[case.key].tpot_s[0])
+            case = fastest(timing, cases)
             one = best[work, system, loads, batch] = timing[case.key]
             more = {"tpot_ms": median(one.tpot_s[1:], scale=1e3)}
             if system == SMOE and one.fidelity is not None:
@@ -190,11 +250,17 @@ def derive(tables: Tables) -> dict[str, Any]:
 
 
 def check(settings: Fig11Settings) -> None:
-    """As `check_inputs`; also refuses files of one name."""
+    """As `check_inputs`; also refuses files of one name, and to compute what layer-wise
+    offload takes over a link whose rate is not known."""
     check_inputs(settings)
     names = [name_of(source) for source in settings.sources]
     if len(set(names)) < len(names):
         raise ConfigError(f"sources {names} are workloads by name; name each file once")
+    if settings.link_factor is None and not settings.layerwise:
+        raise ConfigError(
+            "layerwise is False next to the machine's own link; its time is computed "
+            "for an emulated link: give link_factor"
+        )
 
 
 FRAMES = {

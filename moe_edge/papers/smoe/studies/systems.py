@@ -42,7 +42,11 @@ class Fig11Settings(TimedSettings):
       host_loads: what an expert takes on the emulated host, in times of its load; next
         to the machine's own link, the host is the machine's own.
       horizons: layers that MoE-Infinity looks ahead.
+      layerwise: whether layer-wise offload is measured; else the loads of its step are
+        added up, which over a slow link would take most of the study.
       rounds: the first one chooses configurations, the others are reported.
+      choose_once: whether the first round of the first workload chooses for all; other
+        configurations are run once then.
     """
 
     sources: Sequence[str] = (
@@ -57,6 +61,8 @@ class Fig11Settings(TimedSettings):
     a: Margin = 0.2
     host_loads: Sequence[Positive] = (1 / 3, 1.0)
     horizons: Sequence[int] = (1, 3)
+    layerwise: bool = True
+    choose_once: bool = False
     history: int = 200
     fidelity_rows: int = 8
 

@@ -60,10 +60,26 @@ def test_ranges_say_what_each_part_brings_over_all_batches():
     rows = Rows(STUDY.frames)
     tell_rates(rows, SMALL, found)
     numbers = plain(derive(tables(rows.stored())))
-    assert numbers["our_loop"] == [{"system": LOOP, "low": 1.0, "high": 1.5}]
+    told = {"system": LOOP, "low": 1.0, "high": 1.5, "cases": 2, "none": 0}
+    assert numbers["our_loop"] == [told]
     assert numbers["base"] == FIFO and numbers["scheduler"] == []
-    (part,) = rows.rows["sub_experts"]
+    (part,) = numbers["parts_of_loop"]
     assert (part["low"], part["high"]) == (pytest.approx(-0.2), 0.5)
+
+
+def test_a_gain_that_rounds_do_not_agree_on_is_no_difference():
+    rates = {FIFO: [2.0, 4.0, 5.0], LOOP: [2.2, 4.4, 4.5], OURS: [3.0, 6.0, 7.0]}
+    found = {
+        (Case("olmoe_1b_7b", 4, system), name): each
+        for system, each in rates.items()
+        for name in FIGURES
+    }
+    rows = Rows(STUDY.frames)
+    tell_rates(rows, SMALL, found)
+    (loop,) = plain(derive(tables(rows.stored())))["our_loop"]
+    assert loop == {"system": LOOP, "cases": 1, "none": 1}  # and no range
+    gain = rows.rows["gains"][0]["goodput"]
+    assert gain[2:4] == (pytest.approx(-0.1), pytest.approx(0.1))
 
 
 def test_device_too_slow_for_any_rate_is_refused():

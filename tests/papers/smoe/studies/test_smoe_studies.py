@@ -129,6 +129,57 @@ def test_systems_write_an_entry(tiny, tmp_path, link, hosts):
         row_of(result, "systems", workload="two", system=system, host=hosts[-1])
 
 
+@pytest.mark.slow
+def test_one_workload_may_choose_for_all(tiny, tmp_path, monkeypatch):
+    lines = [json.dumps({"id": str(n), "prompt": f"{n} " * 40}) for n in range(40, 60)]
+    for name in ("one.jsonl", "two.jsonl"):
+        (tmp_path / name).write_text("\n".join(lines))
+    timed = []
+
+    def time_cases(bench, cases, at, *args):
+        timed.append((len(cases), len(at.engines), len(at.rounds)))
+        return real(bench, cases, at, *args)
+
+    real = fig11.time_cases
+    monkeypatch.setattr(fig11, "time_cases", time_cases)
+    given = {"checkpoint": tiny, "device_memory": "50%", "batches": (1,)}
+    given |= {"horizons": (1,), "history": 1, "fidelity_rows": 1, "host_loads": (1.0,)}
+    given |= SMALL | {"rounds": 2, "sources": ("one.jsonl", "two.jsonl")}
+    given |= {"data_dir": str(tmp_path), "choose_once": True}
+    summary, result = run(fig11.STUDY, tmp_path / "o", **given)
+    assert all(summary["checks"].values()), summary["checks"]
+    named = len(systems.systems(0.2, np.ones((1, 1)), ())) + 1  # and layer-wise offload
+    (tried, engines, rounds), *measured = timed
+    assert tried == engines > 2 * named and rounds == 1
+    assert measured == [(named, named, 1)] * 2
+    assert len(result["frames"]["systems"]["rows"]) == 2 * named
+    assert "chosen by a round of one," in (tmp_path / "o" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_layer_wise_offload_is_computed_where_it_is_not_measured(tiny, tmp_path):
+    """Over a slow link its measured step is the loads that are added up otherwise."""
+    given = {"checkpoint": tiny, "device_memory": "50%", "batches": (1,)}
+    given |= {"horizons": (1,), "history": 1, "fidelity_rows": 1, "host_loads": (1.0,)}
+    given |= SMALL | {"rounds": 2, "link_factor": 8.0, "link_latency_s": 0.002}
+    found = {}
+    for name, is_run in (("measured", True), ("computed", False)):
+        _, result = run(fig11.STUDY, tmp_path / name, layerwise=is_run, **given)
+        system = systems.LAYERWISE + ("" if is_run else ", computed")
+        found[name] = row_of(result, "systems", system=system)["tpot_ms"]
+        page = (tmp_path / name / "README.md").read_text()
+        assert ("Layer-wise offload was not run" in page) is not is_run
+        rivals = [row["rivals"] for row in result["numbers"]["changes"]]
+        assert not any("computed" in each for each in rivals)
+    assert found["computed"] == pytest.approx(found["measured"], rel=0.5)
+
+
+def test_layer_wise_offload_is_not_computed_without_a_rate(tmp_path):
+    settings = systems.Fig11Settings(link_factor=None, layerwise=False)
+    with pytest.raises(ConfigError, match="layerwise is False next to the machine's"):
+        run_study(fig11.STUDY, settings, out_dir=str(tmp_path / "o"), dry_run=True)
+
+
 def test_no_measured_prompt_was_learnt_from(tmp_path):
     text = "".join(chr(97 + n % 26) for n in range(120))
     (tmp_path / "t.txt").write_text(text)

@@ -1,0 +1,259 @@
+"""An entry beside one that was measured again, value by value.
+
+`python -m moe_edge.metrics.again results/NAME DIR` says whether the entry in DIR
+repeats the other: how many values are equal, how many differ by less than the bounds
+of both let them, and which do not. It exits with 1 if they do not repeat.
+"""
+
+import argparse
+import collections
+import dataclasses
+import math
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.frames import HIGH, LOW, N
+from moe_edge.metrics.ranged import Path, leaves, unlike
+from moe_edge.metrics.schema import ROWS_VERSION, read_result
+
+MOST_OUTSIDE = 0.05  # of the values with bounds: what a 95 % interval leaves to chance
+CLOSE = 1e-9  # of a value: what another processor's sums may differ by
+SHOWN = 20  # values that are named
+
+
+class Value(NamedTuple):
+    """A value and its bounds, which are NaN if it has none."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def __str__(self) -> str:
+        bounds = "" if math.isnan(self.low) else f" [{self.low:.4g}, {self.high:.4g}]"
+        return f"{self.value:.4g}{bounds}"
+
+
+@dataclasses.dataclass
+class Found:
+    """What two entries have in common.
+
+    Attributes:
+      equal: values that are equal.
+      within: that differ by less than their bounds let them.
+      outside: that differ by more, by name.
+      loose: that differ and have no bounds, by name.
+      alone: rows and numbers that one of them lacks.
+      told: texts that runs found for themselves, such as who was fastest, and that
+        differ.
+      is_computed: whether values without bounds must be equal.
+    """
+
+    is_computed: bool
+    equal: int = 0
+    within: int = 0
+    outside: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
+    loose: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
+    alone: list[str] = dataclasses.field(default_factory=list)
+    told: list[str] = dataclasses.field(default_factory=list)
+
+    def faults(self) -> list[str]:
+        """Why they do not repeat; empty if they do."""
+        bounded = self.within + len(self.outside)
+        found = []
+        if len(self.outside) > MOST_OUTSIDE * bounded:
+            found.append(f"{len(self.outside)} of {bounded} values lie outside")
+        if self.alone:
+            found.append(f"{len(self.alone)} rows or numbers are in one of them only")
+        if self.is_computed and self.loose:
+            found.append(f"{len(self.loose)} computed values differ")
+        return found
+
+    def add(self, name: str, mine: Value, its: Value) -> None:
+        """Judges a pair. Two intervals allow a difference of the root of the sum of the
+        squared widths that face each other."""
+        if math.isclose(mine.value, its.value, rel_tol=CLOSE, abs_tol=1e-12):
+            self.equal += 1
+            return
+        low, high = sorted((mine, its), key=lambda one: one.value)
+        allowed = math.hypot(low.high - low.value, high.value - high.low)
+        if not allowed > 0:  # NaN: no bounds
+            self.loose[name] = mine, its
+        elif high.value - low.value <= allowed:
+            self.within += 1
+        else:
+            self.outside[name] = mine, its
+
+
+def compare(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Found:
+    """Two results entries, read, of one study.
+
+    Raises:
+      ConfigError: they are of different studies or schemas.
+    """
+    for key in ("schema_version", "study", "question"):
+        if mine.get(key) != its.get(key):
+            raise ConfigError(
+                f"{key} is {mine.get(key)!r} in one entry and {its.get(key)!r} in the "
+                "other; give two entries of one study"
+            )
+    found = Found(mine["kind"] == its["kind"] == "simulated")
+    if mine["schema_version"] != ROWS_VERSION:
+        _add_all(found, "", _metrics(mine), _metrics(its))
+        return found
+    frames, others = mine["frames"], its["frames"]
+    for name in frames.keys() | others.keys():
+        if name in frames and name in others:
+            _add_frame(found, name, frames[name], others[name])
+        else:
+            found.alone.append(f"frame {name}")
+    skip = unlike(mine["numbers"], its["numbers"])
+    found.told += sorted(_name("numbers", *path) for path in skip)
+    _add_all(found, "numbers/", _numbers(mine, skip), _numbers(its, skip))
+    return found
+
+
+def _add_all(
+    found: Found, prefix: str, mine: Mapping[str, Value], its: Mapping[str, Value]
+) -> None:
+    for name in mine.keys() & its.keys():
+        found.add(prefix + name, mine[name], its[name])
+    found.alone += [prefix + name for name in sorted(mine.keys() ^ its.keys())]
+
+
+def _metrics(result: Mapping[str, Any]) -> dict[str, Value]:
+    """Values of an entry without frames, by what ran and what was measured."""
+    found = {}
+    for row in result["metrics"]:
+        value, spread = row["value"], row["spread"]
+        bounds = (value - spread["value"], value + spread["value"])
+        known = bounds if _is_bound(spread["kind"]) else ()
+        found[f"{row['policy']}: {row['name']}"] = Value(value, *known)
+    return found
+
+
+def _name(*path: str | int) -> str:
+    return "/".join(map(str, path))
+
+
+def _is_bound(kind: str) -> bool:
+    """Whether a spread says how far a second run may be; one over experts does not."""
+    return "interval" in kind or "range" in kind
+
+
+def _numbers(result: Mapping[str, Any], skip: Collection[Path]) -> dict[str, Value]:
+    """What is derived, by path, with the bounds that starts or rows gave it."""
+    known = result.get("starts", {}).get("intervals", {})
+    numbers = leaves(result["numbers"], skip=skip)
+    every = {_name(*path): value for path, value in numbers}
+    found = {}
+    for name, value in every.items():
+        of = name.removesuffix(N).removesuffix(LOW).removesuffix(HIGH)
+        if of != name and of in every:
+            continue  # a bound, not a value
+        beside = [every.get(name + LOW), every.get(name + HIGH)]
+        bounds = known.get(name) or beside
+        found[name] = Value(value, *bounds) if None not in bounds else Value(value)
+    return found
+
+
+def _add_frame(
+    found: Found, name: str, mine: Mapping[str, Any], its: Mapping[str, Any]
+) -> None:
+    """Compares the rows of a frame that have the same keys."""
+    if mine["keys"] != its["keys"]:
+        found.alone.append(f"frame {name}, whose keys differ")
+        return
+    columns = _columns_to_match(mine, its)
+    for place in range(len(mine["keys"])):
+        if place not in columns:
+            found.told.append(f"{name}: {mine['keys'][place]}")
+    _add_all(
+        found,
+        f"{name}: ",
+        dict(_cells(mine, columns)),
+        dict(_cells(its, columns)),
+    )
+
+
+def _columns_to_match(mine: Mapping[str, Any], its: Mapping[str, Any]) -> list[int]:
+    """Columns that say which row is which: all keys, or all but one that holds texts
+    which runs found for themselves."""
+    every = list(range(len(mine["keys"])))
+    for columns in (every, *([c for c in every if c != out] for out in every)):
+        if _keys(mine, columns) == _keys(its, columns):
+            return columns
+    return every
+
+
+def _keys(stored: Mapping[str, Any], columns: Sequence[int]) -> collections.Counter:
+    return collections.Counter(
+        tuple(row[column] for column in columns) for row in stored["rows"]
+    )
+
+
+def _cells(
+    stored: Mapping[str, Any], columns: Sequence[int]
+) -> Iterator[tuple[str, Value]]:
+    """Values by row and measure; rows with the same keys are told apart by their
+    order."""
+    seen: collections.Counter = collections.Counter()
+    for row in stored["rows"]:
+        keys = tuple(row[column] for column in columns)
+        seen[keys] += 1
+        text = ", ".join(map(str, keys)) + f" #{seen[keys]}" * (seen[keys] > 1)
+        measures = zip(stored["units"], row[len(stored["keys"]) :], strict=True)
+        for measure, cell in measures:
+            if isinstance(cell, list):
+                bounds = cell[2:] if _is_bound(stored["bounds"][measure]) else ()
+                yield f"{text}: {measure}", Value(cell[0], *bounds)
+            elif cell is not None:
+                yield f"{text}: {measure}", Value(cell)
+
+
+def report(found: Found) -> list[str]:
+    """What a comparison says, in lines; the last one is the judgement."""
+    counts = [
+        f"{found.equal} values equal",
+        f"{found.within} differ by less than their bounds let them",
+        f"{len(found.outside)} by more",
+        f"{len(found.loose)} without bounds differ",
+    ]
+    lines = [", ".join(counts)]
+    for kind, pairs in (("outside", found.outside), ("no bounds", found.loose)):
+        far = sorted(pairs, key=lambda name: -_relative(*pairs[name]))
+        lines += [
+            f"  {kind}: {name}: {pairs[name][0]}, again {pairs[name][1]}"
+            for name in far[:SHOWN]
+        ]
+        lines += [f"  {kind}: {len(far) - SHOWN} more"] * (len(far) > SHOWN)
+    lines += [f"  in one only: {name}" for name in found.alone[:SHOWN]]
+    lines += [f"  other texts in {name}" for name in found.told]
+    faults = found.faults()
+    return [*lines, f"does not repeat: {'; '.join(faults)}" if faults else "repeats"]
+
+
+def _relative(mine: Value, its: Value) -> float:
+    return abs(mine.value - its.value) / max(abs(mine.value), abs(its.value))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compares the entries of a command line; 1 if they do not repeat."""
+    parser = argparse.ArgumentParser(prog="python -m moe_edge.metrics.again")
+    parser.add_argument("entry", help="folder of a results entry")
+    parser.add_argument("again", help="folder of the entry that was measured again")
+    given = parser.parse_args(arguments)
+    try:
+        mine, its = read_result(given.entry), read_result(given.again)
+        found = compare(mine, its)
+    except (ConfigError, OSError) as error:
+        sys.exit(f"error: {error}")
+    if mine["config_sha256"] != its["config_sha256"]:
+        print("note: config.gin differs between the two")
+    print("\n".join(report(found)))
+    return int(bool(found.faults()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Tests of the comparison of an entry with one that was measured again."""
+
+import copy
+import json
+import shutil
+
+import pytest
+
+from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.again import Value, compare, main, report
+from moe_edge.metrics.machine import REPOSITORY
+from moe_edge.metrics.schema import read_result
+
+TIMED, COMPUTED = "smoe_fig11", "coserve_fig11"
+
+
+@pytest.fixture(scope="module")
+def read():
+    """A results entry by name, to be changed."""
+    results = {}
+
+    def entry(name):
+        if name not in results:
+            results[name] = read_result(REPOSITORY / "results" / name)
+        return copy.deepcopy(results[name])
+
+    return entry
+
+
+def moved(result, frame, measure, by):
+    """Moves a measure of all rows of a frame, with its bounds, by a share."""
+    stored = result["frames"][frame]
+    place = len(stored["keys"]) + list(stored["units"]).index(measure)
+    for row in stored["rows"]:
+        if isinstance(row[place], list):
+            value, n, low, high = row[place]
+            row[place] = [value * (1 + by), n, low * (1 + by), high * (1 + by)]
+        elif row[place] is not None:
+            row[place] *= 1 + by
+    return result
+
+
+@pytest.mark.parametrize("name", [TIMED, COMPUTED, "benchmark_decode"])
+def test_an_entry_repeats_itself(read, name):
+    found = compare(read(name), read(name))
+    assert found.equal and not found.faults()
+    assert (found.within, found.outside, found.loose) == (0, {}, {})
+
+
+def test_times_repeat_within_their_bounds_and_not_beyond(read):
+    near = compare(read(TIMED), moved(read(TIMED), "systems", "tpot_ms", 0.002))
+    assert near.within > 50 and not near.faults()
+    far = compare(read(TIMED), moved(read(TIMED), "systems", "tpot_ms", 0.5))
+    assert len(far.outside) > 50
+    assert far.faults()[0].endswith("values lie outside")
+    assert "systems: mmlu, SMoE, 0.33, 1: tpot_ms" in far.outside
+    assert report(far)[-1].startswith("does not repeat: ")
+
+
+def test_two_intervals_allow_what_their_difference_allows(read):
+    found = compare(read(TIMED), read(TIMED))
+    found.add("apart", Value(1, 0.7, 1.3), Value(1.43, 1.03, 1.83))
+    found.add("too far", Value(1, 0.7, 1.3), Value(1.51, 1.11, 1.91))
+    assert (found.within, list(found.outside)) == (1, ["too far"])
+
+
+def test_computed_values_have_to_be_equal(read):
+    mine, its = read(COMPUTED), read(COMPUTED)
+    frame = next(iter(its["frames"]))
+    measure = next(iter(its["frames"][frame]["units"]))
+    found = compare(mine, moved(its, frame, measure, 1e-4))
+    assert found.loose
+    assert any("computed values differ" in fault for fault in found.faults())
+
+
+def test_rows_match_by_keys_and_not_by_order_or_by_who_was_fastest(read):
+    its = read(TIMED)
+    its["frames"]["systems"]["rows"].reverse()
+    rows = its["frames"]["against"]["rows"]
+    place = its["frames"]["against"]["keys"].index("rivals")
+    rows[0][place] = "another"
+    found = compare(read(TIMED), its)
+    assert not found.faults()
+    assert found.told == ["against: rivals"]
+
+
+def test_a_row_that_is_missing_is_told(read):
+    its = read(TIMED)
+    row = its["frames"]["systems"]["rows"].pop()
+    found = compare(read(TIMED), its)
+    assert any(str(row[1]) in name for name in found.alone)
+    assert found.faults() == [f"{len(found.alone)} rows or numbers are in one of them "
+                              "only"]  # fmt: skip
+
+
+def test_entries_of_two_studies_are_refused(read):
+    with pytest.raises(ConfigError, match="study is 'smoe_fig11' in one entry"):
+        compare(read(TIMED), read("smoe_fig14"))
+
+
+def test_the_command_compares_two_folders(read, tmp_path, capsys):
+    entry = REPOSITORY / "results" / TIMED
+    again = tmp_path / "again"
+    again.mkdir()
+    shutil.copy(entry / "result.json", again)
+    assert main([str(entry), str(again)]) == 0
+    assert capsys.readouterr().out.endswith("repeats\n")
+    other = moved(read(TIMED), "systems", "tpot_ms", 0.5)
+    (again / "result.json").write_text(json.dumps(other | {"config_sha256": "x"}))
+    assert main([str(entry), str(again)]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("note: config.gin differs") and "does not repeat" in said
+    with pytest.raises(SystemExit, match="error: .*no_such"):
+        main([str(entry), str(tmp_path / "no_such")])
