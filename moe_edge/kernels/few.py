@@ -28,7 +28,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from moe_edge.core.checks import ConfigError
 from moe_edge.kernels import few_cuda, few_floats, few_packed, switches
 from moe_edge.kernels import rows as rows_kernels
 from moe_edge.kernels.few_work import Work
@@ -40,8 +39,12 @@ MISS_PROGRAMS = 64  # that share what comes over the link
 
 def is_wanted(act: Callable) -> bool:
     """Whether few rows meet experts by this kernel; see `is_asked`."""
-    is_exact_gelu = act.keywords.get("kind") == "gelu"  # Triton has no `erf`
-    return is_asked() and (form() == "cuda" or not is_exact_gelu)
+    return is_asked() and takes(act.keywords.get("kind"))
+
+
+def takes(activation: str | None) -> bool:
+    """Whether the kernel has an activation: Triton has no `erf`."""
+    return activation != "gelu" or form() == "cuda"
 
 
 def is_asked() -> bool:
@@ -58,23 +61,14 @@ def form() -> str:
     return switches.chosen(VARIABLE, FORMS, "1")
 
 
-def check(kind: str | None = None) -> None:
-    """Opens what is asked for, before a model is read.
+def check(kind: str | None) -> None:
+    """Before a model is read, whose experts are of that kind of blocks.
 
-    Args:
-      kind: of experts in blocks.
     Raises:
-      ConfigError: it is not known, cannot be had here, or does not take these.
+      ConfigError: what is asked for is not known; `few_cuda.check`.
     """
-    if form() != "cuda":
-        return
-    few_cuda.check_weights(kind)
-    if not rows_kernels.are_possible():
-        raise ConfigError(
-            f"{VARIABLE} is cuda, and only a GPU has its kernel (here is "
-            f"{jax.default_backend()}, or MOE_EDGE_KERNELS says xla); leave it out"
-        )
-    few_cuda.open_calls()
+    if form() == "cuda":
+        few_cuda.check(kind)
 
 
 def describe() -> str:

@@ -17,6 +17,7 @@ import numpy as np
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.kernels import native, side_calls
+from moe_edge.kernels import rows as rows_kernels
 
 MISS_WARPS = 64  # that share what comes over the link
 
@@ -30,6 +31,23 @@ def open_calls() -> None:
     """
     library = side_calls.register("few", "MOE_EDGE_FEW_ROWS=cuda", ("product",))
     side_calls.load_cuda(library, "few")
+
+
+def check(kind: str | None) -> None:
+    """Opens the call.
+
+    Args:
+      kind: of experts in blocks; None: in floats.
+    Raises:
+      ConfigError: there is no such kernel here, or it does not take these experts.
+    """
+    check_weights(kind)
+    if not rows_kernels.are_possible():
+        raise ConfigError(
+            "MOE_EDGE_FEW_ROWS is cuda, and only a GPU has its kernel (here is "
+            f"{jax.default_backend()}, or MOE_EDGE_KERNELS says xla); leave it out"
+        )
+    open_calls()
 
 
 def check_weights(kind: str | None, dtype=jnp.float32) -> None:

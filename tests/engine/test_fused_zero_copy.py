@@ -255,6 +255,13 @@ def test_experts_that_the_kernel_lacks_are_refused(change, reason):
         refuse(Asked.of(OffloadOptions(zero_copy=True), model=config))
 
 
+def test_our_own_cuda_has_exact_gelu(monkeypatch):
+    monkeypatch.setenv(few.VARIABLE, "cuda")
+    moe = dataclasses.replace(ALL["gqa"].moe, activation="gelu")
+    config = dataclasses.replace(ALL["gqa"], moe=moe)
+    refuse(Asked.of(OffloadOptions(zero_copy=True), model=config))
+
+
 @pytest.mark.parametrize(
     "policy, slots, reason",
     [

@@ -1,6 +1,9 @@
 """The CUDA kernel for few rows, by the host's shim: sums, bits, what is loaded."""
 
+import ctypes.util
 import functools
+import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +11,8 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.kernels import few, few_cuda, grouped, native, side_calls
+from moe_edge.engine.load import load_engine
+from moe_edge.kernels import few, few_cuda, grouped, native, nvrtc, side_calls
 from moe_edge.model.experts import pair_rows, run_experts
 from moe_edge.model.layers import activate
 from moe_edge.model.record import RecordLayout
@@ -122,9 +126,15 @@ def test_absent_experts_are_loaded_once_and_kept(
     noted = side_calls.watch(False)
     absent = np.unique(host_TK[host_TK >= 0])
     assert [line for line in noted if line == "compute launches"] == noted[::2]
-    loaded = [int(line.split()[1]) for line in noted[1::2]]
+    loaded = [re.findall(r"\d+", line) for line in noted[1::2]]
+    from_host, from_slots = np.sum(np.array(loaded, int), axis=0)
     assert len(loaded) == 2, "launches"
-    assert sum(loaded) == len(absent) * layout.num_values * np.dtype(dtype).itemsize
+    weights = layout.num_values * np.dtype(dtype).itemsize
+    assert from_host == len(absent) * weights
+    # Up to four rows meet weights that are read once; more, again, from the slot.
+    slots, counts = np.unique(slot_TK[slot_TK < len(slots_SR)], return_counts=True)
+    fours = -(-counts // 4) - np.isin(slots, absent + 1)
+    assert from_slots == fours.sum() * weights
 
     all_there = np.concatenate([host_ER[:1], host_ER, host_ER[:1]])
     whole = functools.partial(pair_rows, layout=layout, act=ACT)
@@ -184,13 +194,32 @@ def test_what_the_kernel_lacks_is_refused(monkeypatch):
             *(rows, K, LAYOUTS[0], ACT),
         )
     with pytest.raises(ConfigError, match="only a GPU has its kernel .here is cpu"):
-        few.check()
+        few.check(None)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    few.check()
+    few.check(None)
     monkeypatch.setattr(native, "library", lambda: None)
     few_cuda.open_calls.cache_clear()
     with pytest.raises(ConfigError, match=r"needs the C\+\+ kernels"):
-        few.check()
+        few.check(None)
+
+
+def test_a_gpu_without_nvrtc_or_driver_is_refused(monkeypatch):
+    gpu = SimpleNamespace(platform="gpu", compute_capability="9.0")
+    monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
+    open_calls = few_cuda.open_calls.__wrapped__
+    with monkeypatch.context() as patch:
+        patch.setattr(nvrtc, "NAMES", ("libnvrtc_none.so",))
+        with pytest.raises(ConfigError, match="no NVRTC .* which compiles kernels"):
+            open_calls()
+    if ctypes.util.find_library("cuda") is None:
+        monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: b"image")
+        with pytest.raises(ConfigError, match="few.cu does not load: libcuda"):
+            open_calls()
+
+
+def test_a_cpu_is_refused_before_weights_are_read():
+    with pytest.raises(ConfigError, match="only a GPU has its kernel .here is cpu"):
+        load_engine("default")
 
 
 @pytest.mark.parametrize(

@@ -52,20 +52,22 @@ inline void SumLanes(Lanes<float>& sums) {
   }
 }
 
-// Memory of which each loaded byte is counted.
+// Memory whose loaded bytes are counted.
 struct Counted {
   const unsigned char* from = nullptr;
   int64_t bytes = 0, loaded = 0;
+
+  void Add(const unsigned char* at, int64_t size) {
+    if (at >= from && at < from + bytes) loaded += size;
+  }
 };
-inline thread_local Counted counted;
+inline thread_local Counted of_host, of_slots;
 
 template <class Item>
 Item LoadItem(const unsigned char* at, bool known) {
   Item found{};
   if (!known) return found;
-  if (at >= counted.from && at < counted.from + counted.bytes) {
-    counted.loaded += sizeof found;
-  }
+  of_host.Add(at, sizeof found), of_slots.Add(at, sizeof found);
   std::memcpy(&found, at, sizeof found);
   return found;
 }
@@ -141,11 +143,13 @@ inline std::function<void()> Prefetching(void** arguments, unsigned blocks, unsi
 template <void (*kernel)(Few)>
 std::function<void()> Multiplying(void** arguments, unsigned blocks, unsigned threads) {
   return [given = *static_cast<Few*>(arguments[0]), warps = blocks * (threads / 32)] {
-    counted = {given.host, given.host_count * given.record_bytes};
+    of_host = {given.host, given.host_count * given.record_bytes};
+    of_slots = {given.slots, given.slot_count * given.record_bytes};
     blockDim.x = 32, threadIdx.x = 0;  // a block is a warp, its lanes loops
     for (blockIdx.x = 0; blockIdx.x < warps; ++blockIdx.x) kernel(given);
-    Noted().Add("loaded " + std::to_string(counted.loaded) + " bytes of the host");
-    counted = {};
+    Noted().Add("loaded " + std::to_string(of_host.loaded) + " bytes of the host, " +
+                std::to_string(of_slots.loaded) + " of slots");
+    of_host = of_slots = {};
   };
 }
 
