@@ -4,6 +4,7 @@ Engines are imported when one is loaded: what only checks a checkpoint needs no 
 """
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -182,7 +183,12 @@ def check_weights(
 
 
 def check_backend(config: ModelConfig) -> None:
-    """Refuses rounded activations where nothing rounds them; may start JAX."""
+    """Refuses rounded activations where nothing rounds them, and a kernel that is asked
+    for and not here; may start JAX."""
+    if os.environ.get("MOE_EDGE_FEW_ROWS") == "cuda":  # else nothing is to be opened
+        from moe_edge.kernels import few
+
+        few.check(config.moe.expert_kind)
     if config.activations == "float32":
         return
     import jax

@@ -159,24 +159,25 @@ def _is_lossy(asked: Asked) -> bool:
 
 @_rule(
     "`offload.zero_copy`",
-    "quantised experts without `MOE_EDGE_PACKED=1`, experts with exact GELU",
+    "quantised experts without `MOE_EDGE_PACKED=1`, experts with exact GELU without "
+    "`MOE_EDGE_FEW_ROWS=cuda`",
     "leave it out",
 )
 def zero_copy_reads_others(asked):
     options, model = asked.options, asked.model
     if options is None or not options.zero_copy or model is None:
         return None
-    from moe_edge.kernels import eights  # imports JAX, which only this one needs
+    from moe_edge.kernels import eights, few  # import JAX, which only this one needs
 
     if (kind := model.moe.expert_kind) is not None and not eights.takes(kind):
         return (
             f"zero_copy is True and the experts are {kind}; its kernel reads bfloat16 "
             "and float32, and blocks in eights with MOE_EDGE_PACKED=1"
         )
-    if (name := model.moe.activation) == "gelu":  # Triton has no `erf`
+    if not few.takes(name := model.moe.activation):
         return (
             f"zero_copy is True and the experts' activation {name}, which its kernel "
-            "lacks"
+            "lacks without MOE_EDGE_FEW_ROWS=cuda"
         )
     return None
 

@@ -11,6 +11,8 @@ with the pairs' factors.
 The bits of a row depend neither on the other rows nor on their number: all rows go
 through the same sums in the same order.
 
+`few_cuda` is the same in CUDA, where MOE_EDGE_FEW_ROWS says so; it was never timed.
+
 An expert that is in no slot is read where it lies, in the host's pinned memory, over
 the link, and is written into its slot in passing (`host_ER`). Some programs take all of
 those in turn while the others compute what the slots hold.
@@ -26,32 +28,53 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from moe_edge.kernels import few_floats, few_packed, switches
+from moe_edge.kernels import few_cuda, few_floats, few_packed, switches
 from moe_edge.kernels import rows as rows_kernels
 from moe_edge.kernels.few_work import Work
 
 VARIABLE = "MOE_EDGE_FEW_ROWS"
+FORMS = (*switches.OFF_ON, "cuda")  # none, Triton's, ours
 MISS_PROGRAMS = 64  # that share what comes over the link
 
 
 def is_wanted(act: Callable) -> bool:
     """Whether few rows meet experts by this kernel; see `is_asked`."""
-    is_exact_gelu = act.keywords.get("kind") == "gelu"  # Triton has no `erf`
-    return is_asked() and not is_exact_gelu
+    return is_asked() and takes(act.keywords.get("kind"))
+
+
+def takes(activation: str | None) -> bool:
+    """Whether the kernel has an activation: Triton has no `erf`."""
+    return activation != "gelu" or form() == "cuda"
 
 
 def is_asked() -> bool:
-    """Unless MOE_EDGE_FEW_ROWS is 0.
+    """Unless MOE_EDGE_FEW_ROWS is 0; see `form`."""
+    return form() != "0"
+
+
+def form() -> str:
+    """Of the kernel: what MOE_EDGE_FEW_ROWS says.
 
     Raises:
-      ConfigError: another value than 0 or 1.
+      ConfigError: none of `FORMS`.
     """
-    return switches.chosen(VARIABLE, switches.OFF_ON, "1") == "1"
+    return switches.chosen(VARIABLE, FORMS, "1")
+
+
+def check(kind: str | None) -> None:
+    """Before a model is read, whose experts are of that kind of blocks.
+
+    Raises:
+      ConfigError: what is asked for is not known; `few_cuda.check`.
+    """
+    if form() == "cuda":
+        few_cuda.check(kind)
 
 
 def describe() -> str:
     """How few rows meet experts on a GPU, for people."""
-    return f"few rows of an expert {'exact' if is_asked() else 'as many'}"
+    ways = {"0": "as many", "1": "exact", "cuda": "exact, by our own CUDA"}
+    return f"few rows of an expert {ways[form()]}"
 
 
 class Rows(NamedTuple):
@@ -138,11 +161,12 @@ def ffn(
       (float32 `[P, D]`, arbitrary for pairs that were left out; the slots).
     """
     P, parts, kind = x_TD.shape[0] * top_k, layout.offsets, layout.kind
-    if kind is not None:  # places in words
+    product = few_cuda.product if form() == "cuda" else _product
+    if kind is not None and product is _product:  # places in words
         parts = {name: first // 4 for name, first in parts.items()}
         slots_SR = few_packed.as_words(slots_SR)
         host_ER = None if host_ER is None else few_packed.as_words(host_ER)
-    mid_PF, slots_SR = _product(
+    mid_PF, slots_SR = product(
         *(x_TD, slots_SR, rows, top_k),
         (parts["gate"], parts["up"]),
         (parts.get("gate_bias"), parts.get("up_bias")),
@@ -151,7 +175,7 @@ def ffn(
         combine=act,
         host_ER=host_ER,
     )
-    y_PD, slots_SR = _product(
+    y_PD, slots_SR = product(
         *(mid_PF, slots_SR, rows, top_k),
         (parts["down"],),
         (parts.get("down_bias"),),

@@ -73,7 +73,8 @@ def compile_cuda(name: str, capability: str, form: str = "CUBIN") -> bytes:
     call("CreateProgram", made, source, name.encode(), 0, None, None)
     try:
         arch = f"--gpu-architecture=sm_{capability.replace('.', '')}".encode()
-        options = (ctypes.c_char_p * 2)(arch, b"--std=c++17")
+        beside = f"--include-path={SOURCES}".encode()
+        options = (ctypes.c_char_p * 3)(arch, b"--std=c++17", beside)
         call("CompileProgram", program, len(options), options)
         return read(form)
     finally:

@@ -14,14 +14,12 @@ Between the two calls nobody else may use the slots or the plan. They are passed
 in place, so what takes the slots from WAIT comes after it.
 """
 
-import ctypes
 import functools
 from collections.abc import Sequence
 
 import jax
 
-from moe_edge.core.checks import ConfigError
-from moe_edge.kernels import nvrtc, side_calls
+from moe_edge.kernels import side_calls
 
 NONE = -1  # an entry of a plan that copies nothing
 
@@ -34,15 +32,7 @@ def open_calls() -> None:
       ConfigError: the C++ kernels were not built, or no kernel can be had for this GPU.
     """
     library = side_calls.register("prefetch", "the prefetch inside programs")
-    device = jax.local_devices()[0]
-    if device.platform != "gpu":
-        return
-    image = nvrtc.compile_cuda("prefetch.cu", device.compute_capability)
-    library.moe_edge_prefetch_open.restype = ctypes.c_char_p
-    library.moe_edge_prefetch_open.argtypes = ctypes.c_char_p, ctypes.c_int64
-    wrong = library.moe_edge_prefetch_open(image, len(image))
-    if wrong is not None:
-        raise ConfigError(f"the prefetch's kernel does not load: {wrong.decode()}")
+    side_calls.load_cuda(library, "prefetch")
 
 
 def start(

@@ -1,7 +1,8 @@
-"""Work beside a program, as JAX calls it: begun by one FFI call, waited for by another.
+"""Our own calls for a GPU's driver, as JAX makes them, and on a CPU for its shim.
 
-Both stay where data put them: what is used after a call is passed through it, in place
-(native/side_stream.h).
+Work beside a program is begun by one FFI call and waited for by another (native/
+side_stream.h). Both stay where data put them: what is used after a call is passed
+through it, in place.
 """
 
 import ctypes
@@ -10,16 +11,16 @@ from collections.abc import Collection, Sequence
 import jax
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.kernels import native
+from moe_edge.kernels import native, nvrtc
 
-CALLS = ("start", "wait")
+BESIDE = ("start", "wait")
 
 
-def register(kind: str, what: str) -> ctypes.CDLL:
-    """Makes START and WAIT of a kind known to JAX, on a CPU and a GPU.
+def register(kind: str, what: str, calls: Collection[str] = BESIDE) -> ctypes.CDLL:
+    """Makes the calls of a kind known to JAX, on a CPU and a GPU.
 
     Args:
-      kind: `prefetch` or `assist`; what: it is, for people.
+      kind: `prefetch`, `assist` or `few`; what: it is, for people.
     Returns:
       the host kernels.
     Raises:
@@ -31,12 +32,29 @@ def register(kind: str, what: str) -> ctypes.CDLL:
             f"{what} needs the C++ kernels, which were not built; install a C++ "
             "compiler and run pip install -e . again"
         )
-    for name in CALLS:
+    for name in calls:
         target = f"moe_edge_{kind}_{name}"
         for platform, ending in (("cpu", ""), ("CUDA", "_cuda")):
             capsule = jax.ffi.pycapsule(getattr(library, f"{target}{ending}"))
             jax.ffi.register_ffi_target(target, capsule, platform=platform)
     return library
+
+
+def load_cuda(library: ctypes.CDLL, kind: str) -> None:
+    """Loads the kernel of a kind, where there is a GPU.
+
+    Raises:
+      ConfigError: none can be had for this GPU.
+    """
+    device = jax.local_devices()[0]
+    if device.platform != "gpu":
+        return
+    image = nvrtc.compile_cuda(f"{kind}.cu", device.compute_capability)
+    load = getattr(library, f"moe_edge_{kind}_open")
+    load.restype, load.argtypes = ctypes.c_char_p, (ctypes.c_char_p, ctypes.c_int64)
+    wrong = load(image, len(image))
+    if wrong is not None:
+        raise ConfigError(f"the kernel {kind}.cu does not load: {wrong.decode()}")
 
 
 def call(

@@ -19,7 +19,7 @@ from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine, ResidentPrograms
-from moe_edge.kernels import decode_attention, delta_state, native, switches
+from moe_edge.kernels import decode_attention, delta_state, few, native, switches
 from moe_edge.model.config_checks import ACTIVATIONS
 from moe_edge.model.delta_net import DeltaNet
 from moe_edge.model.experts import run_experts
@@ -44,6 +44,7 @@ from tests.support.gpu_compiler import (
     GPUS,
     Call,
     compile_all,
+    decode_step_of,
     launches,
     programs_of,
 )
@@ -56,6 +57,7 @@ EXPERTS = "moe_edge_grouped/pallas_call"
 # Kernels of a layer at batch 1 in the shape of OLMoE-1B-7B. Each costs some 5 us there.
 MOST_LAUNCHES = {"0": 18, "1": 12}  # by MOE_EDGE_DECODE_ATTENTION
 LOOK_UP, FEW = "moe_edge_look_up/pallas_call", "moe_edge_few/pallas_call"
+FEW_CUDA = 'custom_call_target="moe_edge_few_product"'
 TOKENS = (1, 5, 40, 400)
 
 
@@ -196,9 +198,25 @@ def test_steps_without_copies_have_no_loop(name, lengths, gpu):
     check_zero_copy(text, RecordLayout.of(ALL[name]).size)
 
 
-def check_zero_copy(text, size):
+@pytest.mark.skipif(native.library() is None, reason="needs the host kernels")
+def test_a_step_by_our_own_cuda(monkeypatch):
+    """As many launches as with Triton's form, and nothing is copied for them."""
+    given = {"device_memory": "75%", "slot_plan": "equal", "zero_copy": True}
+    options, step = OffloadOptions(mode="fused", **given), {}
+    for form in ("1", "cuda"):
+        monkeypatch.setenv(few.VARIABLE, form)
+        step[form] = decode_step_of(ALL["gqa"], options, (20, 3, 33))
+    check_zero_copy(step["cuda"], RecordLayout.of(ALL["gqa"]).size, FEW_CUDA)
+    found = launches(step["cuda"])
+    called = [line for line in found if FEW_CUDA in line]
+    triton = [line for line in launches(step["1"]) if FEW in line]
+    assert len(called) == len(triton) > 0
+    assert len(found) == len(launches(step["1"]))
+
+
+def check_zero_copy(text, size, few=FEW):
     """A step that reads the host where it is and waits for nothing."""
-    assert "S(5)" in text and LOOK_UP in text and FEW in text
+    assert "S(5)" in text and LOOK_UP in text and few in text
     for loop in ("while", "conditional", "custom-call-start"):
         assert f" {loop}(" not in text
     moved = re.findall(rf"\[\d+,{size}\]\S* (copy\S*|fusion)\(", text)

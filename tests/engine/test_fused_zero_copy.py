@@ -15,7 +15,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import eights, few, native
+from moe_edge.kernels import eights, few, few_cuda, native, side_calls
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from moe_edge.model.router import Routing
@@ -24,6 +24,7 @@ from moe_edge.offload.slot_cache import SlotCache
 from moe_edge.route.base import gate_scores
 from tests.support.gpu_kernels import as_on_a_gpu, interpreted_kernels
 from tests.support.layered import BLOCKS, CAPACITY, StoreReader, forced_logits
+from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, random_prompts, random_weights
 
 pytestmark = pytest.mark.usefixtures("few_optimisations")
@@ -41,11 +42,11 @@ def options_of(slots, **options):
     return OffloadOptions(device_memory=f"{100 * slots / BLOCKS}%", **mode | options)
 
 
-def check_bits(name, dtype, lengths, slots):
+def check_bits(name, dtype, lengths, slots, form="1"):
     """Logits of the resident engine by the same kernel, and what the loop moves."""
     prompts = random_prompts(ALL[name], lengths)
     with interpreted_kernels(None) as patch:
-        patch.setenv(few.VARIABLE, "1")
+        patch.setenv(few.VARIABLE, form)
         patch.setattr(few, "MISS_PROGRAMS", 3)
         resident = ResidentEngine(random_weights(ALL[name], dtype=dtype))
         want = forced_logits(resident, prompts, STEPS)
@@ -140,6 +141,46 @@ def decoded(engine, prompts, after_prefill=None, on_routing=None):
     return np.stack(jax.device_get(out))
 
 
+needs_host_kernels = pytest.mark.skipif(
+    native.library() is None, reason="needs the host kernels"
+)
+
+
+@needs_host_kernels
+@pytest.mark.parametrize(
+    "name, dtype, rows, slots",
+    [
+        ("gqa", BF16, 1, 8),
+        *slow(("gqa", BF16, 8, 14), ("gpt_oss", np.float32, 2, 7)),
+    ],
+)
+def test_by_our_own_cuda(name, dtype, rows, slots, monkeypatch):
+    monkeypatch.setattr(few, "_product", None)  # the Triton form
+    counts = check_bits(name, dtype, rows * (9,), slots, "cuda")
+    assert (counts.evictions_L[1:] > 4).all()
+
+
+@needs_host_kernels
+def test_a_miss_loads_its_weights_from_the_host_once():
+    """Of two rows, by our own CUDA, whose shim counts what the host's memory gives."""
+    config, before = ALL["gqa"], []
+    with interpreted_kernels(None) as patch:
+        patch.setenv(few.VARIABLE, "cuda")
+        few_cuda.open_calls()
+        with make_offloaded(StoreReader(config, dtype=BF16), options_of(7)) as engine:
+
+            def after_prefill():  # whose misses come by the loop
+                before.append(engine.counts().misses_L.sum())
+                side_calls.watch(True)
+
+            decoded(engine, random_prompts(config, 2 * (9,)), after_prefill)
+            noted = side_calls.watch(False)
+            misses = engine.counts().misses_L.sum() - before[0]
+    loaded = [int(line.split()[1]) for line in noted if line.startswith("loaded")]
+    record = RecordLayout.of(config).num_values * np.dtype(BF16).itemsize
+    assert misses > STEPS and sum(loaded) == misses * record
+
+
 @pytest.mark.slow
 def test_waves_of_rows_where_slots_are_few():
     config, seen = ALL["gqa"], []
@@ -212,6 +253,13 @@ def test_experts_that_the_kernel_lacks_are_refused(change, reason):
     config = dataclasses.replace(ALL["gqa"], d_model=64, moe=moe)
     with pytest.raises(ConfigError, match=reason):
         refuse(Asked.of(OffloadOptions(zero_copy=True), model=config))
+
+
+def test_our_own_cuda_has_exact_gelu(monkeypatch):
+    monkeypatch.setenv(few.VARIABLE, "cuda")
+    moe = dataclasses.replace(ALL["gqa"].moe, activation="gelu")
+    config = dataclasses.replace(ALL["gqa"], moe=moe)
+    refuse(Asked.of(OffloadOptions(zero_copy=True), model=config))
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_other_values_of_the_variable_are_refused(monkeypatch):
     monkeypatch.setenv("MOE_EDGE_FEW_ROWS", "yes")
     case = make_case(LAYOUTS[0], 1, np.float32)
     run = functools.partial(run_experts, layout=LAYOUTS[0], method="pairs")
-    with pytest.raises(ConfigError, match="MOE_EDGE_FEW_ROWS 'yes'; known: 0, 1"):
+    with pytest.raises(ConfigError, match="MOE_EDGE_FEW_ROWS 'yes'; known: 0, 1, cuda"):
         step(run)(*case)
 
 

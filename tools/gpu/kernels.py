@@ -1,12 +1,15 @@
 """Kernels of a decode step alone: few rows' tiles, absent experts, the look-up.
 
-Asks which tile reads weights fastest, how many programs a link needs for what is absent
-while others take what is there, and what a look-up costs. Experts of OLMoE-1B-7B's size
-in bfloat16, several layers in a program, so that launches do not count.
+Asks which tile reads weights fastest, or our own CUDA kernel, how many programs a link
+needs for what is absent while others take what is there, and what a look-up costs.
+Experts of OLMoE-1B-7B's size in bfloat16, several layers in a program, so that launches
+do not count.
 """
 
+import contextlib
 import functools
 import itertools
+import os
 
 import common
 import jax
@@ -38,7 +41,7 @@ def main() -> None:
     given = common.flags(__doc__).parse_args()
     report = common.Report("kernels", given.out_dir)
     report.add("layers", given.layers)
-    for part in (_tiles, _absent, _look_up):
+    for part in (_tiles, _absent, _cuda, _look_up):
         with report.attempt(part.__name__):
             part(report, given.layers, given.rounds)
 
@@ -131,6 +134,59 @@ def _bring(programs: int, layers: int, choice):
         return 1e3 * common.call_ms(call) / layers
 
     return timed
+
+
+def _cuda(report, layers: int, rounds: int) -> None:
+    """Our own CUDA kernel beside Triton's: sums, time; needs the C++ kernels."""
+    layers_LER = [jax.device_put(_records(seed)) for seed in range(layers)]
+    host = _records(0)
+    host_ER = jax.device_put(host, host_sharding()) if ON_GPU else jax.device_put(host)
+    for tokens in TOKENS:
+        given, runs, rows = (*_choice(tokens), layers_LER), {}, {}
+        for form in ("1", "cuda"):
+            with _form(form):
+                runs[form] = _timed_tile(None, layers, given)
+                rows[form] = np.asarray(_few_rows(*given[:2], layers_LER[0]))
+                runs[form]()  # compiles
+        error = np.abs(rows["1"] - rows["cuda"]).max() / rows["1"].std()
+        report.add(f"CUDA, {tokens} tokens, distance in deviations", float(error))
+        times = common.in_turn(runs, rounds)
+        report.add(f"Triton (1) and CUDA, {tokens} tokens, us a layer", times)
+    x_TD, ids_TK = _choice(1)
+    for absent in (0, TOP_K // 2, TOP_K):
+        host_TK = np.where(np.arange(TOP_K) < absent, ids_TK, -1).astype(np.int32)
+        cases = {}
+        for form in ("1", "cuda"):
+            with _form(form):
+                run = _bring(64, layers, (x_TD, ids_TK, jax.device_put(host_TK)))
+                slots = [jax.device_put(host)]
+                run(slots, host_ER)  # compiles
+            cases[form] = lambda r=run, s=slots: r(s, host_ER)
+        name = f"Triton (1) and CUDA, absent {absent} of {TOP_K}"
+        report.add(f"{name}, us a layer", common.in_turn(cases, rounds))
+        if ON_GPU:
+            report.add(f"{name}, profile", common.profile(cases["cuda"], 4 * layers, 4))
+
+
+@contextlib.contextmanager
+def _form(form: str):
+    """Few rows meet experts by Triton (1) or by our own CUDA."""
+    os.environ[few.VARIABLE] = form
+    try:
+        yield
+    finally:
+        del os.environ[few.VARIABLE]
+
+
+def _few_rows(x_TD, ids_TK, records_ER):
+    run = jax.jit(
+        native.within(
+            lambda x_TD, ids_TK, records_ER: few.ffn(
+                *(x_TD, records_ER, few.plan(ids_TK, EXPERTS), TOP_K, LAYOUT, ACT)
+            )[0]
+        )
+    )
+    return run(x_TD, ids_TK, records_ER)
 
 
 def _look_up(report, layers: int, rounds: int) -> None:

@@ -563,4 +563,5 @@ void moe_edge_spin(int microseconds) { moe_edge::Team::Get().Spin(microseconds);
 #include "delta_calls.h"
 #include "prefetch_calls.h"
 #include "assist_calls.h"
+#include "few_calls.h"
 #include "step_calls.h"

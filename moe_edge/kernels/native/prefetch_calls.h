@@ -29,10 +29,8 @@ class Prefetcher : public SideStream {
   static constexpr unsigned kBlocks = 32, kThreads = 256;
 
   bool Open(Device& device) override {
-    void* module = nullptr;
-    return Done("cuModuleLoadData", calls_.load(&module, image_.data())) &&
-           Done("cuModuleGetFunction",
-                calls_.function(&device.kernel, module, "moe_edge_prefetch"));
+    device.kernel = FunctionOf(image_.data(), "moe_edge_prefetch");
+    return device.kernel != nullptr;
   }
 
   const std::vector<char> image_;

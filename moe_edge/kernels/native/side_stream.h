@@ -6,18 +6,16 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
-#include "cuda_calls.h"
+#include "cuda_driver.h"
 
 namespace moe_edge {
 
-class SideStream {
+class SideStream : public Driver {
  public:
-  explicit SideStream(const CudaCalls& calls) : calls_(calls) {}
-  virtual ~SideStream() = default;
+  using Driver::Driver;
 
   // The compute stream goes on behind what was begun for `target`.
   std::string Wait(void* compute, const void* target, const void* plan) {
@@ -72,13 +70,6 @@ class SideStream {
     return failed_;
   }
 
-  bool Done(const char* what, int status) {
-    if (status != 0) failed_ = std::string(what) + " failed: " + std::to_string(status);
-    return status == 0;
-  }
-
-  const CudaCalls calls_;
-
  private:
   // More than running programs can have; each waits for its own before long.
   static constexpr size_t kMostFlights = 64;
@@ -90,22 +81,6 @@ class SideStream {
     uint64_t number;  // in the order of their beginning
   };
   using Flights = std::map<const void*, Flight>;  // by what they fill
-
-  // The calling thread is in the context of a stream.
-  struct Within {
-    Within(SideStream& owner, void* stream) : owner(owner) {
-      owner.failed_.clear();
-      pushed = owner.Done("cuStreamGetCtx",
-                          owner.calls_.stream_context(stream, &context)) &&
-               owner.Done("cuCtxPushCurrent", owner.calls_.push_context(context));
-    }
-    ~Within() {
-      if (pushed) owner.calls_.pop_context(&context);
-    }
-    SideStream& owner;
-    void* context = nullptr;
-    bool pushed = false;
-  };
 
   // One that nobody has waited for is of a program that failed before it did. Its event
   // may be recorded again: what began since is later on the same stream.
@@ -142,8 +117,6 @@ class SideStream {
     return event;
   }
 
-  std::mutex mutex_;
-  std::string failed_;  // of the call that runs
   std::map<void*, std::unique_ptr<Device>> devices_;  // by context
   Flights flights_;
   uint64_t started_ = 0;
