@@ -6,11 +6,22 @@ The library is part of JAX's CUDA packages, or of a CUDA installation.
 import ctypes
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from moe_edge.core.checks import ConfigError
 
 NAMES = ("libnvrtc.so.12", "libnvrtc.so.13")
 SOURCES = Path(__file__).parent / "native"
+# A product and a sum are rounded as one where a source says `fmaf`, nowhere else: so a
+# function has the same bits wherever it is inlined.
+OPTIONS = (b"--std=c++17", b"--fmad=false", f"--include-path={SOURCES}".encode())
+
+
+class Compiled(NamedTuple):
+    """A source for one kind of GPU."""
+
+    cubin: bytes  # which a driver loads as it is
+    ptx: str  # which people can read
 
 
 def library() -> ctypes.CDLL:
@@ -36,13 +47,12 @@ def library() -> ctypes.CDLL:
     )
 
 
-def compile_cuda(name: str, capability: str, form: str = "CUBIN") -> bytes:
+def compile_cuda(name: str, capability: str) -> Compiled:
     """A source of `kernels/native`, compiled.
 
     Args:
       name: of the file.
       capability: of the GPU, as JAX says it: `9.0`.
-      form: CUBIN, which a driver loads as it is, or PTX, which people can read.
     Raises:
       ConfigError: no NVRTC, or one that refuses the source or this GPU.
     """
@@ -73,9 +83,8 @@ def compile_cuda(name: str, capability: str, form: str = "CUBIN") -> bytes:
     call("CreateProgram", made, source, name.encode(), 0, None, None)
     try:
         arch = f"--gpu-architecture=sm_{capability.replace('.', '')}".encode()
-        beside = f"--include-path={SOURCES}".encode()
-        options = (ctypes.c_char_p * 3)(arch, b"--std=c++17", beside)
+        options = (ctypes.c_char_p * (1 + len(OPTIONS)))(arch, *OPTIONS)
         call("CompileProgram", program, len(options), options)
-        return read(form)
+        return Compiled(read("CUBIN"), read("PTX").rstrip(b"\0").decode())
     finally:
         nvrtc.nvrtcDestroyProgram(made)

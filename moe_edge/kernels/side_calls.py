@@ -46,10 +46,17 @@ def load_cuda(library: ctypes.CDLL, kind: str) -> None:
     Raises:
       ConfigError: none can be had for this GPU.
     """
-    device = jax.local_devices()[0]
-    if device.platform != "gpu":
+    devices = jax.local_devices()
+    if devices[0].platform != "gpu":
         return
-    image = nvrtc.compile_cuda(f"{kind}.cu", device.compute_capability)
+    capability, *others = sorted({device.compute_capability for device in devices})
+    if others:
+        raise ConfigError(
+            f"the kernel {kind}.cu is compiled for one kind of GPU, and here are those "
+            f"of compute capabilities {', '.join([capability, *others])}; choose with "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    image = nvrtc.compile_cuda(f"{kind}.cu", capability).cubin
     load = getattr(library, f"moe_edge_{kind}_open")
     load.restype, load.argtypes = ctypes.c_char_p, (ctypes.c_char_p, ctypes.c_int64)
     wrong = load(image, len(image))

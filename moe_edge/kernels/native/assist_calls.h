@@ -204,14 +204,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_assist_start_cuda, moe_edge::GpuStartAssi
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_assist_wait_cuda, moe_edge::GpuWaitAssist,
                               moe_edge::AsWaitAssist(moe_edge::OnStream()));
 
-// Opens CUDA's driver; what is wrong, or null. The text stands until the next call.
+// See `OpenOnce`.
 const char* moe_edge_assist_open() {
-  static std::string wrong;
-  moe_edge::CudaCalls calls{};
-  wrong = moe_edge::OpenCuda(&calls);
-  if (!wrong.empty()) return wrong.c_str();
-  moe_edge::AssistOnGpu() = std::make_unique<moe_edge::Assister>(calls);
-  return nullptr;
+  return moe_edge::OpenOnce(moe_edge::AssistOnGpu());
 }
 
 }  // extern "C"

@@ -2,8 +2,10 @@
 
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "cuda_calls.h"
 
@@ -49,5 +51,21 @@ class Driver {
   std::mutex mutex_;    // of a call
   std::string failed_;  // of the call that runs
 };
+
+// Opens CUDA's driver for one kind of work; what is wrong, or null. Who comes second,
+// from another thread, too, keeps what is open: programs may be using it. The text stands
+// until the next call.
+template <class Work, class... Given>
+const char* OpenOnce(std::unique_ptr<Work>& work, Given&&... given) {
+  static std::mutex mutex;
+  static std::string wrong;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (work != nullptr) return nullptr;
+  CudaCalls calls{};
+  wrong = OpenCuda(&calls);
+  if (!wrong.empty()) return wrong.c_str();
+  work = std::make_unique<Work>(calls, std::forward<Given>(given)...);
+  return nullptr;
+}
 
 }  // namespace moe_edge

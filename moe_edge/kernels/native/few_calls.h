@@ -101,8 +101,8 @@ ffi::Error FewOn(FewProducts* products, void* stream, const ffi::Buffer<ffi::F32
     a.bias[matrix] = bias < 0 ? -1 : item * bias;
   }
   a.sharing = int(numbers[4]), a.activation = int(numbers[5]);
-  if (numbers[0] < 0 || a.sharing < 1 || xs[0] * a.sharing != os[0]) {
-    return Refuse("few: expected out for each pair of a row of x");
+  if (numbers[0] < 0 || a.sharing < 1 || xs[0] * a.sharing != os[0] || blocks != os[0]) {
+    return Refuse("few: expected out and a block for each pair of a row of x");
   }
   FewOthers next{others, {}};
   if (numbers[7] != 0) {
@@ -170,15 +170,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_few_product, moe_edge::HostFew,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_few_product_cuda, moe_edge::GpuFew,
                               moe_edge::AsFew(moe_edge::OnStream()));
 
-// As of the prefetch.
+// For a kernel that NVRTC compiled; see `OpenOnce`.
 const char* moe_edge_few_open(const char* image, int64_t bytes) {
-  static std::string wrong;
-  moe_edge::CudaCalls calls{};
-  wrong = moe_edge::OpenCuda(&calls);
-  if (!wrong.empty()) return wrong.c_str();
-  moe_edge::FewOnGpu() = std::make_unique<moe_edge::FewProducts>(
-      calls, std::vector<char>(image, image + bytes));
-  return nullptr;
+  return moe_edge::OpenOnce(moe_edge::FewOnGpu(), std::vector<char>(image, image + bytes));
 }
 
 }  // extern "C"

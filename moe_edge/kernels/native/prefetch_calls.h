@@ -133,16 +133,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_prefetch_start_cuda, moe_edge::GpuStart,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(moe_edge_prefetch_wait_cuda, moe_edge::GpuWait,
                               moe_edge::AsWait(moe_edge::OnStream()));
 
-// Opens CUDA's driver for a kernel that NVRTC compiled; what is wrong, or null. The text
-// stands until the next call.
+// For a kernel that NVRTC compiled; see `OpenOnce`.
 const char* moe_edge_prefetch_open(const char* image, int64_t bytes) {
-  static std::string wrong;
-  moe_edge::CudaCalls calls{};
-  wrong = moe_edge::OpenCuda(&calls);
-  if (!wrong.empty()) return wrong.c_str();
-  moe_edge::OnGpu() = std::make_unique<moe_edge::Prefetcher>(
-      calls, std::vector<char>(image, image + bytes));
-  return nullptr;
+  return moe_edge::OpenOnce(moe_edge::OnGpu(), std::vector<char>(image, image + bytes));
 }
 
 // How many events the shim has made.
