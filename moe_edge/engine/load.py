@@ -16,6 +16,7 @@ from moe_edge.core.heap import keep_heap
 from moe_edge.core.progress import counter
 from moe_edge.engine.devices import Devices, device_options, homes_for
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.kernels.switches import OFF_ON
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.quantised import format_of, rounds_activations
 from moe_edge.model.sub_experts import at_k
@@ -183,9 +184,10 @@ def check_weights(
 
 
 def check_backend(config: ModelConfig) -> None:
-    """Refuses rounded activations where nothing rounds them, and a kernel that is asked
-    for and not here; may start JAX."""
-    if os.environ.get("MOE_EDGE_FEW_ROWS") == "cuda":  # else nothing is to be opened
+    """Refuses rounded activations where nothing rounds them, and a kernel for experts
+    that is asked for and not known or not here; may start JAX."""
+    asked = os.environ.get("MOE_EDGE_FEW_ROWS", "1")
+    if config.moe_layers and asked not in OFF_ON:  # else nothing is to be opened
         from moe_edge.kernels import few
 
         few.check(config.moe.expert_kind)

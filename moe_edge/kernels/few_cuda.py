@@ -9,6 +9,7 @@ On a CPU the same source runs with lanes as loops (native/cuda_shim.h).
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -20,6 +21,7 @@ from moe_edge.kernels import native, side_calls
 from moe_edge.kernels import rows as rows_kernels
 
 MISS_WARPS = 64  # that share what comes over the link
+MOST = 1 << 27  # numbers of x and of outputs: the kernel counts threads in 32 bits
 
 
 @functools.cache
@@ -86,9 +88,13 @@ def product(
     Returns:
       (float32 `shape`, arbitrary for pairs that were left out; the slots).
     Raises:
-      ConfigError: experts that the kernel does not take; see `open_calls`.
+      ConfigError: experts that the kernel does not take, or rows; see `open_calls`.
     """
     check_weights(kind, slots_SR.dtype)
+    if (most := max(x_NI.size, math.prod(shape))) > MOST:
+        raise ConfigError(
+            f"{most} numbers of few rows, and a launch takes {MOST}; give it fewer rows"
+        )
     open_calls()
     activation, limit = 0, None
     if combine is not None:
