@@ -10,7 +10,14 @@ from moe_edge.bench.quickstart.texts import BOOKS
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.resident import ResidentEngine
-from moe_edge.kernels import decode_attention, grouped
+from moe_edge.kernels import (
+    decode_attention,
+    few,
+    few_cuda,
+    grouped,
+    native,
+    side_calls,
+)
 from tests.support.gpu_kernels import default_models_perplexity, interpreted_kernels
 from tests.support.layered import BLOCKS, THREE, StoreReader, forced_logits
 from tests.support.tiny_models import (
@@ -107,6 +114,31 @@ def test_waves_have_the_bits_of_the_resident_engine(name, dtype, parts, mode):
         with make_offloaded(StoreReader(ALL[name], dtype=dtype), options) as engine:
             np.testing.assert_array_equal(forced_logits(engine, prompts, STEPS), want)
     assert len(set(_calls)) == 2 and len(_calls) > 4 * STEPS
+
+
+@compiled_fast
+@pytest.mark.skipif(native.library() is None, reason="needs the host kernels")
+@pytest.mark.parametrize(
+    "options, count",
+    [({"layer_io": "direct", "memory": "pinned"}, 1), ({}, 2)],
+)
+def test_our_own_cuda_has_the_bits_of_the_resident_engine(options, count, monkeypatch):
+    """Mode layered; `test_fused_zero_copy.py` has mode fused."""
+    monkeypatch.setattr(few, "_product", None)  # the Triton form
+    prompts, given = random_prompts(ALL["gqa"], LENGTHS), {"mode": "layered"} | options
+    given = OffloadOptions(device_memory=f"{100 * 12 / BLOCKS}%", **given)
+    with interpreted_kernels(None) as patch:
+        patch.setenv(few.VARIABLE, "cuda")
+        resident = ResidentEngine(random_weights(ALL["gqa"], dtype=BF16))
+        want = forced_logits(resident, prompts, STEPS)
+        devices, reader = jax.devices()[:count], StoreReader(ALL["gqa"], dtype=BF16)
+        few_cuda.open_calls()
+        side_calls.watch(True)
+        with make_offloaded(reader, given, devices=devices) as engine:
+            np.testing.assert_array_equal(forced_logits(engine, prompts, STEPS), want)
+        noted = side_calls.watch(False)
+    layers = len(ALL["gqa"].moe_layers)
+    assert noted.count("compute launches") >= 2 * count * layers * STEPS
 
 
 @pytest.fixture

@@ -100,13 +100,17 @@ def test_bits_of_other_models(name, dtype):
 
 @needs_kernels
 @pytest.mark.slow
-@pytest.mark.parametrize("lengths", [(9,), (9, 4, 7)])
-def test_absent_experts_arrive_while_the_host_computes_others(lengths):
+@pytest.mark.parametrize(
+    "lengths, form, options",
+    [((9,), "1", {}), ((9, 4, 7), "1", {}), ((9, 4, 7), "cuda", AHEAD)],
+)
+def test_absent_experts_arrive_while_the_host_computes_others(lengths, form, options):
     """Kernels of a GPU, interpreted, sum otherwise than the host's: gate B."""
     with interpreted_kernels(None) as patch:
-        patch.setenv(few.VARIABLE, "1")
+        patch.setenv(few.VARIABLE, form)
         patch.setattr(few, "MISS_PROGRAMS", 3)
-        want, got, engine, noted = run("gqa", BF16, lengths, zero_copy=True)
+        options = {"zero_copy": True} | options
+        want, got, engine, noted = run("gqa", BF16, lengths, **options)
         assert engine.report()["zero_copy"]
         check_counters(engine, noted)
     assert np.abs(got - want).max() / want.std() < 1e-5

@@ -130,10 +130,12 @@ def test_groups_of_layers_fetch_within_each(monkeypatch):
 
 @pytest.mark.slow
 @needs_kernels
-@pytest.mark.parametrize("lengths", [(9,), (9, 4, 7)])
-def test_bits_where_nothing_is_copied_before_it_is_computed(lengths):
+@pytest.mark.parametrize(
+    "lengths, form", [((9,), "1"), ((9, 4, 7), "1"), ((9, 4, 7), "cuda")]
+)
+def test_bits_where_nothing_is_copied_before_it_is_computed(lengths, form):
     with interpreted_kernels(None) as patch:
-        patch.setenv(few.VARIABLE, "1")
+        patch.setenv(few.VARIABLE, form)
         patch.setattr(few, "MISS_PROGRAMS", 3)
         given = {"zero_copy": True, "device_memory": "75%"}
         engine, _ = check_bits(model_of("gqa"), BF16, lengths, **given)

@@ -7,7 +7,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -20,11 +19,13 @@ from moe_edge.engine.sharded_experts import (
     run_sharded,
     slots_of,
 )
+from moe_edge.kernels import few, native
 from moe_edge.model.experts import run_experts
 from moe_edge.model.record import RecordLayout
 from tests.support.gpu_kernels import interpreted_kernels
 from tests.support.sharded import collectives
 from tests.support.slow_cases import slow
+from tests.support.tiny_models import BF16
 
 E, D, F, K, DEVICES = 11, 40, 16, 3, 3
 LAYOUT = RecordLayout(D, F)
@@ -82,11 +83,17 @@ def test_sum_has_the_bits_of_one_device(jit, tokens, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens, dtype", [(7, ml_dtypes.bfloat16), (40, np.float32)])
-def test_sum_by_a_gpus_kernels_has_the_bits_of_one_device(tokens, dtype):
+@pytest.mark.parametrize(
+    "tokens, dtype, form",
+    [(7, BF16, "1"), (7, BF16, "cuda"), (40, np.float32, "1")],
+)
+def test_sum_by_a_gpus_kernels_has_the_bits_of_one_device(tokens, dtype, form):
+    if form == "cuda" and native.library() is None:
+        pytest.skip("needs the host kernels")
     *choice, records_ER = given(tokens, np.float32)
     records_ER = records_ER.astype(dtype)
-    with interpreted_kernels("3"):
+    with interpreted_kernels("3") as patch:
+        patch.setenv(few.VARIABLE, form)
         plain = jit_step(functools.partial(run_experts, layout=LAYOUT, **RULE))
         want = np.asarray(plain(*choice, jnp.asarray(records_ER)))
         mesh, run = sharded_run(even_places(E, DEVICES))

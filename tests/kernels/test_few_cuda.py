@@ -1,6 +1,7 @@
 """The CUDA kernel for few rows, by the host's shim: sums, bits, what is loaded."""
 
 import ctypes.util
+import dataclasses
 import functools
 import re
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.engine.load import load_engine
+from moe_edge.engine.load import check_backend, load_engine
 from moe_edge.kernels import few, few_cuda, grouped, native, nvrtc, side_calls
 from moe_edge.model.experts import pair_rows, run_experts
 from moe_edge.model.layers import activate
@@ -25,15 +26,16 @@ from tests.support.expert_sums import (
     rows_beside_each_alone,
 )
 from tests.support.side_streams import pinned
-from tests.support.tiny_models import BF16
+from tests.support.tiny_models import ALL, BF16
 
 pytestmark = pytest.mark.skipif(
     native.library() is None, reason="needs the host kernels"
 )
-# Rows of many loads and of a few; such as fill no load of 16 bytes; with biases; longer
-# than what a warp has under way.
+# Rows of many loads and of a few; such as fill no load of 16 bytes, and more than one a
+# lane; an odd number of outputs, with biases, of loads of 16 bytes; rows longer than
+# what a warp has under way.
 LAYOUTS = [
-    *(RecordLayout(64, 128), RecordLayout(20, 13), RecordLayout(48, 16, True)),
+    *(RecordLayout(64, 128), RecordLayout(261, 13), RecordLayout(47, 16, True)),
     RecordLayout(2312, 24),
 ]
 TYPES = [np.float32, BF16]
@@ -212,9 +214,44 @@ def test_a_gpu_without_nvrtc_or_driver_is_refused(monkeypatch):
         with pytest.raises(ConfigError, match="no NVRTC .* which compiles kernels"):
             open_calls()
     if ctypes.util.find_library("cuda") is None:
-        monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: b"image")
+        compiled = nvrtc.Compiled(b"image", "")
+        monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: compiled)
         with pytest.raises(ConfigError, match="few.cu does not load: libcuda"):
             open_calls()
+
+
+def test_gpus_of_several_kinds_are_refused(monkeypatch):
+    gpus = [
+        SimpleNamespace(platform="gpu", compute_capability=each)
+        for each in ("9.0", "8.9", "9.0")
+    ]
+    monkeypatch.setattr(jax, "local_devices", lambda: gpus)
+    with pytest.raises(ConfigError, match="capabilities 8.9, 9.0; choose"):
+        few_cuda.open_calls.__wrapped__()
+
+
+def test_more_than_a_launch_takes_is_refused():
+    def run(x_NI, slots_SR):
+        rows, shape = few.plan(jnp.zeros((8, K), jnp.int32), E), (8 * K, 1 << 23)
+        return few_cuda.product(x_NI, slots_SR, rows, K, (0,), (None,), shape)
+
+    shapes = [
+        jax.ShapeDtypeStruct(each, jnp.float32) for each in ((8, 4), (1, 1 << 25))
+    ]
+    with pytest.raises(ConfigError, match="201326592 numbers .* takes 134217728"):
+        jax.eval_shape(run, *shapes)
+
+
+@pytest.mark.parametrize("name", ["CUDA", "2"])
+def test_what_is_no_form_is_refused_before_weights_are_read(name, monkeypatch):
+    monkeypatch.setenv(few.VARIABLE, name)
+    with pytest.raises(ConfigError, match=f"MOE_EDGE_FEW_ROWS '{name}'; known: 0, 1"):
+        load_engine("default")
+
+
+def test_a_model_without_experts_asks_for_no_kernel():
+    layers = tuple(range(ALL["gqa"].num_layers))
+    check_backend(dataclasses.replace(ALL["gqa"], dense_layers=layers))
 
 
 def test_a_cpu_is_refused_before_weights_are_read():
@@ -226,7 +263,8 @@ def test_a_cpu_is_refused_before_weights_are_read():
     "change, what",
     [
         ({"firsts": (2**20,)}, "a record is shorter than its parts"),
-        ({"shape": (2 * K + 1, 64)}, "expected out for each pair"),
+        ({"shape": (2 * K + 1, 64)}, "expected out and a block for each pair"),
+        ({"shape": (4 * K, 64)}, "expected out and a block for each pair"),
         ({"host_ER": (E, 32)}, r"expected host \[E, R\]"),
         ({"scale_P": (1,)}, "one value a block, or a pair"),
     ],
