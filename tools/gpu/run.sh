@@ -22,7 +22,7 @@ declare -A seconds=(
   [zero_copy]=125 [layered]=100 [host]=75 [bits]=75 [bits_level0]=75
   [bits_deterministic]=75 [attention]=60 [prompt]=45 [traced]=155
   [traced_prefill]=150 [build]=90 [tests]=75 [quickstart]=75 [serve]=45
-  [states]=60 [packed]=110 [prefetch]=100 [assist]=130 [kernels]=60 [generate]=45
+  [states]=60 [packed]=110 [prefetch]=100 [assist]=130 [kernels]=90 [generate]=45
   [machine]=60 [coserve]=120 [pretrain]=570 [peers]=140
   [bring]=120
   [smoe_fig11]=240 [smoe_fig14]=180 [moe_prism_fig8]=240
