@@ -28,6 +28,7 @@ from moe_edge.engine.fused_lookup import admit, look_ahead
 from moe_edge.engine.fused_prefetch import Expected, UnderWay, start
 from moe_edge.engine.fused_waves import chosen, next_experts
 from moe_edge.kernels import prefetch
+from moe_edge.model import expert_groups
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.router import Routing
 
@@ -80,6 +81,8 @@ class Turns:
             cache, plan_2M = look_ahead(device, cache, expected.ahead)
         slots_SR, plan_2E = cache.slots_SR, None
         total, last = waves.start(hidden_TD, ids_TK), PARTS * len(found)
+        if expert_groups.suits(slots_SR, waves.layout):
+            total = total[: ids_TK.size]  # nothing spills, and nothing is copied
         for turn in range(last + 1):
             if plan_2E is not None:
                 slots_SR, (total,) = prefetch.wait(plan_2E, slots_SR, [total])
@@ -94,11 +97,13 @@ class Turns:
         cache = cache._replace(slots_SR=slots_SR)
         return cache, waves.finish(total, ids_TK, weights_TK), under_way
 
-    def look_up(self, cache: Cache, layer, ids_TK, scores_TE):
+    def look_up(
+        self, cache: Cache, layer, ids_TK, scores_TE
+    ) -> tuple[Cache, list[Wave]]:
         """All waves of a layer, whose records are still to be moved.
 
         Returns:
-          (cache, as the loop leaves it but for its slots; list of `Wave`).
+          (cache, as the loop leaves it but for its slots; the waves).
         """
         device, E = self._device, self._device.spec.num_experts
         most, found = min(ids_TK.size, E), []

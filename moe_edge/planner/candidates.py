@@ -21,7 +21,8 @@ from moe_edge.offload.slot_plan import PLANS
 from moe_edge.planner.quality import Quality, Range, Refused
 from moe_edge.predict.base import PREDICTORS, Predictor
 
-IN_FUSED = ("assist_in_fused", "assist_deferred", "prefetch_in_fused")
+IN_FUSED = ("assist_in_fused", "assist_deferred")
+IN_FUSED += ("prefetch_in_fused", "overlap_in_fused")
 NOT_REPLAYED = "measure it with moe_edge.compare, or fix nothing of it"
 
 

@@ -63,3 +63,6 @@ def test_a_turns_products_stand_between_start_and_wait(gpu, slot_plan, share, wa
     turn = [START, PRODUCT, PRODUCT, WAIT]
     assert order == PARTS * waves * turn + [PRODUCT, PRODUCT]
     check_asks_no_host(text, config)
+    copy = r"(wrapped_slice|fused_dynamic_update_slice|fused_pad)"
+    copied = rf"f32\[\d+,{config.d_model}\]\S* fusion\(.*calls=%{copy}"
+    assert not [line for line in found if re.search(copied, line)], "of rows"
