@@ -21,8 +21,7 @@ from moe_edge.offload.slot_plan import PLANS
 from moe_edge.planner.quality import Quality, Range, Refused
 from moe_edge.predict.base import PREDICTORS, Predictor
 
-IN_FUSED = ("assist_in_fused", "assist_deferred")
-IN_FUSED += ("prefetch_in_fused", "overlap_in_fused")
+IN_FUSED = ("assist_in_fused", "assist_deferred", "prefetch_in_fused")
 NOT_REPLAYED = "measure it with moe_edge.compare, or fix nothing of it"
 
 
@@ -194,7 +193,7 @@ def fault(
 def refused_value(name: str, value: Any) -> Refused | None:
     """Why a value that would run is not estimated."""
     what = f"{name} {value}"
-    if name == "mode" and value == "fused":
+    if (name == "mode" and value == "fused") or (name == "overlap_in_fused" and value):
         reason = "mode fused decides on the device, which replay does not time"
         return Refused(what, reason, NOT_REPLAYED)
     if name in IN_FUSED and value:
