@@ -196,8 +196,9 @@ def test_an_absent_expert_on_the_host_is_compared_with_its_bytes(folder):
     (row,) = offload_assist.assist_rows("tiny", folder, 2)
     assert row["unit"] == "us" and len(row["runs"]["ours"]) == 2
     assert row["block_bytes"] == 2 * 3 * 48 * 16  # gate, up and down of bfloat16
-    expected_us = 1e6 * row["block_bytes"] / row["bandwidth_bytes_per_s"]
-    assert row["peer"] == pytest.approx(expected_us, rel=0.5)
+    rates = 1e6 * row["block_bytes"] / np.array(row["runs"]["peer"])
+    assert row["bandwidth_bytes_per_s"] == pytest.approx(np.median(rates))
+    assert row["peer"] == pytest.approx(np.median(row["runs"]["peer"]))
     assert row["ours"] > 0 and row["bar"] == 1.5  # the rows count what ran themselves
 
 
