@@ -208,6 +208,9 @@ def test_port_in_use_is_told_before_the_model_is_loaded(run_script, tiny):
         (("--weights", "mapped"), "is not in our format and holds no expert records"),
         (("--weights", "mapped", "--servers", 2), "--servers copy the experts"),
         (("--idle_client_s", 0), "idle_client_s must be positive, got 0"),
+        (("--kv_memory", "2"), "kv_memory is '2', expected a size such as 2GiB"),
+        (("--kv_memory", "50%"), "kv_memory is '50%', expected a size such as 2GiB"),
+        (("--prompt_cache", "x"), "prompt_cache is 'x', expected a share of kv_memory"),
     ],
 )
 def test_bad_flags_are_one_line(run_script, tiny, flags, message):
