@@ -9,13 +9,15 @@ import argparse
 import collections
 import dataclasses
 import math
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.frames import HIGH, LOW, N
-from moe_edge.metrics.ranged import Path, leaves, unlike
+from moe_edge.metrics.ranged import leaves, unlike
 from moe_edge.metrics.schema import ROWS_VERSION, read_result
 
 MOST_OUTSIDE = 0.05  # of the values with bounds: what a 95 % interval leaves to chance
@@ -142,7 +144,9 @@ def _is_bound(kind: str) -> bool:
     return "interval" in kind or "range" in kind
 
 
-def _numbers(result: Mapping[str, Any], skip: Collection[Path]) -> dict[str, Value]:
+def _numbers(
+    result: Mapping[str, Any], skip: Collection[tuple[str | int, ...]]
+) -> dict[str, Value]:
     """What is derived, by path, with the bounds that starts or rows gave it."""
     known = result.get("starts", {}).get("intervals", {})
     numbers = leaves(result["numbers"], skip=skip)
@@ -238,6 +242,19 @@ def _relative(mine: Value, its: Value) -> float:
     return abs(mine.value - its.value) / max(abs(mine.value), abs(its.value))
 
 
+def other_settings(entry: str | Path, again: str | Path) -> list[str]:
+    """Lines of config.gin that only one of the entries has, but for where they lie and
+    how many starts were made."""
+    mine, its = (
+        Path(folder, "config.gin").read_text(encoding="utf-8").splitlines()
+        for folder in (entry, again)
+    )
+    names = "append|allow_dirty|data_dir|out_dir|overwrite|starts"
+    elsewhere = re.compile(rf"(?:#.*|OUT_DIR.*|\w+\.(?:{names}) = .*|\s*)")
+    differing = [*(set(mine) - set(its)), *(set(its) - set(mine))]
+    return sorted(line for line in differing if not elsewhere.fullmatch(line))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compares the entries of a command line; 1 if they do not repeat."""
     parser = argparse.ArgumentParser(prog="python -m moe_edge.metrics.again")
@@ -247,10 +264,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         mine, its = read_result(given.entry), read_result(given.again)
         found = compare(mine, its)
+        others = other_settings(given.entry, given.again)
     except (ConfigError, OSError) as error:
         sys.exit(f"error: {error}")
-    if mine["config_sha256"] != its["config_sha256"]:
-        print("note: config.gin differs between the two")
+    if others:
+        print(f"note: other settings: {', '.join(others)}")
     print("\n".join(report(found)))
     return int(bool(found.faults()))
 

@@ -101,14 +101,21 @@ def test_entries_of_two_studies_are_refused(read):
 def test_the_command_compares_two_folders(read, tmp_path, capsys):
     entry = REPOSITORY / "results" / TIMED
     again = tmp_path / "again"
-    again.mkdir()
-    shutil.copy(entry / "result.json", again)
+    shutil.copytree(entry, again)
+    config = again / "config.gin"
+    text = config.read_text()
+    assert "smoe_fig11.starts = 1" in text
+    config.write_text(text.replace("smoe_fig11.starts = 1", "smoe_fig11.starts = 2"))
     assert main([str(entry), str(again)]) == 0
-    assert capsys.readouterr().out.endswith("repeats\n")
+    said = capsys.readouterr().out
+    assert said.endswith("repeats\n") and "note:" not in said
+    assert "smoe_fig11.a = 0.2" in text
+    config.write_text(text.replace("smoe_fig11.a = 0.2", "smoe_fig11.a = 0.3"))
     other = moved(read(TIMED), "systems", "tpot_ms", 0.5)
-    (again / "result.json").write_text(json.dumps(other | {"config_sha256": "x"}))
+    (again / "result.json").write_text(json.dumps(other))
     assert main([str(entry), str(again)]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("note: config.gin differs") and "does not repeat" in said
+    assert "settings: smoe_fig11.a = 0.2, smoe_fig11.a = 0.3\n" in said
+    assert "does not repeat" in said
     with pytest.raises(SystemExit, match="error: .*no_such"):
         main([str(entry), str(tmp_path / "no_such")])
