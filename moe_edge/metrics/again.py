@@ -70,6 +70,8 @@ class Found:
             found.append(f"{len(self.alone)} rows or numbers are in one of them only")
         if self.is_computed and self.loose:
             found.append(f"{len(self.loose)} computed values differ")
+        elif self.loose and not bounded:
+            found.append(f"none of {len(self.loose)} that differ has bounds")
         return found
 
     def add(self, name: str, mine: Value, its: Value) -> None:

@@ -73,6 +73,15 @@ def test_computed_values_have_to_be_equal(read):
     assert any("computed values differ" in fault for fault in found.faults())
 
 
+def test_times_without_bounds_prove_nothing(read):
+    its = read("benchmark_decode")
+    for row in its["metrics"]:
+        row["value"] *= 2
+        row["spread"] = {"kind": "none", "value": 0.0}
+    (fault,) = compare(read("benchmark_decode"), its).faults()
+    assert fault.startswith("none of ") and fault.endswith(" that differ has bounds")
+
+
 def test_rows_match_by_keys_and_not_by_order_or_by_who_was_fastest(read):
     its = read(TIMED)
     its["frames"]["systems"]["rows"].reverse()
