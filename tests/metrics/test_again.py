@@ -97,9 +97,12 @@ def test_a_row_that_is_missing_is_told(read):
     its = read(TIMED)
     row = its["frames"]["systems"]["rows"].pop()
     found = compare(read(TIMED), its)
-    assert any(str(row[1]) in name for name in found.alone)
-    assert found.faults() == [f"{len(found.alone)} rows or numbers are in one of them "
-                              "only"]  # fmt: skip
+    assert any(str(row[1]) in name for name in found.lacking)
+    count = len(found.lacking)
+    assert found.faults() == [f"{count} rows or numbers are lacking"]
+    other_way = compare(its, read(TIMED))  # what a later version adds is no fault
+    assert len(other_way.added) == count and not other_way.faults()
+    assert report(other_way)[-2] == f"  {count} rows or numbers are new"
 
 
 def test_entries_of_two_studies_are_refused(read):
