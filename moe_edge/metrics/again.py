@@ -46,7 +46,8 @@ class Found:
       within: that differ by less than their bounds let them.
       outside: that differ by more, by name.
       loose: that differ and have no bounds, by name.
-      alone: rows and numbers that one of them lacks.
+      lacking: rows and numbers of the entry that the second one lacks.
+      added: those of the second one that the entry lacks.
       told: texts that runs found for themselves, such as who was fastest, and that
         differ.
       is_computed: whether values without bounds must be equal.
@@ -57,7 +58,8 @@ class Found:
     within: int = 0
     outside: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     loose: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
-    alone: list[str] = dataclasses.field(default_factory=list)
+    lacking: list[str] = dataclasses.field(default_factory=list)
+    added: list[str] = dataclasses.field(default_factory=list)
     told: list[str] = dataclasses.field(default_factory=list)
 
     def faults(self) -> list[str]:
@@ -66,10 +68,12 @@ class Found:
         found = []
         if len(self.outside) > MOST_OUTSIDE * bounded:
             found.append(f"{len(self.outside)} of {bounded} values lie outside")
-        if self.alone:
-            found.append(f"{len(self.alone)} rows or numbers are in one of them only")
+        if self.lacking:
+            found.append(f"{len(self.lacking)} rows or numbers are lacking")
         if self.is_computed and self.loose:
             found.append(f"{len(self.loose)} computed values differ")
+        elif self.loose and not bounded:
+            found.append(f"none of {len(self.loose)} that differ has bounds")
         return found
 
     def add(self, name: str, mine: Value, its: Value) -> None:
@@ -105,11 +109,10 @@ def compare(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Found:
         _add_all(found, "", _metrics(mine), _metrics(its))
         return found
     frames, others = mine["frames"], its["frames"]
-    for name in frames.keys() | others.keys():
-        if name in frames and name in others:
-            _add_frame(found, name, frames[name], others[name])
-        else:
-            found.alone.append(f"frame {name}")
+    for name in frames.keys() & others.keys():
+        _add_frame(found, name, frames[name], others[name])
+    found.lacking += [f"frame {name}" for name in frames.keys() - others.keys()]
+    found.added += [f"frame {name}" for name in others.keys() - frames.keys()]
     skip = unlike(mine["numbers"], its["numbers"])
     found.told += sorted(_name("numbers", *path) for path in skip)
     _add_all(found, "numbers/", _numbers(mine, skip), _numbers(its, skip))
@@ -121,7 +124,8 @@ def _add_all(
 ) -> None:
     for name in mine.keys() & its.keys():
         found.add(prefix + name, mine[name], its[name])
-    found.alone += [prefix + name for name in sorted(mine.keys() ^ its.keys())]
+    found.lacking += [prefix + name for name in sorted(mine.keys() - its.keys())]
+    found.added += [prefix + name for name in sorted(its.keys() - mine.keys())]
 
 
 def _metrics(result: Mapping[str, Any]) -> dict[str, Value]:
@@ -167,7 +171,7 @@ def _add_frame(
 ) -> None:
     """Compares the rows of a frame that have the same keys."""
     if mine["keys"] != its["keys"]:
-        found.alone.append(f"frame {name}, whose keys differ")
+        found.lacking.append(f"frame {name}, whose keys differ")
         return
     columns = _columns_to_match(mine, its)
     for place in range(len(mine["keys"])):
@@ -232,7 +236,8 @@ def report(found: Found) -> list[str]:
             for name in far[:SHOWN]
         ]
         lines += [f"  {kind}: {len(far) - SHOWN} more"] * (len(far) > SHOWN)
-    lines += [f"  in one only: {name}" for name in found.alone[:SHOWN]]
+    lines += [f"  lacking: {name}" for name in found.lacking[:SHOWN]]
+    lines += [f"  {len(found.added)} rows or numbers are new"] * bool(found.added)
     lines += [f"  other texts in {name}" for name in found.told]
     faults = found.faults()
     return [*lines, f"does not repeat: {'; '.join(faults)}" if faults else "repeats"]

@@ -73,6 +73,15 @@ def test_computed_values_have_to_be_equal(read):
     assert any("computed values differ" in fault for fault in found.faults())
 
 
+def test_times_without_bounds_prove_nothing(read):
+    its = read("benchmark_decode")
+    for row in its["metrics"]:
+        row["value"] *= 2
+        row["spread"] = {"kind": "none", "value": 0.0}
+    (fault,) = compare(read("benchmark_decode"), its).faults()
+    assert fault.startswith("none of ") and fault.endswith(" that differ has bounds")
+
+
 def test_rows_match_by_keys_and_not_by_order_or_by_who_was_fastest(read):
     its = read(TIMED)
     its["frames"]["systems"]["rows"].reverse()
@@ -88,9 +97,12 @@ def test_a_row_that_is_missing_is_told(read):
     its = read(TIMED)
     row = its["frames"]["systems"]["rows"].pop()
     found = compare(read(TIMED), its)
-    assert any(str(row[1]) in name for name in found.alone)
-    assert found.faults() == [f"{len(found.alone)} rows or numbers are in one of them "
-                              "only"]  # fmt: skip
+    assert any(str(row[1]) in name for name in found.lacking)
+    count = len(found.lacking)
+    assert found.faults() == [f"{count} rows or numbers are lacking"]
+    other_way = compare(its, read(TIMED))  # what a later version adds is no fault
+    assert len(other_way.added) == count and not other_way.faults()
+    assert report(other_way)[-2] == f"  {count} rows or numbers are new"
 
 
 def test_entries_of_two_studies_are_refused(read):
