@@ -99,7 +99,8 @@ def convert_checkpoint(
     if verify and check:
         raise ConfigError("--verify reads all weights, --check none; leave out one")
     dense = dtype if dtype in DENSE_KINDS else None
-    wanted, expert_dtype = _weight_dtype(dtype), expert_dtype or dense
+    wanted = _weight_dtype(dtype)
+    expert_dtype = dense if expert_dtype is None else expert_dtype
     if check:
         return _checked(src, wanted, expert_dtype, start)
     if verify:
@@ -176,7 +177,7 @@ def _measured(start: float) -> dict[str, Any]:
 
 def _weight_dtype(name: str | None) -> np.dtype | None:
     """What weights are cast to; None: nothing, or they are quantised."""
-    if name:
+    if name is not None:
         check_known("dtype", name, (*WEIGHT_DTYPES, *DENSE_KINDS))
     return WEIGHT_DTYPES.get(name)
 

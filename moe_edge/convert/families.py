@@ -110,7 +110,7 @@ def config_from_hf(
     """
     if not isinstance(raw, dict):
         raise ConfigError(f"config.json must hold an object, got {type(raw).__name__}")
-    if raw.get("model_type") in WHOLE:
+    if str(raw.get("model_type")) in WHOLE:
         raw = text_part(raw)
     model_type = str(raw.get("model_type"))  # anything else is an unknown text too
     if model_type in RECURRENT:

@@ -46,7 +46,7 @@ class Unfinished:
     def done(self, items: Iterable[Item]) -> dict[Item, dict[str, Any]]:
         """What `note` was given of those items that are complete."""
         return {
-            item: read_json(path, OutputError)
+            item: self._read(path)
             for item in items
             if (path := self._done / f"{item}.json").is_file()
         }
@@ -54,6 +54,29 @@ class Unfinished:
     def note(self, item: Item, facts: dict[str, Any]) -> None:
         """Says that all files of an item are written."""
         write_text(self._done / f"{item}.json", json.dumps(facts))
+
+    def check(self, facts: dict[str, Any]) -> None:
+        """Raises OutputError if it is of other facts, or says nothing that is JSON."""
+        stored = self._read(self.path / FACTS)
+        changed = [
+            f"{key} {json.dumps(was)}, now {json.dumps(now)}"
+            for key, now in facts.items()
+            if (was := stored.get(key)) != now
+        ]
+        if changed:
+            raise OutputError(
+                f"{self.path} holds an unfinished conversion with {'; '.join(changed)}:"
+                " give that command again, or remove the folder"
+            )
+        for path in sorted(self._done.glob("*.json")):
+            self._read(path)
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        anew = f"remove {self.path}, and the conversion begins anew"
+        found = read_json(path, lambda fault: OutputError(f"{fault}; {anew}"))
+        if not isinstance(found, dict):
+            raise OutputError(f"{path} holds no object; {anew}")
+        return found
 
     def remove(self) -> None:
         """Removes all of it. `done` goes first: if this is cut off, nothing says that
@@ -72,11 +95,11 @@ def unfinished_work(out_dir: Path, facts: dict[str, Any]) -> Iterator[Unfinished
     Args:
       facts: what the result depends on, by name: values that JSON keeps as they are.
     Raises:
-      OutputError: a folder of other facts.
+      OutputError: a folder of other facts, or with a damaged file.
     """
     work = Unfinished(out_dir.with_name(f".{out_dir.name}.converting"))
     if work.has_items:
-        _check_facts(work.path, facts)
+        work.check(facts)
         say(f"going on with the conversion in {work.path}")
     else:
         work.remove()
@@ -94,17 +117,3 @@ def unfinished_work(out_dir: Path, facts: dict[str, Any]) -> Iterator[Unfinished
         raise
     if not work.made.exists():
         work.remove()
-
-
-def _check_facts(path: Path, facts: dict[str, Any]) -> None:
-    stored = read_json(path / FACTS, OutputError)
-    changed = [
-        f"{key} {json.dumps(was)}, now {json.dumps(now)}"
-        for key, now in facts.items()
-        if (was := stored.get(key)) != now
-    ]
-    if changed:
-        raise OutputError(
-            f"{path} holds an unfinished conversion with {'; '.join(changed)}: give "
-            "that command again, or remove the folder"
-        )

@@ -31,6 +31,7 @@ from moe_edge.engine.fused_prefetch import Prefetch
 from moe_edge.engine.fused_programs import FusedPrograms
 from moe_edge.engine.fused_refusals import check_fits
 from moe_edge.engine.fused_sessions import SessionRecords
+from moe_edge.engine.fused_turns import Turns
 from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.refusals import Asked, refuse
 from moe_edge.engine.session import Session
@@ -54,6 +55,7 @@ class FusedEngine(Engine):
       policy: who leaves a full cache; must run inside jit.
       route: chooses what is computed in decoding (None: the model's own choice).
       zero_copy: decode steps run by `fused_zero_copy` where they can.
+      in_turns: steps of many rows run by `fused_turns`.
       predictor: names what decode steps fetch ahead (`fused_prefetch`); None: nothing.
       prefetch_limit: most experts that are fetched ahead for a layer.
       assist: by which the host computes absent experts of decode steps
@@ -79,6 +81,7 @@ class FusedEngine(Engine):
         *,
         route: Route | None = None,
         zero_copy: bool = False,
+        in_turns: bool = False,
         predictor: DevicePredictor | None = None,
         prefetch_limit: int = 8,
         assist: Assist | None = None,
@@ -112,6 +115,7 @@ class FusedEngine(Engine):
             FusedPrograms(
                 *(config, cache_of, self._route),
                 *(self._zero_copy, self._prefetch, self._assist),
+                Turns(cache_of) if in_turns else None,
             ),
         )
         self._windows = self.put(self._windows)
@@ -175,17 +179,7 @@ class FusedEngine(Engine):
         return self.weights.num_bytes + sum(each.nbytes for each in slots)
 
     def expert_state(self) -> ExpertState:
-        spec = self._cache_of.spec
-        slot_LE = np.array(self._state.slot_N)[:-1].reshape(spec.num_layers, -1)
-        phases = self._counting.phases(self._state)
-        lookups_L2 = {phase: counts_L3[:, :2] for phase, counts_L3 in phases.items()}
-        return ExpertState(
-            "fused",
-            list(self._cache_of.capacity_L),
-            slot_LE >= 0,
-            lookups_L2,
-            *self.moved()[:3],
-        )
+        return self._counting.expert_state(self._state)
 
     def report(self) -> dict:
         mode = {"mode": "fused", "route": self._route.name, "lossless": self.lossless}
@@ -200,6 +194,7 @@ class FusedEngine(Engine):
             "eviction": self._cache_of.policy.name,
             "zero_copy": self._zero_copy is not None and not self.remarks(),
             "prefetch": self._prefetch and self._prefetch.predictor.name,
+            "overlap": self.programs.overlaps,
             **self.movement(),
         }
 

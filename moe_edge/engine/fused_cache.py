@@ -253,18 +253,18 @@ class DeviceCache:
         carry = lax.fori_loop(0, misses, fetch, (*given, cache.wrong))
         slots_SR, slot_N, state, _, evictions, wrong = carry
         hits = jnp.sum(wanted_E, dtype=jnp.int32) - misses
-        counts_13 = jnp.stack([hits, misses, evictions])[None]
-        at = (jnp.asarray(layer, jnp.int32), jnp.int32(0))
-        counts_13 = counts_13 + lax.dynamic_slice(cache.counts_L3, at, (1, 3))
-        counts_L3 = lax.dynamic_update_slice(cache.counts_L3, counts_13, at)
         cache = cache._replace(
-            slots_SR=slots_SR,
-            slot_N=slot_N,
-            policy=state,
-            counts_L3=counts_L3,
-            wrong=wrong,
+            slots_SR=slots_SR, slot_N=slot_N, policy=state, wrong=wrong
         )
-        return cache, missing_E
+        counts_3 = jnp.stack([hits, misses, evictions])
+        return self.count(cache, layer, counts_3), missing_E
+
+    def count(self, cache: Cache, layer, counts_3) -> Cache:
+        """With a layer's hits, misses and evictions added to what is counted."""
+        at = (jnp.asarray(layer, jnp.int32), jnp.int32(0))
+        counts_13 = lax.dynamic_slice(cache.counts_L3, at, (1, 3)) + counts_3[None]
+        counts_L3 = lax.dynamic_update_slice(cache.counts_L3, counts_13, at)
+        return cache._replace(counts_L3=counts_L3)
 
     def settle_hits(self, before: Cache, cache: Cache, layer, hit_E) -> Cache:
         """Counts of a layer's waves: hits are the experts that none of them fetched."""

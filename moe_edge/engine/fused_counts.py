@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moe_edge.engine.expert_state import Moved
+from moe_edge.engine.expert_state import ExpertState, Moved
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.kernels.lookup_programs import MISSES
 
@@ -30,12 +30,10 @@ class Counting:
     two such times once.
 
     Args:
-      device: whose cache it is, where something is fetched ahead.
+      device: whose cache it is.
     """
 
-    def __init__(
-        self, cache: Cache, record_bytes: int, device: DeviceCache | None = None
-    ):
+    def __init__(self, cache: Cache, record_bytes: int, device: DeviceCache):
         self._record_bytes, self._device = record_bytes, device
         self.reset(cache)
 
@@ -88,6 +86,14 @@ class Counting:
             ahead_bytes = fetched * self._record_bytes
             wasted_bytes = (fetched - used - unused) * self._record_bytes
         return Moved(moved_bytes, ahead_bytes, wasted_bytes, routed, changed)
+
+    def expert_state(self, cache: Cache) -> ExpertState:
+        """As of `Engine.expert_state`."""
+        slot_LE = np.array(cache.slot_N)[:-1].reshape(self._device.spec.num_layers, -1)
+        phases = self.phases(cache).items()
+        lookups_L2 = {phase: counts_L3[:, :2] for phase, counts_L3 in phases}
+        capacity_L, moved = list(self._device.capacity_L), self.moved(cache)[:3]
+        return ExpertState("fused", capacity_L, slot_LE >= 0, lookups_L2, *moved)
 
     def helped(self, cache: Cache) -> int:
         """Experts that the host computed."""

@@ -46,9 +46,8 @@ def look_up(
         T, K = ids_TK.shape
         if not is_own:
             cache = device.touch(cache, layer, seen_TK, scores_TE)
-        cache, slot_P, host_P, counts_3 = _admit(
-            device, cache, layer, ids_TK, scores_TE
-        )
+        given = device, cache, layer, ids_TK, scores_TE
+        cache, slot_P, host_P, counts_3 = admit(*given)
         cache = cache._replace(counts_L3=cache.counts_L3.at[layer].add(counts_3))
         where = slot_P.reshape(T, K), device.spec.num_slots, host_P.reshape(T, K)
         found = few.plan(*where)
@@ -94,7 +93,7 @@ def look_ahead(
     is_absent_1M = (ids_1M < E) & (slot_E[jnp.minimum(ids_1M, E - 1)] < 0)
     is_late_1M = is_absent_1M & (jnp.cumsum(is_absent_1M, axis=1) > ahead.limit)
     ids_1M = jnp.where(is_late_1M, E, ids_1M)
-    cache, slot_M, host_M, counts_3 = _admit(device, cache, layer, ids_1M, None)
+    cache, slot_M, host_M, counts_3 = admit(device, cache, layer, ids_1M, None)
     counts_3 = jnp.where(jnp.arange(3) == EVICTIONS, counts_3, 0)
     fetched_2 = jnp.where(jnp.arange(2) == FETCHED, _count(host_M >= 0), 0)
     cache = cache._replace(
@@ -142,7 +141,7 @@ def _at_time(device: DeviceCache, cache: Cache, layer) -> Cache:
     return cache._replace(policy=cache.policy | {"clock": clock})
 
 
-def _admit(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
+def admit(device: DeviceCache, cache: Cache, layer, ids_TK, scores_TE):
     """A look-up by XLA behind the policy's `touch`, of any number of pairs.
 
     Args:

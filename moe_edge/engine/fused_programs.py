@@ -10,6 +10,7 @@ from moe_edge.core.checks import check_shape
 from moe_edge.engine.fused_assist import FusedAssist, Helped, HelpedWaves
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.engine.fused_prefetch import Coming, Prefetch, Then, UnderWay, behind
+from moe_edge.engine.fused_turns import Turns
 from moe_edge.engine.fused_waves import run_through_slots, sum_of_present
 from moe_edge.engine.fused_zero_copy import ZeroCopy
 from moe_edge.engine.programs import Programs, jit_step
@@ -26,6 +27,7 @@ class FusedPrograms(Programs):
       zero_copy: runs decode steps where it can; None: nothing does.
       prefetch: what decode steps fetch ahead; None: nothing.
       assist: has the host compute absent experts of decode steps; None: it does not.
+      turns: runs steps of many rows; None: the loop does.
     """
 
     def __init__(
@@ -36,9 +38,10 @@ class FusedPrograms(Programs):
         zero_copy: ZeroCopy | None,
         prefetch: Prefetch | None,
         assist: FusedAssist | None,
+        turns: Turns | None,
     ):
         super().__init__(config)
-        self._assist = assist
+        self._assist, self._turns, self.overlaps = assist, turns, turns is not None
         self._cache, self._route = cache, route
         self._zero_copy, self._prefetch = zero_copy, prefetch
         self.decode = jit_step(
@@ -122,6 +125,8 @@ class FusedPrograms(Programs):
         given = state, layer, taken_TD, wanted, host_ER, expected, helped
         if zero_copy is not None and zero_copy.suits(layer, wanted.ids_TK):
             state, y_TD, begun = zero_copy.run(*given)
+        elif helped is None and self._turns is not None and self._turns.suit(waves):
+            state, y_TD, begun = self._turns.run(waves, *given[:-1])
         else:
             state, y_TD, begun = run_through_slots(self._cache, waves, *given)
         if deferred is not None:

@@ -132,6 +132,36 @@ def prefetch_in_one_pool(asked):
     return None
 
 
+def _overlaps(asked: Asked) -> bool:
+    return asked.options is not None and asked.options.overlap_in_fused
+
+
+@_rule(
+    "`offload.overlap_in_fused`", "mode `layered`", "use mode fused, or leave it out"
+)
+def overlap_layered(asked):
+    if _overlaps(asked) and asked.options.mode == "layered":
+        return (
+            "overlap_in_fused is True and the mode layered, whose experts travel "
+            "while others are computed anyway"
+        )
+    return None
+
+
+@_rule(
+    "`offload.overlap_in_fused`",
+    "an eviction that is asked block by block (`moe_infinity`)",
+    "use eviction lru",
+)
+def overlap_one_by_one(asked):
+    if not _overlaps(asked) or (method := own_choice(asked.eviction)) is None:
+        return None
+    return (
+        f"overlap_in_fused is True and eviction policy {asked.eviction.name} has a "
+        f"{method} of its own, which is asked block by block"
+    )
+
+
 def _is_assisted_in_fused(asked: Asked) -> bool:
     return asked.options is not None and asked.options.assist_in_fused
 

@@ -85,7 +85,7 @@ def run_through_slots(
         cache, total, _, missed_E = lax.while_loop(
             more, step, (cache, total, ids_TK, none_E)
         )
-        hit_E = _chosen(ids_TK, E) & ~missed_E
+        hit_E = chosen(ids_TK, E) & ~missed_E
         cache = device.settle_hits(before, cache, layer, hit_E)
     return cache, waves.finish(total, ids_TK, weights_TK), under_way
 
@@ -106,7 +106,7 @@ def sum_of_present(
     """
     ids_TK, weights_TK, _ = routing
     is_absent_E = device.slots_of(cache, layer) < 0
-    lacks = jnp.any(_chosen(ids_TK, len(is_absent_E)) & is_absent_E)
+    lacks = jnp.any(chosen(ids_TK, len(is_absent_E)) & is_absent_E)
     place_of = _places(device, cache, layer, ids_TK, waves.method)
     total = waves.start(hidden_TD, ids_TK)
     given = hidden_TD, ids_TK, weights_TK, cache.slots_SR, place_of
@@ -123,7 +123,7 @@ def _places(device: DeviceCache, cache: Cache, layer, ids_TK, method: str) -> ja
     if method == "pairs":
         slot_of = jnp.where(ids_TK < E, slot_E[jnp.minimum(ids_TK, E - 1)], S)
     else:
-        slot_of = jnp.where(_chosen(ids_TK, E), slot_E, S)
+        slot_of = jnp.where(chosen(ids_TK, E), slot_E, S)
     return device.place_of(layer, slot_of)
 
 
@@ -152,7 +152,7 @@ def next_experts(rest_TK, resident_E, capacity) -> jax.Array:
     Args: as `next_pairs`; resident_E: bool, who is in a slot.
     """
     E = resident_E.shape[0]
-    chosen_E = _chosen(rest_TK, E)
+    chosen_E = chosen(rest_TK, E)
     hits_E, misses_E = chosen_E & resident_E, chosen_E & ~resident_E
     after_hits_E = jnp.sum(hits_E) + jnp.cumsum(misses_E)
     place_E = jnp.where(hits_E, jnp.cumsum(hits_E), after_hits_E)
@@ -160,7 +160,7 @@ def next_experts(rest_TK, resident_E, capacity) -> jax.Array:
     return now_E[jnp.minimum(rest_TK, E - 1)] & (rest_TK < E)
 
 
-def _chosen(ids_TK, experts: int) -> jax.Array:
+def chosen(ids_TK, experts: int) -> jax.Array:
     """Which experts occur, bool `[E]`."""
     experts_E1 = jnp.arange(experts, dtype=jnp.int32)[:, None]
     return jnp.any(ids_TK.reshape(1, -1) == experts_E1, axis=1)

@@ -39,6 +39,9 @@ from moe_edge.predict.base import PREDICTORS, Predictor, check_look_ahead
 from moe_edge.route.base import get_route
 from moe_edge.workload.traces import TraceRecorder
 
+# Options that no other mode has.
+OF_FUSED = "zero_copy", "prefetch_in_fused", "overlap_in_fused", "assist_in_fused"
+
 
 def plan_cache(
     options: OffloadOptions,
@@ -138,7 +141,7 @@ def check_offload(
     backend = jax.default_backend()
     mode = options.choose_mode(backend, recorded or len(devices) > 1)
     check_limit(pinned_gib(reader, options, mode), backend)
-    for name in ("zero_copy", "prefetch_in_fused", "assist_in_fused"):
+    for name in OF_FUSED:
         if getattr(options, name) and mode != "fused":
             raise ConfigError(
                 f"{name} is True and mode {options.mode} is {mode} here; it is of "
@@ -146,7 +149,7 @@ def check_offload(
             )
     if options.zero_copy:
         check_zero_copy()
-    if options.prefetch_in_fused:
+    if options.prefetch_in_fused or options.overlap_in_fused:
         prefetch.open_calls()
     if options.assist_in_fused:
         assist.open_calls()
@@ -246,6 +249,7 @@ def assemble(
             *(weights, hosts, spec, policy),
             route=route,
             zero_copy=options.zero_copy,
+            in_turns=options.overlap_in_fused,
             predictor=predictor if options.prefetch_in_fused else None,
             prefetch_limit=options.prefetch_limit,
             assist=options.make_assist() if options.assist_in_fused else None,

@@ -71,7 +71,7 @@ class ExpertsAt:
       layout: of the records.
       activation, limit: as of `model.experts.run_experts`.
     Raises:
-      ConfigError: records that do not fit.
+      ConfigError: records that do not fit, or no kernels.
     """
 
     def __init__(
@@ -81,6 +81,11 @@ class ExpertsAt:
         activation: str,
         limit: float | None,
     ):
+        if (library := native.library()) is None:
+            raise ConfigError(
+                "experts are to be computed on the host, and the host kernels were not "
+                "built; run pip install -e . again with a C++ compiler"
+            )
         for record_R in records:
             check_shape("record", record_R, (layout.size,))
             if record_R.dtype != records[0].dtype or not record_R.flags.c_contiguous:
@@ -103,7 +108,7 @@ class ExpertsAt:
             layout.int8,
         )
         self._address = ctypes.addressof(self._kept)
-        self._run = native.library().moe_edge_experts_at
+        self._run = library.moe_edge_experts_at
 
     def __call__(
         self,
@@ -136,9 +141,8 @@ class ExpertsAt:
         room = _rooms.of(T, K, D)
         room.x_TD[:], room.ids_TK[:], room.weights_TK[:] = x_TD, ids_TK, weights_TK
         y_TD, address = room.output()
-        if taken is None:
-            some = (None, 0)
-        else:
+        some: tuple[int | None, int] = (None, 0)
+        if taken is not None:
             ids = array.array("i", taken)
             some = ids.buffer_info()
         wrong = self._run(self._address, *room.given, *some, address)

@@ -10,8 +10,9 @@ On a CPU the same code and kernel run over records of streams and events, and wh
 started is copied at WAIT, not before: a program that reads too early computes with what
 was there.
 
-Between the two calls nobody else may use the slots or the plan. They are passed through
-in place, so what takes the slots from WAIT comes after it.
+Between the two calls nobody else may use the plan, or the slots that it fills. Both are
+passed through in place, so what takes the slots from WAIT comes after it. Who reads
+other slots meanwhile takes what START gave, and is passed through WAIT.
 """
 
 import functools
@@ -50,7 +51,7 @@ def start(
       host_ER: records in the host's memory, of the same dtype and width.
       others: what is to be used after this.
     Returns:
-      (the plan and the slots, for `wait` alone; the others).
+      (the plan, for `wait` alone; the slots, see above; the others).
     """
     given = plan_2P, slots_SR, host_ER, *others
     plan_2P, slots_SR, *others = side_calls.call(

@@ -9,13 +9,15 @@ import argparse
 import collections
 import dataclasses
 import math
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from moe_edge.core.checks import ConfigError
 from moe_edge.metrics.frames import HIGH, LOW, N
-from moe_edge.metrics.ranged import Path, leaves, unlike
+from moe_edge.metrics.ranged import leaves, unlike
 from moe_edge.metrics.schema import ROWS_VERSION, read_result
 
 MOST_OUTSIDE = 0.05  # of the values with bounds: what a 95 % interval leaves to chance
@@ -44,7 +46,8 @@ class Found:
       within: that differ by less than their bounds let them.
       outside: that differ by more, by name.
       loose: that differ and have no bounds, by name.
-      alone: rows and numbers that one of them lacks.
+      lacking: rows and numbers of the entry that the second one lacks.
+      added: those of the second one that the entry lacks.
       told: texts that runs found for themselves, such as who was fastest, and that
         differ.
       is_computed: whether values without bounds must be equal.
@@ -55,7 +58,8 @@ class Found:
     within: int = 0
     outside: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     loose: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
-    alone: list[str] = dataclasses.field(default_factory=list)
+    lacking: list[str] = dataclasses.field(default_factory=list)
+    added: list[str] = dataclasses.field(default_factory=list)
     told: list[str] = dataclasses.field(default_factory=list)
 
     def faults(self) -> list[str]:
@@ -64,10 +68,12 @@ class Found:
         found = []
         if len(self.outside) > MOST_OUTSIDE * bounded:
             found.append(f"{len(self.outside)} of {bounded} values lie outside")
-        if self.alone:
-            found.append(f"{len(self.alone)} rows or numbers are in one of them only")
+        if self.lacking:
+            found.append(f"{len(self.lacking)} rows or numbers are lacking")
         if self.is_computed and self.loose:
             found.append(f"{len(self.loose)} computed values differ")
+        elif self.loose and not bounded:
+            found.append(f"none of {len(self.loose)} that differ has bounds")
         return found
 
     def add(self, name: str, mine: Value, its: Value) -> None:
@@ -103,11 +109,10 @@ def compare(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Found:
         _add_all(found, "", _metrics(mine), _metrics(its))
         return found
     frames, others = mine["frames"], its["frames"]
-    for name in frames.keys() | others.keys():
-        if name in frames and name in others:
-            _add_frame(found, name, frames[name], others[name])
-        else:
-            found.alone.append(f"frame {name}")
+    for name in frames.keys() & others.keys():
+        _add_frame(found, name, frames[name], others[name])
+    found.lacking += [f"frame {name}" for name in frames.keys() - others.keys()]
+    found.added += [f"frame {name}" for name in others.keys() - frames.keys()]
     skip = unlike(mine["numbers"], its["numbers"])
     found.told += sorted(_name("numbers", *path) for path in skip)
     _add_all(found, "numbers/", _numbers(mine, skip), _numbers(its, skip))
@@ -119,7 +124,8 @@ def _add_all(
 ) -> None:
     for name in mine.keys() & its.keys():
         found.add(prefix + name, mine[name], its[name])
-    found.alone += [prefix + name for name in sorted(mine.keys() ^ its.keys())]
+    found.lacking += [prefix + name for name in sorted(mine.keys() - its.keys())]
+    found.added += [prefix + name for name in sorted(its.keys() - mine.keys())]
 
 
 def _metrics(result: Mapping[str, Any]) -> dict[str, Value]:
@@ -142,7 +148,9 @@ def _is_bound(kind: str) -> bool:
     return "interval" in kind or "range" in kind
 
 
-def _numbers(result: Mapping[str, Any], skip: Collection[Path]) -> dict[str, Value]:
+def _numbers(
+    result: Mapping[str, Any], skip: Collection[tuple[str | int, ...]]
+) -> dict[str, Value]:
     """What is derived, by path, with the bounds that starts or rows gave it."""
     known = result.get("starts", {}).get("intervals", {})
     numbers = leaves(result["numbers"], skip=skip)
@@ -163,7 +171,7 @@ def _add_frame(
 ) -> None:
     """Compares the rows of a frame that have the same keys."""
     if mine["keys"] != its["keys"]:
-        found.alone.append(f"frame {name}, whose keys differ")
+        found.lacking.append(f"frame {name}, whose keys differ")
         return
     columns = _columns_to_match(mine, its)
     for place in range(len(mine["keys"])):
@@ -228,7 +236,8 @@ def report(found: Found) -> list[str]:
             for name in far[:SHOWN]
         ]
         lines += [f"  {kind}: {len(far) - SHOWN} more"] * (len(far) > SHOWN)
-    lines += [f"  in one only: {name}" for name in found.alone[:SHOWN]]
+    lines += [f"  lacking: {name}" for name in found.lacking[:SHOWN]]
+    lines += [f"  {len(found.added)} rows or numbers are new"] * bool(found.added)
     lines += [f"  other texts in {name}" for name in found.told]
     faults = found.faults()
     return [*lines, f"does not repeat: {'; '.join(faults)}" if faults else "repeats"]
@@ -236,6 +245,19 @@ def report(found: Found) -> list[str]:
 
 def _relative(mine: Value, its: Value) -> float:
     return abs(mine.value - its.value) / max(abs(mine.value), abs(its.value))
+
+
+def other_settings(entry: str | Path, again: str | Path) -> list[str]:
+    """Lines of config.gin that only one of the entries has, but for where they lie and
+    how many starts were made."""
+    mine, its = (
+        Path(folder, "config.gin").read_text(encoding="utf-8").splitlines()
+        for folder in (entry, again)
+    )
+    names = "append|allow_dirty|data_dir|out_dir|overwrite|starts"
+    elsewhere = re.compile(rf"(?:#.*|OUT_DIR.*|\w+\.(?:{names}) = .*|\s*)")
+    differing = [*(set(mine) - set(its)), *(set(its) - set(mine))]
+    return sorted(line for line in differing if not elsewhere.fullmatch(line))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -247,10 +269,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         mine, its = read_result(given.entry), read_result(given.again)
         found = compare(mine, its)
+        others = other_settings(given.entry, given.again)
     except (ConfigError, OSError) as error:
         sys.exit(f"error: {error}")
-    if mine["config_sha256"] != its["config_sha256"]:
-        print("note: config.gin differs between the two")
+    if others:
+        print(f"note: other settings: {', '.join(others)}")
     print("\n".join(report(found)))
     return int(bool(found.faults()))
 

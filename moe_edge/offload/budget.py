@@ -58,6 +58,21 @@ def parse_budget(text: str | float) -> Budget:
     return Budget(bytes=int(number * UNITS[unit]))
 
 
+def check_budget(name: str, text: str, kind: str | None, expected: str) -> None:
+    """Refuses, by its own name, what is no budget but read as one.
+
+    Args:
+      kind: `bytes` or `share`; None: either.
+      expected: what the message says.
+    """
+    try:
+        found = parse_budget(text)
+    except ConfigError:  # which speaks of device memory
+        found = None
+    if found is None or (kind and getattr(found, kind) is None):
+        raise ConfigError(f"{name} is {text!r}, expected a {expected}")
+
+
 def slots_for(
     budget: Budget,
     block_bytes: int,

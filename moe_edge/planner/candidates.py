@@ -199,7 +199,7 @@ def fault(
 def refused_value(name: str, value: Any) -> Refused | None:
     """Why a value that would run is not estimated."""
     what = f"{name} {value}"
-    if name == "mode" and value == "fused":
+    if (name == "mode" and value == "fused") or (name == "overlap_in_fused" and value):
         reason = "mode fused decides on the device, which replay does not time"
         return Refused(what, reason, NOT_REPLAYED)
     if name in IN_FUSED and value:

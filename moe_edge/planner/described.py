@@ -135,24 +135,20 @@ class DescribedModel:
 
     Args:
       asked: `PlanOptions`: a config or a checkpoint, rows and their tokens.
-
-    Attributes:
-      config: of the model as it is.
-      reader: of the checkpoint; None: a config alone is known.
     """
 
     def __init__(self, asked: Any):
-        self._asked, self.reader = asked, None
+        self._asked, self._reader = asked, None
         if asked.config_json is not None:
             self.config, self._dtype = read_config(asked.config_json)
         else:
-            self.reader = open_checkpoint(asked.checkpoint or "default")
-            self.config, self._dtype = self.reader.config, self.reader.dtype
+            self._reader = open_checkpoint(asked.checkpoint or "default")
+            self.config, self._dtype = self._reader.config, self._reader.dtype
 
     def __call__(
         self, gpu: Gpu, k: int | None = None, kind: str | None = None
     ) -> Described:
         config = at_k(self.config, k).with_cache(self._asked.kv_cache)
         room = self._asked.batch, self._asked.tokens, gpu.device.memory_bytes
-        given = config, self._dtype, *room, backend_of(gpu), kind, self.reader
+        given = config, self._dtype, *room, backend_of(gpu), kind, self._reader
         return Described(*given)

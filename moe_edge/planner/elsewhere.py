@@ -65,17 +65,17 @@ def check_elsewhere(
     check_context(asked, model.config)
     refuse(Asked.of(base, model=model.config, has_rows=asked.joining))
     check_fixed(base, fixed)
-    live, free_bytes = model(gpu), gpu.device.memory_bytes
-    given = live, model.reader, _cpu_bytes(gpu)
-    base = with_memory(asked, base, fixed, *given)
-    copied = on_host(base, live)[0] if _cpu_bytes(gpu) else 0
-    auto = f"{auto_bytes(free_bytes, copied)}B"
+    live, free_bytes = model(gpu), _cpu_bytes(gpu)
+    base = with_memory(asked, base, fixed, live, None, free_bytes)
+    copied = 0 if free_bytes is None else on_host(base, live)[0]
+    auto = f"{auto_bytes(gpu.device.memory_bytes, copied)}B"
     base, budgets = with_budget(asked, base, fixed, lambda: auto)
     return gpu, model, *fitting(base, budgets, live)
 
 
 def _cpu_bytes(gpu: Gpu) -> int | None:
-    """Memory of a machine that is a CPU; None: it is a GPU."""
+    """Memory of a machine that is a CPU, of whose models a config alone is known (a
+    checkpoint is planned here); None: it is a GPU."""
     return gpu.device.memory_bytes if backend_of(gpu) == "cpu" else None
 
 
@@ -125,7 +125,7 @@ def plan_elsewhere(
         together = trace.in_batches(asked.batch)
         found = _replayed(asked, space, model, gpu, qualities, together)
         space_refused = [*space.refused]
-    if wants_mapped(asked, base, fixed, live, model.reader, _cpu_bytes(gpu)):
+    if wants_mapped(asked, base, fixed, live, None, _cpu_bytes(gpu)):
         whole = mapped.computed_estimate(live, gpu, asked.prompt_tokens)
         judged = [*found.judged, judge(mapped.CANDIDATE, whole, asked)]
         found = found._replace(judged=ranked(judged, asked))

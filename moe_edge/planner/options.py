@@ -17,7 +17,7 @@ from moe_edge.core.checks import (
 from moe_edge.core.typed import changed, check_options
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.model.attention_config import CACHE_TYPES
-from moe_edge.offload.budget import parse_budget
+from moe_edge.offload.budget import check_budget, parse_budget
 
 OBJECTIVES = ("tpot", "ttft", "memory", "quality")
 AUTO = "auto"
@@ -145,8 +145,8 @@ class PlanOptions:
                 "raise it or shorten them"
             )
         if self.host_memory is not None:
-            _check_budget("host_memory", self.host_memory, "bytes", "size such as 8GiB")
-        _check_budget("margin", self.margin, "share", "share such as 5%")
+            check_budget("host_memory", self.host_memory, "bytes", "size such as 8GiB")
+        check_budget("margin", self.margin, "share", "share such as 5%")
         self._check_servers()
         if self.config_json is not None:
             self._check_without_weights()
@@ -263,15 +263,6 @@ class PlanOptions:
                 "allows lossless configurations only; raise it or leave that out"
             )
         return options, fixed
-
-
-def _check_budget(name: str, text: str, kind: str, expected: str) -> None:
-    try:
-        found = getattr(parse_budget(text), kind)
-    except ConfigError:  # which speaks of device memory
-        found = None
-    if found is None:
-        raise ConfigError(f"{name} is {text!r}, expected a {expected}")
 
 
 def _assignment(text: str) -> tuple[str, Any]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from moe_edge.core.checks import check_count
 from moe_edge.core.files import write_json
 from moe_edge.core.run_folder import RunFolder, root
 
@@ -41,6 +42,7 @@ def run_profile_machine(
       ConfigError: bad input; OutputError: `out_dir` cannot be written.
     """
     given = dict(locals())
+    check_count("max_batch", max_batch)
     for other in ("run", "checkpoint", "max_batch"):
         del given[other]
     if checkpoint:

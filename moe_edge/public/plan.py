@@ -56,7 +56,8 @@ def plan(
         device_memory, tpot_ms, max_ppl_ratio, card, machine, verify, ...
     Returns:
       the last line of `moe-edge plan`, without a folder: `chosen` (with `offload`, the
-      arguments of `Model.offload`), `predicted`, `alternatives`, `refused`,
+      arguments of `Model.offload`; or with `weights` "mapped", an argument of `load`
+      whose model is run `resident`), `predicted`, `alternatives`, `refused`,
       `assumptions`, ... Where no configuration meets the targets `feasible` is False
       and the nearest is chosen.
     Raises:

@@ -72,7 +72,10 @@ def first_fault(matcher: llguidance.LLMatcher) -> str | None:
     """What is wrong with a grammar as far as a matcher knows, in one line."""
     if not matcher.is_error():
         return None
-    return f"{matcher.get_error()}\n".splitlines()[0][:300]
+    first, *others = f"{matcher.get_error()}\n".splitlines()
+    # Of a pattern the first line says where, a later one why.
+    why = next((line for line in others if line.startswith("error: ")), "")
+    return f"{first[:300]} {why.removeprefix('error: ')[:100]}".rstrip()
 
 
 def _try() -> None:

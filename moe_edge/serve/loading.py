@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable
 
 from moe_edge.core.progress import counter
+from moe_edge.engine.asked import Asked
 from moe_edge.engine.devices import Devices
 from moe_edge.engine.load import check_checkpoint, load_engine, open_run
 from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.refusals import refuse
 from moe_edge.engine.slot_programs import SlotShapes
 from moe_edge.hosts.link import Link
 from moe_edge.model.config import ModelConfig
@@ -64,9 +66,11 @@ def check_room(
     config: ModelConfig,
     devices: int | str | None = None,
 ) -> None:
-    """Refuses a budget that `load_driver` would refuse, without reading weights."""
+    """Refuses what `load_driver` would refuse, without reading weights: a budget, the
+    memory of caches, policies that running batches do not take."""
+    room = cache_room(serving, config)
     if offload is not None:
-        room = cache_room(serving, config)
+        refuse(Asked.of(offload, has_rows=True, deterministic=serving.deterministic))
         given = {"with_tokenizer": False, "offload": offload, "k": k}
         given |= {"devices": devices, "kv_cache": serving.kv_cache}
         check_checkpoint(checkpoint, **given, **room)

@@ -19,7 +19,7 @@ from moe_edge.hardware.step_costs import StepCosts, read_step_costs
 from moe_edge.model.attention_config import CACHE_TYPES
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.config_checks import ROUNDINGS
-from moe_edge.offload.budget import parse_budget
+from moe_edge.offload.budget import check_budget, parse_budget
 from moe_edge.schedule.loop import Limits, RequestLoop
 from moe_edge.schedule.policy import SCHEDULERS, Scheduler, get_scheduler
 
@@ -95,12 +95,13 @@ class ServingOptions:
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         check_from_zero("max_wait_s", self.max_wait_s)
-        if self.kv_memory is not None and parse_budget(self.kv_memory).bytes is None:
-            raise ConfigError(
-                f"kv_memory {self.kv_memory!r} must be an amount such as 2GiB"
-            )
-        if self.prompt_cache != "0" and parse_budget(self.prompt_cache).share == 1:
-            raise ConfigError("prompt_cache 100% leaves nothing for running rows")
+        if self.kv_memory is not None:
+            check_budget("kv_memory", self.kv_memory, "bytes", "size such as 2GiB")
+        if self.prompt_cache != "0":
+            expected = "share of kv_memory (25%), a size (2GiB) or 0"
+            check_budget("prompt_cache", self.prompt_cache, None, expected)
+            if parse_budget(self.prompt_cache).share == 1:
+                raise ConfigError("prompt_cache 100% leaves nothing for running rows")
 
     def check_named(self, why: str) -> None:
         """Raises ConfigError for a scheduler that has no name to write down."""

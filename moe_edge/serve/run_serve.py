@@ -111,7 +111,7 @@ def run_serve(
     if not config.moe_layers:
         raise ConfigError(f"{checkpoint} is a dense model, without experts to serve")
     serving.check_model(config)
-    if offload is not None:
+    if offload is not None or (servers is None and serving.kv_memory is not None):
         from moe_edge.serve.loading import check_room  # loads JAX
 
         check_room(checkpoint, k, offload, serving, config, devices)

@@ -209,6 +209,11 @@ def test_convert_rejects_bad_options(tmp_path):
         convert(hf, tmp_path / "x", to="gguf")
     with pytest.raises(ConfigError, match="unknown dtype 'int8'"):
         convert(hf, tmp_path / "x", dtype="int8")
+    # Empty, as of a shell's variable that is not set: not to be taken for none.
+    with pytest.raises(ConfigError, match="unknown dtype ''"):
+        convert(hf, tmp_path / "x", dtype="")
+    with pytest.raises(ConfigError, match="unknown expert dtype ''"):
+        convert(hf, tmp_path / "x", expert_dtype="")
     with pytest.raises(ConfigError, match="size '5 apples'"):
         convert(hf, tmp_path / "x", shard_size="5 apples")
     with pytest.raises(ConfigError, match="no dst given"):

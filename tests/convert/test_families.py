@@ -220,6 +220,9 @@ def test_config_generation_file_overrides_stop_ids():
 def test_config_rejects_unknown_model_type_and_lists_known():
     with pytest.raises(ConfigError, match="unknown model_type 'llama'.*olmoe.*xverse"):
         config_from_hf({"model_type": "llama"})
+    for odd in ([], {"a": 1}, None, 3):
+        with pytest.raises(ConfigError, match="unknown model_type .*known: .*olmoe"):
+            config_from_hf({"model_type": odd})
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,22 @@ def test_other_source_or_settings_are_refused(tmp_path):
         convert(hf, tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["facts.json", "done/0.json"])
+@pytest.mark.parametrize("text", ["", '{"a": ', "[]"])
+def test_a_damaged_file_of_the_work_folder_is_refused_with_what_helps(
+    tmp_path, name, text, capsys
+):
+    hf = source_folder(tmp_path / "hf")
+    convert(hf, tmp_path / "out", max_layers=2)
+    (tmp_path / ".out.converting" / name).write_text(text)
+    capsys.readouterr()
+    anew = r"converting, and the conversion begins anew"
+    with pytest.raises(OutputError, match=f"{name} .*; remove .*{anew}"):
+        convert(hf, tmp_path / "out")
+    # The same command would not go on.
+    assert "goes on there" not in capsys.readouterr().err
+
+
 def test_layers_a_call_until_all_are_done(tmp_path):
     hf = source_folder(tmp_path / "hf")
     for left in (3, 0):

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from moe_edge.engine.expert_state import Moved
-from moe_edge.engine.fused_cache import Cache
+from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.engine.fused_counts import Counting
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import make_offloaded
 from moe_edge.engine.slots import RowSlots
+from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from tests.support.layered import StoreReader
 from tests.support.running import GQA, SIZES, resident, row
 from tests.support.slow_cases import slow_but
@@ -67,6 +68,7 @@ def test_counters_on_the_device_may_pass_the_end_of_their_type():
         return Cache(None, None, None, None, counts, jnp.array([routed, 0], jnp.int32))
 
     end = np.iinfo(np.int32).max
-    counting = Counting(cache(end - 5, end - 7), record_bytes=10)
+    device = DeviceCache(CacheSpec(1, 1, 1, (-1,)), get_eviction("lru"), (0,))
+    counting = Counting(cache(end - 5, end - 7), 10, device)
     assert counting.moved(cache(end, end)) == Moved(50, routed=7)
     assert counting.moved(cache(-end - 1 + 3, -end - 1)) == Moved(90, routed=8)

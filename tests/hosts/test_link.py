@@ -101,11 +101,11 @@ def test_a_process_that_ends_by_an_error_says_which(linked):
 
 
 def test_a_process_that_stands_still_is_noticed_by_the_others(monkeypatch):
-    linked = Linked(monkeypatch, lost_s=0.4)
+    linked = Linked(monkeypatch, lost_s=1.5)
     silent = linked.links[2]
     silent._closed.set()  # it beats no more, and its connection stays open
     line = linked.line(0)
-    assert line.startswith("process 2 gave no sign of life for 0.4 s: it was stopped")
+    assert line.startswith("process 2 gave no sign of life for 1.5 s: it was stopped")
     assert linked.line(1) == f"process 0 has ended: {line}"
     linked.end()
 

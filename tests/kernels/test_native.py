@@ -229,6 +229,12 @@ def test_rows_of_pairs_sum_to_the_bits_of_the_whole(instructions):
     assert (pair_sums(np.asarray(rows_PD), weights_TK) == whole).all()
 
 
+def test_experts_of_the_host_say_that_kernels_are_missing(monkeypatch):
+    monkeypatch.setattr(native, "library", lambda: None)
+    with pytest.raises(ConfigError, match="the host kernels were not built; run pip i"):
+        ExpertsAt([], RecordLayout(64, 16), "silu", None)
+
+
 @needs_kernels
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 def test_records_anywhere_give_the_bits_of_one_array(dtype):

@@ -30,3 +30,5 @@ def test_profile_machine_times_the_steps_of_a_checkpoint(run_script, tmp_path, t
 def test_profile_machine_refuses_what_is_no_checkpoint(run_script):
     done = run_script("profile_machine", "--checkpoint", "nowhere", "--out_dir", "o")
     assert "nowhere" in done.error
+    done = run_script("profile_machine", "--max_batch", 0, "--out_dir", "o")
+    assert "max_batch must be a positive whole number, got 0" in done.error

@@ -18,6 +18,7 @@ from tests.support.tiny_checkpoint import TEXT, tiny_tokenizer
 from tests.support.tiny_checkpoints import hf_folder
 
 ROOT = Path(__file__).parents[2]
+HALF = ("--device_memory", "50%")
 SMALL = ("--port", 0, "--max_batch", 2, "--max_context", 64, "--prefill_chunk", 32)
 
 
@@ -208,6 +209,22 @@ def test_port_in_use_is_told_before_the_model_is_loaded(run_script, tiny):
         (("--weights", "mapped"), "is not in our format and holds no expert records"),
         (("--weights", "mapped", "--servers", 2), "--servers copy the experts"),
         (("--idle_client_s", 0), "idle_client_s must be positive, got 0"),
+        (("--kv_memory", "2"), "kv_memory is '2', expected a size such as 2GiB"),
+        (("--kv_memory", "50%"), "kv_memory is '50%', expected a size such as 2GiB"),
+        (("--prompt_cache", "x"), "prompt_cache is 'x', expected a share of kv_memory"),
+        (("--kv_memory", "1KiB", "--prompt_cache", "0"), "kv_memory 1KiB leaves"),
+        (
+            (*HALF, "--deterministic", "--gin_param", "offload.route = 'drop'"),
+            "deterministic rows and route drop: what a row gets there depends",
+        ),
+        (
+            (*HALF, "--deterministic", "--gin_param", "offload.assist = 'all'"),
+            "deterministic rows and experts computed elsewhere (assist)",
+        ),
+        (
+            (*HALF, "--gin_param", "offload.eviction = 'static_prompt'"),
+            "follows one sequence, and a running batch has a row for each of many",
+        ),
     ],
 )
 def test_bad_flags_are_one_line(run_script, tiny, flags, message):

@@ -73,6 +73,15 @@ def test_computed_values_have_to_be_equal(read):
     assert any("computed values differ" in fault for fault in found.faults())
 
 
+def test_times_without_bounds_prove_nothing(read):
+    its = read("benchmark_decode")
+    for row in its["metrics"]:
+        row["value"] *= 2
+        row["spread"] = {"kind": "none", "value": 0.0}
+    (fault,) = compare(read("benchmark_decode"), its).faults()
+    assert fault.startswith("none of ") and fault.endswith(" that differ has bounds")
+
+
 def test_rows_match_by_keys_and_not_by_order_or_by_who_was_fastest(read):
     its = read(TIMED)
     its["frames"]["systems"]["rows"].reverse()
@@ -88,9 +97,12 @@ def test_a_row_that_is_missing_is_told(read):
     its = read(TIMED)
     row = its["frames"]["systems"]["rows"].pop()
     found = compare(read(TIMED), its)
-    assert any(str(row[1]) in name for name in found.alone)
-    assert found.faults() == [f"{len(found.alone)} rows or numbers are in one of them "
-                              "only"]  # fmt: skip
+    assert any(str(row[1]) in name for name in found.lacking)
+    count = len(found.lacking)
+    assert found.faults() == [f"{count} rows or numbers are lacking"]
+    other_way = compare(its, read(TIMED))  # what a later version adds is no fault
+    assert len(other_way.added) == count and not other_way.faults()
+    assert report(other_way)[-2] == f"  {count} rows or numbers are new"
 
 
 def test_entries_of_two_studies_are_refused(read):
@@ -101,14 +113,21 @@ def test_entries_of_two_studies_are_refused(read):
 def test_the_command_compares_two_folders(read, tmp_path, capsys):
     entry = REPOSITORY / "results" / TIMED
     again = tmp_path / "again"
-    again.mkdir()
-    shutil.copy(entry / "result.json", again)
+    shutil.copytree(entry, again)
+    config = again / "config.gin"
+    text = config.read_text()
+    assert "smoe_fig11.starts = 1" in text
+    config.write_text(text.replace("smoe_fig11.starts = 1", "smoe_fig11.starts = 2"))
     assert main([str(entry), str(again)]) == 0
-    assert capsys.readouterr().out.endswith("repeats\n")
+    said = capsys.readouterr().out
+    assert said.endswith("repeats\n") and "note:" not in said
+    assert "smoe_fig11.a = 0.2" in text
+    config.write_text(text.replace("smoe_fig11.a = 0.2", "smoe_fig11.a = 0.3"))
     other = moved(read(TIMED), "systems", "tpot_ms", 0.5)
-    (again / "result.json").write_text(json.dumps(other | {"config_sha256": "x"}))
+    (again / "result.json").write_text(json.dumps(other))
     assert main([str(entry), str(again)]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("note: config.gin differs") and "does not repeat" in said
+    assert "settings: smoe_fig11.a = 0.2, smoe_fig11.a = 0.3\n" in said
+    assert "does not repeat" in said
     with pytest.raises(SystemExit, match="error: .*no_such"):
         main([str(entry), str(tmp_path / "no_such")])

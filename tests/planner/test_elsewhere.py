@@ -186,11 +186,12 @@ def test_other_bad_input_of_plans_elsewhere(tmp_path, olmoe):
         planned(olmoe, machine="rtx_1", device_memory="6GiB")
     with pytest.raises(FileNotFoundError, match="none.json does not exist"):
         planned(str(tmp_path / "none.json"), device_memory="6GiB")
-    asked = PlanOptions(
-        config_json=olmoe, device_memory="6GiB", fixed=["mode=fused"], **RTX
-    )
-    with pytest.raises(ConfigError, match="mode fused is fixed: mode fused decides on"):
-        make_plan(asked, *asked.base(None))
+    given = {"config_json": olmoe, "device_memory": "6GiB"} | RTX
+    for fixed in ("mode=fused", "overlap_in_fused=True"):
+        asked = PlanOptions(fixed=[fixed], **given)
+        reason = f"{fixed.replace('=', ' ')} is fixed: mode fused decides on"
+        with pytest.raises(ConfigError, match=reason):
+            make_plan(asked, *asked.base(None))
 
 
 def test_hit_range_meets_the_recorded_runs():

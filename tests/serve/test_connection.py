@@ -169,8 +169,8 @@ def test_request_without_a_host_is_not_answered(patient):
     assert read_reply(sock).code == "host_not_allowed"
 
 
-def test_client_that_stops_reading_is_cut_off_and_its_rows_leave(steady):
-    sock = steady.connect()
+def test_client_that_stops_reading_is_cut_off_and_its_rows_leave(hasty):
+    sock = hasty.connect()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     fields = {"logprobs": 20, "max_tokens": 100, "stream": True, "ignore_eos": True}
     body = json.dumps(completion(n=60, **fields)).encode()
@@ -180,9 +180,9 @@ def test_client_that_stops_reading_is_cut_off_and_its_rows_leave(steady):
         % len(body)
         + body
     )
-    steady.until(lambda: steady.driver.loop.outcomes["cancelled"] > 0)
-    steady.until(lambda: not steady.driver.is_busy)
-    assert steady.complete().status == 200
+    hasty.until(lambda: hasty.driver.loop.outcomes["cancelled"] > 0)
+    hasty.until(lambda: not hasty.driver.is_busy)
+    assert hasty.complete().status == 200
 
 
 def test_client_that_reads_slowly_gets_everything(steady):

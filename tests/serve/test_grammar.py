@@ -222,6 +222,19 @@ def test_parts_of_schemas_that_are_unknown_are_named(grammars, schema, message):
 
 
 @pytest.mark.parametrize(
+    "spec",
+    [
+        GrammarSpec("regex", "a(b", "f"),
+        GrammarSpec("json", {"type": "string", "pattern": "a(b"}, "f"),
+    ],
+)
+def test_why_a_pattern_is_none_is_said_in_one_line(grammars, spec):
+    with pytest.raises(ApiError, match="regex parse error: unclosed group$") as caught:
+        grammars.compile(spec)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
     "spec, what, most",
     [
         (GrammarSpec("choice", ["ab" * MOST_TEXT], "f"), "a text in f", MOST_TEXT),

@@ -22,7 +22,7 @@ declare -A seconds=(
   [zero_copy]=125 [layered]=100 [host]=75 [bits]=75 [bits_level0]=75
   [bits_deterministic]=75 [attention]=60 [prompt]=45 [traced]=155
   [traced_prefill]=150 [build]=90 [tests]=75 [quickstart]=75 [serve]=45
-  [states]=60 [packed]=110 [prefetch]=100 [assist]=130 [kernels]=90 [generate]=45
+  [states]=60 [packed]=110 [prefetch]=100 [turns]=110 [assist]=130 [kernels]=90 [generate]=45
   [machine]=60 [coserve]=120 [pretrain]=570 [peers]=140
   [bring]=120
   [smoe_fig11]=240 [smoe_fig14]=180 [moe_prism_fig8]=240
@@ -31,7 +31,7 @@ declare -A seconds=(
 declare -A sets=(
   [first]="zero_copy packed+build prefetch assist"
   [second]="traced peers"
-  [third]="layered+build states kernels host"
+  [third]="states+build turns kernels layered host"
   [fourth]="bits+bits_level0+bits_deterministic+build tests quickstart generate serve"
   [fifth]="attention prompt machine coserve"
   [sixth]="smoe_fig14 smoe_fig11"
@@ -42,7 +42,7 @@ part() { # its command; stands in the place of this shell
   local data_dir="--data_dir $data"
   local given="--trace $trace --out_dir $out${tiny:+ --layers 2 --rounds 1}"
   case $1 in
-    zero_copy | layered | host | attention | prompt | states | packed | prefetch | assist | kernels | peers) $python "tools/gpu/$1.py" $given ;;
+    zero_copy | layered | host | attention | prompt | states | packed | prefetch | turns | assist | kernels | peers) $python "tools/gpu/$1.py" $given ;;
     bits) $python tools/gpu/bits.py $given ;;
     bits_level0) XLA_FLAGS=--xla_gpu_autotune_level=0 \
       $python tools/gpu/bits.py $given --name "$1" ;;

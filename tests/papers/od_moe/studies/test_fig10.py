@@ -3,8 +3,10 @@
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.frames import Estimate, Rows
+from moe_edge.metrics.frames import Estimate, Rows, tables
+from moe_edge.metrics.machine import REPOSITORY
 from moe_edge.metrics.results import write_rows
+from moe_edge.metrics.schema import read_result
 from moe_edge.papers.od_moe.cluster.timing import Timing
 from moe_edge.papers.od_moe.studies.fig10 import (
     EARLY,
@@ -71,6 +73,15 @@ def test_live_case_gives_the_times_of_its_parts(tmp_path):
     assert ratios == {ALIGNED: pytest.approx(1.25)}
     assert list(checks_of(ratios).values()) == [False]
     assert list(checks_of({ALIGNED: 0.9}).values()) == [True]
+
+
+def test_the_entry_is_held_against_the_live_entry_that_is_committed():
+    results = REPOSITORY / "results"
+    stored = tables(read_result(results / "od_moe_fig10")["frames"])["held"]
+    live = LiveEntry.read(str(results / "od_moe_fig8"))
+    model = LiveModel(layers=6, top_k=8, workers=4, groups=2)  # the default model's
+    found = stored.set_index("case").over_measured.to_dict()
+    assert found == pytest.approx(live.over_measured(model))
 
 
 def test_case_without_predictions_waits_for_every_load():

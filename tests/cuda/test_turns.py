@@ -1,0 +1,68 @@
+"""A prompt whose experts travel while others are computed, as XLA schedules it."""
+
+import dataclasses
+import importlib.util
+import re
+
+import ml_dtypes
+import pytest
+
+from moe_edge.engine.fused_turns import PARTS
+from moe_edge.engine.offload_options import OffloadOptions
+from moe_edge.engine.offloaded import make_offloaded
+from moe_edge.kernels import native
+from tests.support.layered import StoreReader
+from tests.support.tiny_models import MOE_ONLY, random_prompts
+
+if importlib.util.find_spec("jax_cuda12_plugin") is None:
+    pytest.skip("needs jax-cuda12-plugin, see CONTRIBUTING.md", allow_module_level=True)
+
+from tests.support.gpu_compiler import (
+    GPUS,
+    check_asks_no_host,
+    compile_all,
+    launches,
+    programs_of,
+)
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(native.library() is None, reason="needs the host kernels"),
+]
+PRODUCT = "moe_edge_grouped/pallas_call"
+START, WAIT = "moe_edge_prefetch_start", "moe_edge_prefetch_wait"
+NAMES = START, WAIT, PRODUCT
+
+
+@pytest.mark.parametrize(
+    "gpu, slot_plan, share, waves",
+    [
+        ("H200", "equal", "50%", 2),
+        ("RTX 4090", "equal", "25%", 4),
+        ("RTX 4090", "one_pool", "100%", 1),
+    ],
+)
+def test_a_turns_products_stand_between_start_and_wait(gpu, slot_plan, share, waves):
+    """And nobody copies slots, or reads a flag on the host."""
+    # One kind of layers: the program that runs all of them.
+    attention = dataclasses.replace(MOE_ONLY.attention, windows=())
+    config = dataclasses.replace(MOE_ONLY, attention=attention)
+    given = {"mode": "fused", "overlap_in_fused": True, "zero_copy": True}
+    options = OffloadOptions(device_memory=share, slot_plan=slot_plan, **given)
+
+    def run():
+        reader = StoreReader(config, dtype=ml_dtypes.bfloat16)
+        with make_offloaded(reader, options) as engine:
+            session = engine.new_session(1, 64)
+            engine.prefill(session, random_prompts(config, (40,)))
+
+    calls = [call for call in programs_of(run) if "_layer_step" in f"{call}"]
+    (text,) = compile_all(calls, GPUS[gpu])
+    found = launches(text)
+    order = [name for line in found for name in NAMES if re.search(name, line)]
+    turn = [START, PRODUCT, PRODUCT, WAIT]
+    assert order == PARTS * waves * turn + [PRODUCT, PRODUCT]
+    check_asks_no_host(text, config)
+    copy = r"(wrapped_slice|fused_dynamic_update_slice|fused_pad)"
+    copied = rf"f32\[\d+,{config.d_model}\]\S* fusion\(.*calls=%{copy}"
+    assert not [line for line in found if re.search(copied, line)], "of rows"
