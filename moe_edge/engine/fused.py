@@ -55,7 +55,7 @@ class FusedEngine(Engine):
       policy: who leaves a full cache; must run inside jit.
       route: chooses what is computed in decoding (None: the model's own choice).
       zero_copy: decode steps run by `fused_zero_copy` where they can.
-      in_turns: steps of many rows run by `fused_turns`.
+      in_turns: prompts run by `fused_turns` where they can.
       predictor: names what decode steps fetch ahead (`fused_prefetch`); None: nothing.
       prefetch_limit: most experts that are fetched ahead for a layer.
       assist: by which the host computes absent experts of decode steps

@@ -31,6 +31,7 @@ pytestmark = [
 ]
 PRODUCT = "moe_edge_grouped/pallas_call"
 START, WAIT = "moe_edge_prefetch_start", "moe_edge_prefetch_wait"
+LOOK_UP = 10  # launches, at least
 NAMES = START, WAIT, PRODUCT
 
 
@@ -63,6 +64,13 @@ def test_a_turns_products_stand_between_start_and_wait(gpu, slot_plan, share, wa
     turn = [START, PRODUCT, PRODUCT, WAIT]
     assert order == PARTS * waves * turn + [PRODUCT, PRODUCT]
     check_asks_no_host(text, config)
+    # Waves are looked up between every other START and its WAIT, behind which the next
+    # START stands at once.
+    at = [i for i, line in enumerate(found) if re.search(f"{START}|{WAIT}", line)]
+    starts, waits = at[::2], at[1::2]
+    assert [then + 1 for then in waits[:-1]] == starts[1:]
+    between = [then - first for first, then in zip(starts, waits, strict=True)]
+    assert all(each > LOOK_UP for each in between[: PARTS * (waves - 1) : PARTS])
     copy = r"(wrapped_slice|fused_dynamic_update_slice|fused_pad)"
     copied = rf"f32\[\d+,{config.d_model}\]\S* fusion\(.*calls=%{copy}"
     assert not [line for line in found if re.search(copied, line)], "of rows"

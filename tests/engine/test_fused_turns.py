@@ -153,10 +153,10 @@ def test_slots_that_are_filled_too_early_are_seen(monkeypatch):
         check_same(device_of("lru", SHARES, is_cut=True))
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5, 6, 11, 12])
-def test_how_many_turns_there_are_is_known_from_shapes(slots):
+def traced(slots: int) -> tuple[Turns, tuple]:
+    """Of layers of so many slots, and what `Turns.run` is given of one, as shapes."""
     device = device_of("lru", (*slots * (0,), *slots * (2,)), is_cut=True)
-    turns, shape = Turns(device), jax.ShapeDtypeStruct
+    shape = jax.ShapeDtypeStruct
     cache = jax.eval_shape(
         lambda: device.empty(device.new_slots(LAYOUT.size, jnp.bfloat16)).at(0)
     )
@@ -164,13 +164,33 @@ def test_how_many_turns_there_are_is_known_from_shapes(slots):
     routing = Routing(ids, weights, shape((ROWS, E), jnp.float32))
     host_ER = shape((E, LAYOUT.size), jnp.bfloat16)
     x_TD = shape((ROWS, LAYOUT.d_model), jnp.float32)
-    given = cache, shape((), jnp.int32), x_TD, routing, host_ER
+    return Turns(device), (cache, shape((), jnp.int32), x_TD, routing, host_ER)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 6, 11, 12])
+def test_how_many_turns_there_are_is_known_from_shapes(slots):
+    turns, given = traced(slots)
     run = native.within(lambda *given: turns.run(WAVES, *given))
     text = str(jax.make_jaxpr(run)(*given))
     for name in ("start", "wait"):
         starts = text.count(f"target_name=moe_edge_prefetch_{name}")
         assert starts == PARTS * -(-E // slots)
     assert "while" not in text and "cond[" not in text
+
+
+@pytest.mark.parametrize("slots, suit", [(3, False), (4, True)])
+def test_more_waves_than_compile_soon_are_the_loops(slots, suit, monkeypatch):
+    monkeypatch.setattr(fused_turns, "MOST_WAVES", 3)
+    turns, (cache, _, _, routing, _) = traced(slots)
+    assert turns.suits(WAVES, cache, routing.ids_TK) == suit
+    of_pairs = ExpertWaves(LAYOUT, E, "pairs")
+    assert not turns.suits(of_pairs, cache, routing.ids_TK)
+
+
+def test_a_prompt_of_too_many_waves_has_the_same_bits(monkeypatch):
+    monkeypatch.setattr(fused_turns, "MOST_WAVES", 1)
+    _, noted = check_engine(MOE_ONLY, np.float32, (30, 9), slot_plan="one_pool")
+    assert not [line for line in noted if line.startswith("copied")]
 
 
 def options_of(**options):
@@ -223,8 +243,8 @@ def test_bits_of_the_kernels_of_a_gpu(zero_copy):
 
 
 @pytest.mark.slow
-def test_steps_of_many_rows_fetch_ahead_as_the_loop_does():
-    """What comes for the next layer stands behind all of this layer's own."""
+def test_steps_of_many_rows_fetch_ahead_behind_prompts_in_turns():
+    """Those steps are the loop's: unrolled in all layers they would compile long."""
     config, prompts = ALL["gqa"], random_prompts(ALL["gqa"], 18 * (5,))
     found = []
     for overlap in (True, False):
