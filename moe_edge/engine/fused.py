@@ -192,16 +192,18 @@ class FusedEngine(Engine):
         return mode | {
             "slots": self._cache_of.spec.num_slots,
             "eviction": self._cache_of.policy.name,
-            "zero_copy": self._zero_copy is not None and not self.remarks(),
+            "zero_copy": self._zero_copy is not None and not self._zero_copy.hindrance,
             "prefetch": self._prefetch and self._prefetch.predictor.name,
-            "overlap": self.programs.overlaps,
+            "overlap": self.programs.turns is not None,
             **self.movement(),
         }
 
     def remarks(self) -> list[str]:
-        if self._zero_copy is None or (why := self._zero_copy.hindrance) is None:
-            return []
-        return [f"zero_copy is off, experts are fetched by a loop: {why}"]
+        zero_copy, turns = self._zero_copy, self.programs.turns
+        found = [] if turns is None else turns.remarks()
+        if zero_copy is not None and (why := zero_copy.hindrance) is not None:
+            found.append(f"zero_copy is off, experts are fetched by a loop: {why}")
+        return found
 
     def put(self, tree):
         """Says where arrays are, without a copy.

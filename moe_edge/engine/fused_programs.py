@@ -41,7 +41,7 @@ class FusedPrograms(Programs):
         turns: Turns | None,
     ):
         super().__init__(config)
-        self._assist, self._turns, self.overlaps = assist, turns, turns is not None
+        self._assist, self.turns = assist, turns
         self._cache, self._route = cache, route
         self._zero_copy, self._prefetch = zero_copy, prefetch
         self.decode = jit_step(
@@ -110,7 +110,7 @@ class FusedPrograms(Programs):
         if x.shape[1] == 1 and assist is not None and assist.suits(waves, taken_TD):
             state, helped = assist.begin(state, *given, is_last)
             waves = HelpedWaves(waves, assist, helped, wanted)
-        expected, turns = None, self._turns if x.shape[1] > 1 else None  # of prompts
+        expected, turns = None, self.turns if x.shape[1] > 1 else None  # of prompts
         if coming is not None and coming.then is not None:
             here = wanted if helped is None else wanted._replace(ids_TK=helped.ids_TK)
             given = self._cache, plain, state, layer, taken_TD, here

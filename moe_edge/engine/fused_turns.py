@@ -62,9 +62,20 @@ class Turns:
         self._device = device
 
     def suits(self, waves: ExpertWaves, cache: Cache, ids_TK: jax.Array) -> bool:
-        """Whether a prompt's layer runs here: sums of few rows are made wave by wave."""
+        """Whether a prompt's layer runs here: sums of few rows depend on waves."""
         few = self._most_waves(cache, ids_TK) <= MOST_WAVES
         return waves.method == "blocks" and few
+
+    def remarks(self) -> list[str]:
+        """What people should know."""
+        E, least = self._device.spec.num_experts, self._device.least_capacity
+        if -(-E // least) <= MOST_WAVES:
+            return []
+        return [
+            f"overlap_in_fused is off for long prompts in layers of fewer than "
+            f"{-(-E // MOST_WAVES)} slots for their {E} experts (the smallest has "
+            f"{least}), whose programs would be long: experts are fetched by a loop"
+        ]
 
     def run(
         self,

@@ -189,7 +189,9 @@ def test_more_waves_than_compile_soon_are_the_loops(slots, suit, monkeypatch):
 
 def test_a_prompt_of_too_many_waves_has_the_same_bits(monkeypatch):
     monkeypatch.setattr(fused_turns, "MOST_WAVES", 1)
-    _, noted = check_engine(MOE_ONLY, np.float32, (30, 9), slot_plan="one_pool")
+    engine, noted = check_engine(MOE_ONLY, np.float32, (30, 9), slot_plan="equal")
+    (remark,) = engine.remarks()
+    assert "of fewer than 12 slots for their 12 experts (the smallest has 6)" in remark
     assert not [line for line in noted if line.startswith("copied")]
 
 
@@ -212,6 +214,7 @@ def test_prompts_have_the_bits_of_the_resident_engine():
     engine, noted = check_engine(MOE_ONLY, np.float32, (30, 9), slot_plan="one_pool")
     copied = sum(int(line.split()[1]) for line in noted if line.startswith("copied"))
     record_bytes = RecordLayout.of(MOE_ONLY).num_bytes(np.float32)
+    assert not engine.remarks()
     lookups_L2 = engine.expert_state().lookups[False]  # steps go by the loop
     assert copied == lookups_L2[:, 1].sum() * record_bytes > 0
 
