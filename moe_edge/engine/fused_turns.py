@@ -62,9 +62,9 @@ class Turns:
         self._device = device
 
     def suits(self, waves: ExpertWaves, cache: Cache, ids_TK: jax.Array) -> bool:
-        """Whether a prompt's layer runs here: sums of few rows depend on waves."""
-        few = self._most_waves(cache, ids_TK) <= MOST_WAVES
-        return waves.method == "blocks" and few
+        """Whether a prompt's layer runs here: pairs of few rows are summed in order."""
+        is_short = self._most_waves(cache, ids_TK) <= MOST_WAVES
+        return waves.method == "blocks" and is_short
 
     def remarks(self) -> list[str]:
         """What people should know."""
@@ -72,9 +72,9 @@ class Turns:
         if -(-E // least) <= MOST_WAVES:
             return []
         return [
-            f"overlap_in_fused is off for long prompts in layers of fewer than "
-            f"{-(-E // MOST_WAVES)} slots for their {E} experts (the smallest has "
-            f"{least}), whose programs would be long: experts are fetched by a loop"
+            "overlap_in_fused is off for long prompts, whose experts are fetched by a "
+            f"loop: a layer has {least} slots for {E} experts; it would take "
+            f"{-(-E // MOST_WAVES)}"
         ]
 
     def run(

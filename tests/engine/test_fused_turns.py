@@ -12,6 +12,7 @@ from moe_edge.engine.fused_turns import PARTS, Turns
 from moe_edge.engine.fused_waves import run_through_slots
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
+from moe_edge.engine.slots import RowSlots
 from moe_edge.kernels import few, native, prefetch, side_calls
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.record import RecordLayout
@@ -19,6 +20,7 @@ from moe_edge.model.router import Routing
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from tests.support.gpu_kernels import interpreted_kernels
 from tests.support.layered import StoreReader, forced_logits
+from tests.support.running import MODELS, SIZES, alone, row, run, tokens_of
 from tests.support.side_streams import beside_resident, watching
 from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, MOE_ONLY, random_prompts
@@ -191,7 +193,7 @@ def test_a_prompt_of_too_many_waves_has_the_same_bits(monkeypatch):
     monkeypatch.setattr(fused_turns, "MOST_WAVES", 1)
     engine, noted = check_engine(MOE_ONLY, np.float32, (30, 9), slot_plan="equal")
     (remark,) = engine.remarks()
-    assert "of fewer than 12 slots for their 12 experts (the smallest has 6)" in remark
+    assert "a layer has 6 slots for 12 experts; it would take 12" in remark
     assert not [line for line in noted if line.startswith("copied")]
 
 
@@ -243,6 +245,21 @@ def test_bits_of_the_kernels_of_a_gpu(zero_copy):
         patch.setenv(few.VARIABLE, "1")
         patch.setattr(few, "MISS_PROGRAMS", 3)
         check_engine(MOE_ONLY, BF16, (30, 9), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gqa", "gpt_oss"])
+def test_rows_that_join_get_the_tokens_that_each_gets_alone(name):
+    """In chunks of prompts of two rows, with steps of others between them."""
+    rows = [row(i, length, 6) for i, length in enumerate((45, 12, 33))]
+    arrivals = [*zip((0, 1, 2), rows, strict=True)]
+    reader = StoreReader(MODELS[name])
+    with make_offloaded(reader, options_of(device_memory="25%")) as engine:
+        side_calls.watch(True)
+        found = tokens_of(run(RowSlots(engine, **SIZES), arrivals))
+        noted = side_calls.watch(False)
+    assert any(line.startswith("copied") for line in noted)
+    assert found == {each.id: alone(name, each) for each in rows}
 
 
 @pytest.mark.slow
