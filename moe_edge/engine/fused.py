@@ -194,7 +194,7 @@ class FusedEngine(Engine):
             "eviction": self._cache_of.policy.name,
             "zero_copy": self._zero_copy is not None and not self._zero_copy.hindrance,
             "prefetch": self._prefetch and self._prefetch.predictor.name,
-            "overlap": self.programs.turns is not None,
+            "overlap": bool((turns := self.programs.turns) and turns.is_somewhere),
             **self.movement(),
         }
 

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from moe_edge.engine.fused_cache import Cache, DeviceCache
 from moe_edge.engine.fused_lookup import admit
@@ -66,16 +67,30 @@ class Turns:
         is_short = self._most_waves(cache, ids_TK) <= MOST_WAVES
         return waves.method == "blocks" and is_short
 
+    @property
+    def is_somewhere(self) -> bool:
+        """Whether long prompts of some layer run here."""
+        return len(self._in_loops()) < len(self._device.moe_layers)
+
     def remarks(self) -> list[str]:
         """What people should know."""
-        E, least = self._device.spec.num_experts, self._device.least_capacity
-        if -(-E // least) <= MOST_WAVES:
+        device, E = self._device, self._device.spec.num_experts
+        if not (loops := self._in_loops()):
             return []
         return [
-            "overlap_in_fused is off for long prompts, whose experts are fetched by a "
-            f"loop: a layer has {least} slots for {E} experts; it would take "
+            f"overlap_in_fused is off for long prompts in {len(loops)} of "
+            f"{len(device.moe_layers)} layers with experts, which fetch by a loop: one "
+            f"has {device.least_capacity} slots for {E} experts, and it would take "
             f"{-(-E // MOST_WAVES)}"
         ]
+
+    def _in_loops(self) -> list[int]:
+        """Layers that take too many waves where a prompt chooses all experts."""
+        device = self._device
+        slots_L = [device.least_capacity] * device.spec.num_layers
+        slots_L = device.capacity_L if device.is_cut else slots_L
+        most = MOST_WAVES * np.array(slots_L)
+        return [at for at in device.moe_layers if device.spec.num_experts > most[at]]
 
     def run(
         self,

@@ -185,15 +185,29 @@ def test_more_waves_than_compile_soon_are_the_loops(slots, suit, monkeypatch):
     monkeypatch.setattr(fused_turns, "MOST_WAVES", 3)
     turns, (cache, _, _, routing, _) = traced(slots)
     assert turns.suits(WAVES, cache, routing.ids_TK) == suit
+    assert turns.is_somewhere == suit and (turns.remarks() == []) == suit
     of_pairs = ExpertWaves(LAYOUT, E, "pairs")
     assert not turns.suits(of_pairs, cache, routing.ids_TK)
 
 
+def test_layers_of_few_slots_alone_are_the_loops(monkeypatch):
+    monkeypatch.setattr(fused_turns, "MOST_WAVES", 2)
+    turns = Turns(device_of("lru", SHARES, is_cut=True))
+    (remark,) = turns.remarks()
+    assert "in 1 of 2 layers" in remark and turns.is_somewhere
+    turns = Turns(device_of("lru", SHARES))  # one program for both
+    (remark,) = turns.remarks()
+    assert "in 2 of 2 layers" in remark and not turns.is_somewhere
+
+
 def test_a_prompt_of_too_many_waves_has_the_same_bits(monkeypatch):
     monkeypatch.setattr(fused_turns, "MOST_WAVES", 1)
-    engine, noted = check_engine(MOE_ONLY, np.float32, (30, 9), slot_plan="equal")
+    engine, noted = check_engine(
+        MOE_ONLY, np.float32, (30, 9), False, slot_plan="equal"
+    )
     (remark,) = engine.remarks()
-    assert "a layer has 6 slots for 12 experts; it would take 12" in remark
+    assert "in 2 of 2 layers with experts" in remark
+    assert "has 6 slots for 12 experts, and it would take 12" in remark
     assert not [line for line in noted if line.startswith("copied")]
 
 
@@ -202,13 +216,13 @@ def options_of(**options):
     return OffloadOptions(**given | options)
 
 
-def check_engine(config, dtype, lengths, **options):
+def check_engine(config, dtype, lengths, turns=True, **options):
     """Bits of the resident engine; what the shim has copied is what is counted."""
     reader, steps = StoreReader(config, dtype=dtype), 2
     given = reader, lengths, options_of(**options), steps
     want, got, engine, noted = beside_resident(*given)
     np.testing.assert_array_equal(got, want)
-    assert engine.report()["overlap"] and engine.lossless
+    assert engine.report()["overlap"] == turns and engine.lossless
     return engine, noted
 
 
