@@ -202,9 +202,8 @@ def test_layers_of_few_slots_alone_are_the_loops(monkeypatch):
 
 def test_a_prompt_of_too_many_waves_has_the_same_bits(monkeypatch):
     monkeypatch.setattr(fused_turns, "MOST_WAVES", 1)
-    engine, noted = check_engine(
-        MOE_ONLY, np.float32, (30, 9), False, slot_plan="equal"
-    )
+    given = MOE_ONLY, np.float32, (30, 9)
+    engine, noted = check_engine(*given, turns=False, slot_plan="equal")
     (remark,) = engine.remarks()
     assert "in 2 of 2 layers with experts" in remark
     assert "has 6 slots for 12 experts, and it would take 12" in remark
