@@ -55,7 +55,7 @@ class FusedEngine(Engine):
       policy: who leaves a full cache; must run inside jit.
       route: chooses what is computed in decoding (None: the model's own choice).
       zero_copy: decode steps run by `fused_zero_copy` where they can.
-      in_turns: steps of many rows run by `fused_turns`.
+      in_turns: prompts run by `fused_turns` where they can.
       predictor: names what decode steps fetch ahead (`fused_prefetch`); None: nothing.
       prefetch_limit: most experts that are fetched ahead for a layer.
       assist: by which the host computes absent experts of decode steps
@@ -192,16 +192,18 @@ class FusedEngine(Engine):
         return mode | {
             "slots": self._cache_of.spec.num_slots,
             "eviction": self._cache_of.policy.name,
-            "zero_copy": self._zero_copy is not None and not self.remarks(),
+            "zero_copy": self._zero_copy is not None and not self._zero_copy.hindrance,
             "prefetch": self._prefetch and self._prefetch.predictor.name,
-            "overlap": self.programs.overlaps,
+            "overlap": bool((turns := self.programs.turns) and turns.is_somewhere),
             **self.movement(),
         }
 
     def remarks(self) -> list[str]:
-        if self._zero_copy is None or (why := self._zero_copy.hindrance) is None:
-            return []
-        return [f"zero_copy is off, experts are fetched by a loop: {why}"]
+        zero_copy, turns = self._zero_copy, self.programs.turns
+        found = [] if turns is None else turns.remarks()
+        if zero_copy is not None and (why := zero_copy.hindrance) is not None:
+            found.append(f"zero_copy is off, experts are fetched by a loop: {why}")
+        return found
 
     def put(self, tree):
         """Says where arrays are, without a copy.

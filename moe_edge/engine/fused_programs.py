@@ -27,7 +27,7 @@ class FusedPrograms(Programs):
       zero_copy: runs decode steps where it can; None: nothing does.
       prefetch: what decode steps fetch ahead; None: nothing.
       assist: has the host compute absent experts of decode steps; None: it does not.
-      turns: runs steps of many rows; None: the loop does.
+      turns: runs prompts of many rows; None: the loop does.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FusedPrograms(Programs):
         turns: Turns | None,
     ):
         super().__init__(config)
-        self._assist, self._turns, self.overlaps = assist, turns, turns is not None
+        self._assist, self.turns = assist, turns
         self._cache, self._route = cache, route
         self._zero_copy, self._prefetch = zero_copy, prefetch
         self.decode = jit_step(
@@ -110,7 +110,7 @@ class FusedPrograms(Programs):
         if x.shape[1] == 1 and assist is not None and assist.suits(waves, taken_TD):
             state, helped = assist.begin(state, *given, is_last)
             waves = HelpedWaves(waves, assist, helped, wanted)
-        expected = None
+        expected, turns = None, self.turns if x.shape[1] > 1 else None  # of prompts
         if coming is not None and coming.then is not None:
             here = wanted if helped is None else wanted._replace(ids_TK=helped.ids_TK)
             given = self._cache, plain, state, layer, taken_TD, here
@@ -125,8 +125,9 @@ class FusedPrograms(Programs):
         given = state, layer, taken_TD, wanted, host_ER, expected, helped
         if zero_copy is not None and zero_copy.suits(layer, wanted.ids_TK):
             state, y_TD, begun = zero_copy.run(*given)
-        elif helped is None and self._turns is not None and self._turns.suit(waves):
-            state, y_TD, begun = self._turns.run(waves, *given[:-1])
+        elif turns is not None and turns.suits(plain, state, wanted.ids_TK):
+            # Nobody helps a prompt, and nothing is fetched ahead in it.
+            (state, y_TD), begun = turns.run(plain, *given[:5]), None
         else:
             state, y_TD, begun = run_through_slots(self._cache, waves, *given)
         if deferred is not None:

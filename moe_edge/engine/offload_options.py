@@ -84,8 +84,8 @@ class OffloadOptions:
     # Of mode fused: what `predictor` names for the next layer travels while a layer
     # computes (engine/fused_prefetch.py). Needs slots of each layer's own.
     prefetch_in_fused: bool = False
-    # Of mode fused: in steps of more than 16 rows, prompts above all, the next experts
-    # travel while others are computed (engine/fused_turns.py).
+    # Of mode fused: a prompt's next experts travel while others are computed
+    # (engine/fused_turns.py).
     overlap_in_fused: bool = False
     # Of mode fused: `assist` splits absent experts of decode steps between the host and
     # the link (engine/fused_assist.py).

@@ -12,6 +12,7 @@ from moe_edge.engine.fused_turns import PARTS, Turns
 from moe_edge.engine.fused_waves import run_through_slots
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_offload, make_offloaded
+from moe_edge.engine.slots import RowSlots
 from moe_edge.kernels import few, native, prefetch, side_calls
 from moe_edge.model.expert_waves import ExpertWaves
 from moe_edge.model.record import RecordLayout
@@ -19,6 +20,7 @@ from moe_edge.model.router import Routing
 from moe_edge.offload.evict_base import CacheSpec, get_eviction
 from tests.support.gpu_kernels import interpreted_kernels
 from tests.support.layered import StoreReader, forced_logits
+from tests.support.running import MODELS, SIZES, alone, row, run, tokens_of
 from tests.support.side_streams import beside_resident, watching
 from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, MOE_ONLY, random_prompts
@@ -153,10 +155,10 @@ def test_slots_that_are_filled_too_early_are_seen(monkeypatch):
         check_same(device_of("lru", SHARES, is_cut=True))
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5, 6, 11, 12])
-def test_how_many_turns_there_are_is_known_from_shapes(slots):
+def traced(slots: int) -> tuple[Turns, tuple]:
+    """Of layers of so many slots, and what `Turns.run` is given of one, as shapes."""
     device = device_of("lru", (*slots * (0,), *slots * (2,)), is_cut=True)
-    turns, shape = Turns(device), jax.ShapeDtypeStruct
+    shape = jax.ShapeDtypeStruct
     cache = jax.eval_shape(
         lambda: device.empty(device.new_slots(LAYOUT.size, jnp.bfloat16)).at(0)
     )
@@ -164,7 +166,12 @@ def test_how_many_turns_there_are_is_known_from_shapes(slots):
     routing = Routing(ids, weights, shape((ROWS, E), jnp.float32))
     host_ER = shape((E, LAYOUT.size), jnp.bfloat16)
     x_TD = shape((ROWS, LAYOUT.d_model), jnp.float32)
-    given = cache, shape((), jnp.int32), x_TD, routing, host_ER
+    return Turns(device), (cache, shape((), jnp.int32), x_TD, routing, host_ER)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 6, 11, 12])
+def test_how_many_turns_there_are_is_known_from_shapes(slots):
+    turns, given = traced(slots)
     run = native.within(lambda *given: turns.run(WAVES, *given))
     text = str(jax.make_jaxpr(run)(*given))
     for name in ("start", "wait"):
@@ -173,18 +180,48 @@ def test_how_many_turns_there_are_is_known_from_shapes(slots):
     assert "while" not in text and "cond[" not in text
 
 
+@pytest.mark.parametrize("slots, suit", [(3, False), (4, True)])
+def test_more_waves_than_compile_soon_are_the_loops(slots, suit, monkeypatch):
+    monkeypatch.setattr(fused_turns, "MOST_WAVES", 3)
+    turns, (cache, _, _, routing, _) = traced(slots)
+    assert turns.suits(WAVES, cache, routing.ids_TK) == suit
+    assert turns.is_somewhere == suit and (turns.remarks() == []) == suit
+    of_pairs = ExpertWaves(LAYOUT, E, "pairs")
+    assert not turns.suits(of_pairs, cache, routing.ids_TK)
+
+
+def test_layers_of_few_slots_alone_are_the_loops(monkeypatch):
+    monkeypatch.setattr(fused_turns, "MOST_WAVES", 2)
+    turns = Turns(device_of("lru", SHARES, is_cut=True))
+    (remark,) = turns.remarks()
+    assert "in 1 of 2 layers" in remark and turns.is_somewhere
+    turns = Turns(device_of("lru", SHARES))  # one program for both
+    (remark,) = turns.remarks()
+    assert "in 2 of 2 layers" in remark and not turns.is_somewhere
+
+
+def test_a_prompt_of_too_many_waves_has_the_same_bits(monkeypatch):
+    monkeypatch.setattr(fused_turns, "MOST_WAVES", 1)
+    given = MOE_ONLY, np.float32, (30, 9)
+    engine, noted = check_engine(*given, turns=False, slot_plan="equal")
+    (remark,) = engine.remarks()
+    assert "in 2 of 2 layers with experts" in remark
+    assert "has 6 slots for 12 experts, and it would take 12" in remark
+    assert not [line for line in noted if line.startswith("copied")]
+
+
 def options_of(**options):
     given = {"mode": "fused", "device_memory": "50%", "overlap_in_fused": True}
     return OffloadOptions(**given | options)
 
 
-def check_engine(config, dtype, lengths, **options):
+def check_engine(config, dtype, lengths, turns=True, **options):
     """Bits of the resident engine; what the shim has copied is what is counted."""
     reader, steps = StoreReader(config, dtype=dtype), 2
     given = reader, lengths, options_of(**options), steps
     want, got, engine, noted = beside_resident(*given)
     np.testing.assert_array_equal(got, want)
-    assert engine.report()["overlap"] and engine.lossless
+    assert engine.report()["overlap"] == turns and engine.lossless
     return engine, noted
 
 
@@ -192,6 +229,7 @@ def test_prompts_have_the_bits_of_the_resident_engine():
     engine, noted = check_engine(MOE_ONLY, np.float32, (30, 9), slot_plan="one_pool")
     copied = sum(int(line.split()[1]) for line in noted if line.startswith("copied"))
     record_bytes = RecordLayout.of(MOE_ONLY).num_bytes(np.float32)
+    assert not engine.remarks()
     lookups_L2 = engine.expert_state().lookups[False]  # steps go by the loop
     assert copied == lookups_L2[:, 1].sum() * record_bytes > 0
 
@@ -223,8 +261,23 @@ def test_bits_of_the_kernels_of_a_gpu(zero_copy, form):
 
 
 @pytest.mark.slow
-def test_steps_of_many_rows_fetch_ahead_as_the_loop_does():
-    """What comes for the next layer stands behind all of this layer's own."""
+@pytest.mark.parametrize("name", ["gqa", "gpt_oss"])
+def test_rows_that_join_get_the_tokens_that_each_gets_alone(name):
+    """In chunks of prompts of two rows, with steps of others between them."""
+    rows = [row(i, length, 6) for i, length in enumerate((45, 12, 33))]
+    arrivals = [*zip((0, 1, 2), rows, strict=True)]
+    reader = StoreReader(MODELS[name])
+    with make_offloaded(reader, options_of(device_memory="25%")) as engine:
+        side_calls.watch(True)
+        found = tokens_of(run(RowSlots(engine, **SIZES), arrivals))
+        noted = side_calls.watch(False)
+    assert any(line.startswith("copied") for line in noted)
+    assert found == {each.id: alone(name, each) for each in rows}
+
+
+@pytest.mark.slow
+def test_steps_of_many_rows_fetch_ahead_behind_prompts_in_turns():
+    """Those steps are the loop's: unrolled in all layers they would compile long."""
     config, prompts = ALL["gqa"], random_prompts(ALL["gqa"], 18 * (5,))
     found = []
     for overlap in (True, False):

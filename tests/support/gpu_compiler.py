@@ -244,5 +244,10 @@ def check_asks_no_host(text: str, config) -> None:
     """Nobody reads a flag on the host, and nobody copies slots."""
     for loop in ("while", "conditional", "custom-call-start"):
         assert f" {loop}(" not in text
+    check_copies_no_slots(text, config)
+
+
+def check_copies_no_slots(text: str, config) -> None:
+    """They are read and filled where they are."""
     size = RecordLayout.of(config).size
     assert not re.findall(rf"\[\d+,{size}\]\S* (copy\S*|fusion)\(", text)
