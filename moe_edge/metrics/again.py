@@ -234,8 +234,8 @@ def report(found: Found) -> list[str]:
     lines += [f"  other texts in {name}" for name in found.told]
     if faults := found.faults():
         return [*lines, f"does not repeat: {'; '.join(faults)}"]
-    unjudged = f", {len(found.loose)} values without bounds aside" if found.loose else ""
-    return [*lines, f"repeats{unjudged}"]
+    aside = f", {len(found.loose)} values without bounds aside" * bool(found.loose)
+    return [*lines, f"repeats{aside}"]
 
 
 def _relative(mine: Value, its: Value) -> float:

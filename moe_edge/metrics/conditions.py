@@ -1,4 +1,4 @@
-"""On what machine and with which settings two entries were measured, where it differs."""
+"""On what and with which settings two entries were measured, where it differs."""
 
 import re
 from collections.abc import Mapping

@@ -47,7 +47,10 @@ def test_docs_say_how_many_starts_entries_have_and_of_which_days():
             assert told.get(name) == (len(starts), days or "-"), name
 
 
-@pytest.mark.parametrize("name", [n for n, f in FOLDERS.items() if (f / FILE).is_file()])
+STARTED = [name for name, folder in FOLDERS.items() if (folder / FILE).is_file()]
+
+
+@pytest.mark.parametrize("name", STARTED)
 def test_starts_can_be_added_to_an_entry(name):
     """Though its study has settings now that it had not then."""
     study = find(entry(name)["study"])
