@@ -256,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         sys.exit(f"error: {error}")
     if others:
-        print(f"note: other settings: {', '.join(others)}")
+        print(f"note: settings that only one entry names: {', '.join(others)}")
     if conditions:
         print(f"note: {'; '.join(conditions)}")
     print("\n".join(report(found)))

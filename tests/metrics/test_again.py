@@ -185,7 +185,7 @@ def test_the_command_compares_two_folders(read, tmp_path, capsys):
     (again / "result.json").write_text(json.dumps(other))
     assert main([str(entry), str(again)]) == 1
     said = capsys.readouterr().out
-    assert "settings: smoe_fig11.a = 0.2, smoe_fig11.a = 0.3\n" in said
+    assert "one entry names: smoe_fig11.a = 0.2, smoe_fig11.a = 0.3\n" in said
     assert "does not repeat" in said
     with pytest.raises(SystemExit, match="error: .*no_such"):
         main([str(entry), str(tmp_path / "no_such")])
