@@ -1,9 +1,8 @@
 """Starts: a study in fresh processes, a round each.
 
 Rounds of one process share its compiled programs, its memory and its hour, so their
-spread says too little. A start has a process, an order and prompts of its own. A start
-beside which others took over a tenth of the processors is marked and repeated. What
-they say together: `joined.py`.
+spread says too little. A start has a process, an order and prompts of its own; one
+that others disturbed is repeated. What they say together: `joined.py`.
 """
 
 import dataclasses
@@ -262,9 +261,11 @@ def _read(path: Path, study: Study, settings: Any, else_do: str) -> tuple[list, 
             f"damaged, or of a version with other rows; {else_do}"
         )
     wanted = as_read_back(plain(dataclasses.asdict(settings)))
-    elsewhere = {"data_dir"}
-    for name in sorted(wanted.keys() - elsewhere):
-        if (was := stored["settings"].get(name)) != wanted[name]:
+    # A setting that came later has a default that changed nothing.
+    before = as_read_back(plain(dataclasses.asdict(type(settings)())))
+    before |= stored["settings"]
+    for name in sorted(wanted.keys() - {"data_dir"}):
+        if (was := before[name]) != wanted[name]:
             raise ConfigError(
                 f"{path} was measured with {name} {was}, {wanted[name]} is asked for; "
                 f"keep the settings, or {else_do}"

@@ -9,32 +9,19 @@ import argparse
 import collections
 import dataclasses
 import math
-import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.metrics.conditions import other_conditions, other_settings
 from moe_edge.metrics.frames import HIGH, LOW, N
 from moe_edge.metrics.ranged import leaves, unlike
+from moe_edge.metrics.repeated import MANY, Value, difference_allowed, most_outside
 from moe_edge.metrics.schema import ROWS_VERSION, read_result
 
-MOST_OUTSIDE = 0.05  # of the values with bounds: what a 95 % interval leaves to chance
 CLOSE = 1e-9  # of a value: what another processor's sums may differ by
 SHOWN = 20  # values that are named
-
-
-class Value(NamedTuple):
-    """A value and its bounds, which are NaN if it has none."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-    def __str__(self) -> str:
-        bounds = "" if math.isnan(self.low) else f" [{self.low:.4g}, {self.high:.4g}]"
-        return f"{self.value:.4g}{bounds}"
 
 
 @dataclasses.dataclass
@@ -66,7 +53,7 @@ class Found:
         """Why they do not repeat; empty if they do."""
         bounded = self.within + len(self.outside)
         found = []
-        if len(self.outside) > MOST_OUTSIDE * bounded:
+        if len(self.outside) > most_outside(bounded):
             found.append(f"{len(self.outside)} of {bounded} values lie outside")
         if self.lacking:
             found.append(f"{len(self.lacking)} rows or numbers are lacking")
@@ -77,14 +64,13 @@ class Found:
         return found
 
     def add(self, name: str, mine: Value, its: Value) -> None:
-        """Judges a pair. Two intervals allow a difference of the root of the sum of the
-        squared widths that face each other."""
+        """Judges a pair."""
         if math.isclose(mine.value, its.value, rel_tol=CLOSE, abs_tol=1e-12):
             self.equal += 1
             return
         low, high = sorted((mine, its), key=lambda one: one.value)
-        allowed = math.hypot(low.high - low.value, high.value - high.low)
-        if not allowed > 0:  # NaN: no bounds
+        allowed = difference_allowed(low, high)
+        if math.isnan(allowed):  # one of them has no bounds
             self.loose[name] = mine, its
         elif high.value - low.value <= allowed:
             self.within += 1
@@ -96,15 +82,15 @@ def compare(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Found:
     """Two results entries, read, of one study.
 
     Raises:
-      ConfigError: they are of different studies or schemas.
+      ConfigError: they are of different studies, schemas or kinds.
     """
-    for key in ("schema_version", "study", "question"):
+    for key in ("schema_version", "study", "question", "kind"):
         if mine.get(key) != its.get(key):
             raise ConfigError(
                 f"{key} is {mine.get(key)!r} in one entry and {its.get(key)!r} in the "
                 "other; give two entries of one study"
             )
-    found = Found(mine["kind"] == its["kind"] == "simulated")
+    found = Found(mine["kind"] == "simulated")
     if mine["schema_version"] != ROWS_VERSION:
         _add_all(found, "", _metrics(mine), _metrics(its))
         return found
@@ -134,7 +120,7 @@ def _metrics(result: Mapping[str, Any]) -> dict[str, Value]:
     for row in result["metrics"]:
         value, spread = row["value"], row["spread"]
         bounds = (value - spread["value"], value + spread["value"])
-        known = bounds if _is_bound(spread["kind"]) else ()
+        known = (*bounds, row["n"]) if _is_bound(spread["kind"]) else ()
         found[f"{row['policy']}: {row['name']}"] = Value(value, *known)
     return found
 
@@ -152,7 +138,9 @@ def _numbers(
     result: Mapping[str, Any], skip: Collection[tuple[str | int, ...]]
 ) -> dict[str, Value]:
     """What is derived, by path, with the bounds that starts or rows gave it."""
-    known = result.get("starts", {}).get("intervals", {})
+    started = result.get("starts", {"each": [], "intervals": {}})
+    known = started["intervals"]
+    starts = sum(start["used"] for start in started["each"])
     numbers = leaves(result["numbers"], skip=skip)
     every = {_name(*path): value for path, value in numbers}
     found = {}
@@ -160,9 +148,13 @@ def _numbers(
         of = name.removesuffix(N).removesuffix(LOW).removesuffix(HIGH)
         if of != name and of in every:
             continue  # a bound, not a value
-        beside = [every.get(name + LOW), every.get(name + HIGH)]
-        bounds = known.get(name) or beside
-        found[name] = Value(value, *bounds) if None not in bounds else Value(value)
+        ends = every.get(name + LOW), every.get(name + HIGH)
+        if name in known:
+            found[name] = Value(value, *known[name], starts)
+        elif None not in ends:
+            found[name] = Value(value, *ends, int(every.get(name + N, MANY)))
+        else:
+            found[name] = Value(value)
     return found
 
 
@@ -214,8 +206,9 @@ def _cells(
         measures = zip(stored["units"], row[len(stored["keys"]) :], strict=True)
         for measure, cell in measures:
             if isinstance(cell, list):
-                bounds = cell[2:] if _is_bound(stored["bounds"][measure]) else ()
-                yield f"{text}: {measure}", Value(cell[0], *bounds)
+                value, n, low, high = cell
+                bounds = (low, high, n) if _is_bound(stored["bounds"][measure]) else ()
+                yield f"{text}: {measure}", Value(value, *bounds)
             elif cell is not None:
                 yield f"{text}: {measure}", Value(cell)
 
@@ -239,25 +232,14 @@ def report(found: Found) -> list[str]:
     lines += [f"  lacking: {name}" for name in found.lacking[:SHOWN]]
     lines += [f"  {len(found.added)} rows or numbers are new"] * bool(found.added)
     lines += [f"  other texts in {name}" for name in found.told]
-    faults = found.faults()
-    return [*lines, f"does not repeat: {'; '.join(faults)}" if faults else "repeats"]
+    if faults := found.faults():
+        return [*lines, f"does not repeat: {'; '.join(faults)}"]
+    aside = f", {len(found.loose)} values without bounds aside" * bool(found.loose)
+    return [*lines, f"repeats{aside}"]
 
 
 def _relative(mine: Value, its: Value) -> float:
     return abs(mine.value - its.value) / max(abs(mine.value), abs(its.value))
-
-
-def other_settings(entry: str | Path, again: str | Path) -> list[str]:
-    """Lines of config.gin that only one of the entries has, but for where they lie and
-    how many starts were made."""
-    mine, its = (
-        Path(folder, "config.gin").read_text(encoding="utf-8").splitlines()
-        for folder in (entry, again)
-    )
-    names = "append|allow_dirty|data_dir|out_dir|overwrite|starts"
-    elsewhere = re.compile(rf"(?:#.*|OUT_DIR.*|\w+\.(?:{names}) = .*|\s*)")
-    differing = [*(set(mine) - set(its)), *(set(its) - set(mine))]
-    return sorted(line for line in differing if not elsewhere.fullmatch(line))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -270,10 +252,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mine, its = read_result(given.entry), read_result(given.again)
         found = compare(mine, its)
         others = other_settings(given.entry, given.again)
+        conditions = other_conditions(mine, its)
     except (ConfigError, OSError) as error:
         sys.exit(f"error: {error}")
     if others:
-        print(f"note: other settings: {', '.join(others)}")
+        print(f"note: settings that only one entry names: {', '.join(others)}")
+    if conditions:
+        print(f"note: {'; '.join(conditions)}")
     print("\n".join(report(found)))
     return int(bool(found.faults()))
 

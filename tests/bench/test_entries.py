@@ -1,5 +1,6 @@
 """Stored entries in frames: their pages say what their rows say, and nothing else."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -9,6 +10,7 @@ import jinja2.meta
 import pytest
 
 from moe_edge.bench.registry import find
+from moe_edge.bench.starts import FILE, read_starts
 from moe_edge.metrics.frames import plain, tables
 from moe_edge.metrics.index import find_entries
 from moe_edge.metrics.page import TABLE_ROWS, environment, render, template_path
@@ -43,6 +45,20 @@ def test_docs_say_how_many_starts_entries_have_and_of_which_days():
         days = ", ".join(sorted(set(starts)))
         if starts or name in told:
             assert told.get(name) == (len(starts), days or "-"), name
+
+
+STARTED = [name for name, folder in FOLDERS.items() if (folder / FILE).is_file()]
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_starts_can_be_added_to_an_entry(name):
+    """Though its study has settings now that it had not then."""
+    study = find(entry(name)["study"])
+    stored = json.loads((FOLDERS[name] / FILE).read_text())
+    given = stored["settings"] | {"data_dir": "elsewhere"}
+    known = {field.name for field in dataclasses.fields(study.settings)}
+    settings = study.settings(**{key: given[key] for key in known & given.keys()})
+    assert read_starts(FOLDERS[name], study, settings) == stored["starts"]
 
 
 def approx(value):

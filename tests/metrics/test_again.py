@@ -4,11 +4,14 @@ import copy
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.again import Value, compare, main, report
+from moe_edge.metrics.again import Found, compare, main, report
+from moe_edge.metrics.conditions import other_conditions
 from moe_edge.metrics.machine import REPOSITORY
+from moe_edge.metrics.repeated import MANY, Value, most_outside
 from moe_edge.metrics.schema import read_result
 
 TIMED, COMPUTED = "smoe_fig11", "coserve_fig11"
@@ -62,6 +65,61 @@ def test_two_intervals_allow_what_their_difference_allows(read):
     found.add("apart", Value(1, 0.7, 1.3), Value(1.43, 1.03, 1.83))
     found.add("too far", Value(1, 0.7, 1.3), Value(1.51, 1.11, 1.91))
     assert (found.within, list(found.outside)) == (1, ["too far"])
+
+
+def test_bounds_without_a_width_allow_no_difference(read):
+    """Such as a count that was the same in all starts."""
+    found = compare(read(TIMED), read(TIMED))
+    found.add("counts", Value(5, 5, 5), Value(6, 6, 6))
+    assert list(found.outside) == ["counts"] and not found.loose
+
+
+def test_bounds_of_few_starts_are_too_narrow_and_widened():
+    """Of entries that repeat, 95 of 100 values lie within bounds of 3 starts, widened,
+    and 83 as they are. A bootstrap's bounds are the starts' least and largest there: it
+    draws one of them thrice in 1 of 27 times."""
+    drawn = np.random.default_rng(0).normal(size=(2, 4000, 3))
+    ends = drawn.min(axis=-1), drawn.max(axis=-1)
+    values = np.stack([drawn.mean(axis=-1), *ends], axis=-1)
+    shares = []
+    for n in (3, MANY):
+        found = Found(is_computed=False)
+        for number, (mine, its) in enumerate(zip(*values.tolist(), strict=True)):
+            found.add(str(number), Value(*mine, n), Value(*its, n))
+        shares.append(found.within / len(values[0]))
+    assert shares == [pytest.approx(0.95, abs=0.02), pytest.approx(0.83, abs=0.02)]
+
+
+def test_one_observation_has_no_bounds():
+    found = Found(is_computed=False)
+    found.add("once", Value(5, 5, 5, 1), Value(6, 6, 6, 1))
+    assert list(found.loose) == ["once"]
+
+
+def test_chance_leaves_few_values_outside():
+    assert [most_outside(count) for count in (0, 1, 21, 100)] == [0, 0, 3, 9]
+
+
+def test_values_without_bounds_are_told_in_the_judgement(read):
+    found = compare(read(TIMED), read(TIMED))
+    found.add("apart", Value(1, 0.7, 1.3), Value(1.2, 0.9, 1.5))
+    found.add("free", Value(1), Value(2))
+    assert report(found)[-1] == "repeats, 1 values without bounds aside"
+
+
+@pytest.mark.parametrize("key", ["study", "kind"])
+def test_entries_of_other_studies_or_kinds_are_refused(read, key):
+    with pytest.raises(ConfigError, match=f"{key} is 'another' in one entry"):
+        compare(read(TIMED) | {key: "another"}, read(TIMED))
+
+
+def test_another_machine_model_or_seed_is_told(read):
+    its = read(TIMED)
+    its["machine"]["cpu"], its["seeds"] = "another", [7]
+    one, other = other_conditions(read(TIMED), its)
+    assert one.startswith("machine's cpu ") and one.endswith(", again another")
+    assert other.endswith(", again [7]")
+    assert not other_conditions(read(TIMED), read(TIMED))
 
 
 def test_computed_values_have_to_be_equal(read):
@@ -127,7 +185,7 @@ def test_the_command_compares_two_folders(read, tmp_path, capsys):
     (again / "result.json").write_text(json.dumps(other))
     assert main([str(entry), str(again)]) == 1
     said = capsys.readouterr().out
-    assert "settings: smoe_fig11.a = 0.2, smoe_fig11.a = 0.3\n" in said
+    assert "one entry names: smoe_fig11.a = 0.2, smoe_fig11.a = 0.3\n" in said
     assert "does not repeat" in said
     with pytest.raises(SystemExit, match="error: .*no_such"):
         main([str(entry), str(tmp_path / "no_such")])

@@ -14,13 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_edge.bench.cases import (
-    Case,
-    Ready,
-    count_history,
-    past_sequences,
-    prepare,
-)
+from moe_edge.bench.cases import Case, Ready, count_history, past_sequences, prepare
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
 from moe_edge.bench.prompts import check_inputs, make_pool
@@ -135,6 +129,9 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
             timings[name] = timing if first is None else after(first, timing)
         workload = ready.workload(settings) | {"workloads": list(timings)}
         rows.about |= {"model": bench.model, "workload": workload, "kind": ready.kind}
+    if first is not None:
+        for name, holds in first.checks().items():
+            rows.checks[f"{name} (the round that chooses)"] = holds
     tell(rows, timings, groups)
     if not settings.layerwise:
         step_s = layerwise_s(bench, ready)

@@ -148,6 +148,7 @@ def test_one_workload_may_choose_for_all(tiny, tmp_path, monkeypatch):
     given |= {"data_dir": str(tmp_path), "choose_once": True}
     summary, result = run(fig11.STUDY, tmp_path / "o", **given)
     assert all(summary["checks"].values()), summary["checks"]
+    assert sum("(the round that chooses)" in name for name in summary["checks"]) == 2
     named = len(systems.systems(0.2, np.ones((1, 1)), ())) + 1  # and layer-wise offload
     (tried, engines, rounds), *measured = timed
     assert tried == engines > 2 * named and rounds == 1
