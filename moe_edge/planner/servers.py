@@ -23,12 +23,12 @@ from moe_edge.hardware.specs import Cluster, Gpu, Server
 from moe_edge.place.placer import fit_placers
 from moe_edge.place.plan import Placement
 from moe_edge.place.problem import Problem, Traffic
-from moe_edge.planner.asked import AUTO, check_context, given_trace
+from moe_edge.planner.asked import check_context, given_trace
 from moe_edge.planner.candidates import Candidate, Placed
 from moe_edge.planner.choose import Judged, judge, ranked
 from moe_edge.planner.described import Described, DescribedModel
 from moe_edge.planner.estimate import Estimate, exactly
-from moe_edge.planner.options import PlanOptions
+from moe_edge.planner.options import AUTO, PlanOptions
 from moe_edge.planner.quality import Quality, Refused, admitted, unmeasured
 from moe_edge.planner.replayed import Recorded, layer_slots
 from moe_edge.planner.search import Found
