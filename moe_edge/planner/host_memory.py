@@ -64,7 +64,10 @@ def with_memory(
       free_bytes: of a CPU's memory; None: of a GPU, whose host nobody describes.
     Raises:
       CapacityError: a free budget, no room for copies, and nothing that can be mapped.
+      ConfigError: files are fixed, and the checkpoint's cannot be mapped.
     """
+    if base.memory == MMAP and reader is not None:
+        check_mappable(reader)
     if free_bytes is None or base.memory == MMAP:
         return base
     copied, limit = expert_bytes(live), asked.host_memory

@@ -8,7 +8,7 @@ import pytest
 
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import CapacityError
+from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.run_generate import run_generate
 from moe_edge.planner import auto_commands
@@ -190,6 +190,12 @@ def test_mapped_weights_are_measured_verified_and_run(ours, tmp_path, monkeypatc
     assert "generate.weights = 'mapped'" in (out / "plan.gin").read_text()
     ran = {"checkpoint": ours, "prompt": ["Once"], "max_new_tokens": 3}
     assert run_generate(out_dir=str(tmp_path / "g"), weights="mapped", **ran)
+
+
+def test_dry_run_refuses_files_that_cannot_be_mapped(tiny):
+    asked = PlanOptions(checkpoint=str(tiny), fixed=["memory=mmap"], **ROOM)
+    with pytest.raises(ConfigError, match="is not in our format and holds no expert"):
+        planning.check_plan(asked, *asked.base(None))
 
 
 def test_dry_run_finds_room_as_the_plan_does(ours, monkeypatch):
