@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from moe_edge.core.checks import CapacityError, ConfigError
-from moe_edge.engine.auto_memory import AUTO
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.evaluate.texts import sha256_of
 from moe_edge.model.config import ModelConfig
 from moe_edge.planner.candidates import refused_value
+from moe_edge.planner.host_memory import check_beside_copies
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.quality import Refused
 from moe_edge.planner.replayed import Recorded, layer_slots
 from moe_edge.workload.trace_reader import read_trace
-
-BUDGETS = ("100%", "75%", "50%", "35%", "25%", "15%", "10%")
 
 
 def with_budget(
@@ -30,22 +28,23 @@ def with_budget(
     Args:
       auto: gives the budget of this machine.
     """
-    if "device_memory" in fixed or asked.device_memory not in (None, AUTO):
-        return base, (base.device_memory,)
-    if asked.objective == "memory" and asked.device_memory is None:
-        return dataclasses.replace(base, device_memory=BUDGETS[0]), BUDGETS
-    budget = auto()
-    return dataclasses.replace(base, device_memory=budget), (budget,)
+    budgets = asked.budgets(base, fixed) or (auto(),)
+    return dataclasses.replace(base, device_memory=budgets[0]), budgets
 
 
 def fitting(
-    base: OffloadOptions, budgets: Sequence[str | float], live: Any
+    base: OffloadOptions,
+    budgets: Sequence[str | float],
+    live: Any,
+    free_bytes: int | None,
 ) -> tuple[OffloadOptions, Sequence[str | float], list[Refused]]:
     """The base with the largest budget that can run, that one and smaller ones, and
     why larger ones are refused.
 
     Args:
       budgets: the largest first; live: as of `layer_slots`.
+      free_bytes: of a CPU's memory, which holds copies of the experts, too; None: of a
+        GPU. The one budget of a user is not compared with it.
     Raises:
       CapacityError: no budget can run; says why the first cannot.
     """
@@ -54,7 +53,9 @@ def fitting(
     for number, budget in enumerate(budgets):
         options = dataclasses.replace(base, device_memory=budget)
         try:
-            layer_slots(options, live)
+            slots = len(layer_slots(options, live))
+            if free_bytes is not None and len(budgets) > 1:
+                check_beside_copies(options, live, slots, free_bytes)
         except CapacityError as error:
             refused.append(Refused.by(f"device_memory {budget}", error))
             errors.append(error)

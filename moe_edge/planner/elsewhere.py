@@ -70,7 +70,7 @@ def check_elsewhere(
     copied = 0 if free_bytes is None else on_host(base, live)[0]
     auto = f"{auto_bytes(gpu.device.memory_bytes, copied)}B"
     base, budgets = with_budget(asked, base, fixed, lambda: auto)
-    return gpu, model, *fitting(base, budgets, live)
+    return gpu, model, *fitting(base, budgets, live, free_bytes)
 
 
 def _cpu_bytes(gpu: Gpu) -> int | None:

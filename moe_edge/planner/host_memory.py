@@ -64,31 +64,51 @@ def with_memory(
       free_bytes: of a CPU's memory; None: of a GPU, whose host nobody describes.
     Raises:
       CapacityError: a free budget, no room for copies, and nothing that can be mapped.
+      ConfigError: files are fixed, and the checkpoint's cannot be mapped.
     """
-    if free_bytes is None or "memory" in fixed:
+    if base.memory == MMAP and reader is not None:
+        check_mappable(reader)
+    if free_bytes is None or base.memory == MMAP:
         return base
     copied, limit = expert_bytes(live), asked.host_memory
     most = free_bytes if limit is None else parse_budget(limit).bytes or 0
     needs = live.needs(base)
     least = needs.other_bytes + needs.least_slots * live.block_bytes
-    given = base.device_memory if "device_memory" in fixed else asked.device_memory
-    is_free = given in (None, AUTO)
-    if not is_free:
-        budget = parse_budget(given)
+    room = free_bytes - copied
+    if budgets := asked.budgets(base, fixed):
+        budget = parse_budget(budgets[-1])
         share = needs.other_bytes + int((budget.share or 0) * copied)
-        least = share if budget.bytes is None else budget.bytes
-    room = auto_bytes(free_bytes, copied) if is_free else free_bytes - copied
+        least = max(least, share if budget.bytes is None else budget.bytes)
+    else:
+        room = auto_bytes(free_bytes, copied)
     if copied <= most and least <= room:
         return base
-    if is_mappable(live, reader):
+    is_fixed = "memory" in fixed
+    if not is_fixed and is_mappable(live, reader):
         return dataclasses.replace(base, memory=MMAP)
-    if is_free and least > room:
+    is_open = "device_memory" not in fixed and asked.device_memory in (None, AUTO)
+    if is_open and least > room:
         raise CapacityError(
             f"copies of the experts take {copied} bytes and the least engine {least}, "
-            f"of memory {free_bytes} are free; convert the checkpoint (moe-edge "
-            "convert), whose experts can then stay in their files, or to --dtype q4_0"
+            f"of memory {free_bytes} are free; "
+            + (f"leave memory {base.memory!r} open, or " if is_fixed else "")
+            + "convert the checkpoint (moe-edge convert), whose experts can then stay "
+            "in their files, or to --dtype q4_0"
         )
     return base
+
+
+def check_beside_copies(
+    options: OffloadOptions, live, slots: int, free_bytes: int
+) -> None:
+    """Raises CapacityError where so many slots do not fit beside copies."""
+    held = live.needs(options).other_bytes + slots * live.block_bytes
+    copied, _ = on_host(options, live)
+    if held + copied > free_bytes:
+        raise CapacityError(
+            f"device memory of {options.device_memory} takes {held} bytes and copies "
+            f"of the experts {copied}, of memory {free_bytes} are free; ask for less"
+        )
 
 
 def wants_mapped(

@@ -21,7 +21,7 @@ from moe_edge.planner.quality import ONE, Range
 CANDIDATE = Candidate(OffloadOptions(), weights="mapped")
 MEASURED_NOTE = (
     "weights mapped was measured in a process whose programs are those of offloaded "
-    "engines, where its steps may take longer"
+    "engines, where its steps may take longer; these read mapped files, too"
 )
 
 

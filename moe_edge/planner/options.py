@@ -21,6 +21,7 @@ from moe_edge.offload.budget import check_budget, parse_budget
 
 OBJECTIVES = ("tpot", "ttft", "memory", "quality")
 AUTO = "auto"
+BUDGETS = ("100%", "75%", "50%", "35%", "25%", "15%", "10%")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,6 +224,13 @@ class PlanOptions:
     @property
     def margin_share(self) -> float:
         return parse_budget(self.margin).share or 0.0
+
+    def budgets(self, base: OffloadOptions, fixed: frozenset) -> Sequence[str | float]:
+        """Budgets to try, the largest first; none: what the device has free decides."""
+        if "device_memory" in fixed or self.device_memory not in (None, AUTO):
+            return (base.device_memory,)
+        tries = self.objective == "memory" and self.device_memory is None
+        return BUDGETS if tries else ()
 
     def base(self, offload: OffloadOptions | None) -> tuple[OffloadOptions, frozenset]:
         """The user's options of the engine, and the names of those that are fixed.

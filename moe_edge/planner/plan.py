@@ -10,7 +10,7 @@ import jax
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.files import write_json
 from moe_edge.engine.auto_memory import auto_memory
-from moe_edge.engine.device_memory import free_device_bytes
+from moe_edge.engine.device_memory import device_memory_bytes, free_device_bytes
 from moe_edge.engine.load import prepare_process
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import check_fits_model
@@ -51,21 +51,21 @@ VERIFY_SEED = 1000  # beside the user's: other prompts
 
 def check(
     asked: PlanOptions, base: OffloadOptions, fixed: frozenset
-) -> tuple[OffloadOptions, Sequence[str | float], bool]:
+) -> tuple[OffloadOptions, Sequence[str | float], list[Refused], bool]:
     """What a plan would refuse before it measures.
 
     Returns:
-      the user's options with a budget, the budgets to try, and whether an engine of
-      mapped weights is tried as well.
+      the user's options with a budget, the budgets to try, those that are refused, and
+      whether an engine of mapped weights is tried as well.
     """
     reader = open_checkpoint(asked.checkpoint or "default")
     check_context(asked, reader.config)
     prepare_process(reader, base)
     refuse(Asked.of(base, model=reader.config, has_rows=asked.joining))
-    on_cpu = jax.default_backend() == "cpu"
-    free_bytes = free_device_bytes() if on_cpu else None
+    here = device_memory_bytes(), jax.default_backend()
+    free_bytes = free_device_bytes() if here[1] == "cpu" else None
     config, room = reader.config.with_cache(asked.kv_cache), (asked.batch, asked.tokens)
-    live = Described(config, reader.dtype, *room, None, "cpu", reader=reader)
+    live = Described(config, reader.dtype, *room, *here, reader=reader)
     base = with_memory(asked, base, fixed, live, reader, free_bytes)
     is_whole = wants_mapped(asked, base, fixed, live, reader, free_bytes)
     stays = base.memory == MMAP
@@ -75,7 +75,7 @@ def check(
     check_fits_model(reader, base)
     refuse(Asked.of(base, has_rows=asked.joining))
     check_fixed(base, fixed)
-    return base, budgets, is_whole
+    return *fitting(base, budgets, live, free_bytes), is_whole
 
 
 def check_plan(asked: PlanOptions, base: OffloadOptions, fixed: frozenset) -> None:
@@ -104,11 +104,11 @@ def make_plan(
         return plan_servers(asked, base, fixed, out_dir)
     if is_elsewhere(asked):
         return plan_elsewhere(asked, base, fixed, out_dir)
-    base, budgets, is_whole = check(asked, base, fixed)
+    base, budgets, too_large, is_whole = check(asked, base, fixed)
     checkpoint, context = asked.checkpoint or "default", asked.tokens
     room = asked.batch, context, asked.kv_cache
-    live = Live(checkpoint, None, *room, base.memory)
-    base, budgets, too_large = fitting(base, budgets, live)
+    # Copies might leave no room for the pages that an engine of mapped weights needs.
+    live = Live(checkpoint, None, *room, MMAP if is_whole else base.memory)
     notes: list[str] = []
     qualities, refused = admitted(asked, base, fixed, checkpoint)
     given = base, fixed, live.config, [*too_large, *refused]

@@ -23,12 +23,12 @@ from moe_edge.hardware.specs import Cluster, Gpu, Server
 from moe_edge.place.placer import fit_placers
 from moe_edge.place.plan import Placement
 from moe_edge.place.problem import Problem, Traffic
-from moe_edge.planner.asked import AUTO, check_context, given_trace
+from moe_edge.planner.asked import check_context, given_trace
 from moe_edge.planner.candidates import Candidate, Placed
 from moe_edge.planner.choose import Judged, judge, ranked
 from moe_edge.planner.described import Described, DescribedModel
 from moe_edge.planner.estimate import Estimate, exactly
-from moe_edge.planner.options import PlanOptions
+from moe_edge.planner.options import AUTO, PlanOptions
 from moe_edge.planner.quality import Quality, Refused, admitted, unmeasured
 from moe_edge.planner.replayed import Recorded, layer_slots
 from moe_edge.planner.search import Found
@@ -114,7 +114,7 @@ class _Case:
         first = described(fleet.gpus[0][0])
         size = first.dense_dtype.itemsize
         self.shape = ModelShape.of(first.config, "the model", "its config", size)
-        self.block_bytes, held_N, self.slots_N, servers = first.block_bytes, [], [], []
+        held_N, self.slots_N, servers = [], [], []
         for name, gpus in zip(fleet.names, fleet.gpus, strict=True):
             held = [_slots(base, asked, described(gpu), gpu) for gpu in gpus]
             self.slots_N.append(sum(slots for slots, _ in held))
@@ -178,13 +178,12 @@ class _Case:
             mine, every = np.array(loop.windows, np.int64).sum(axis=(0, 1)).tolist()
             local.append(mine / every)
         step_s = _span(tpot_s)
-        blocks = self.shape.num_blocks
         return Estimate(
             tpot_s=step_s,
             ttft_s=_span(ttft_s),
             tokens_per_s=tuple(N * asked.batch / s for s in reversed(step_s)),
             device_bytes=exactly(self.device_bytes),
-            host_bytes=exactly(blocks * self.block_bytes),
+            host_bytes=exactly(0),  # they read single blocks, and keep none elsewhere
             mapped_bytes=exactly(0),
             hit_ratio=_span(local),
             ppl_ratio=quality.ppl_ratio,

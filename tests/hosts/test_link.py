@@ -12,7 +12,7 @@ import pytest
 from moe_edge.hosts import frames, link
 from moe_edge.hosts.link import Link
 
-WAIT_S = 20.0
+WAIT_S = 300.0  # for what a loaded machine may take
 
 
 def pair_of_sockets() -> tuple[socket.socket, socket.socket]:

@@ -171,7 +171,7 @@ def test_nobody_holds_the_lock_during_a_copy():
         transfers = queue.request_all([(0, 0, 0), (0, 1, 1)], "demand")
         assert link.begun.acquire(timeout=30)
         lock = queue.carriers[0]._lock
-        assert lock.acquire(timeout=5)
+        assert lock.acquire(timeout=30)
         lock.release()
         queue.request_all([(1, 0, 2)], "prefetch")
         assert queue.cancel_prefetches() == [(1, 0, 2)]

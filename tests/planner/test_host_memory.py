@@ -8,13 +8,14 @@ import pytest
 
 from moe_edge.convert.convert import convert_checkpoint
 from moe_edge.convert.open import open_checkpoint
-from moe_edge.core.checks import CapacityError
+from moe_edge.core.checks import CapacityError, ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.run_generate import run_generate
 from moe_edge.planner import auto_commands
 from moe_edge.planner import plan as planning
 from moe_edge.planner.described import Described, read_config
 from moe_edge.planner.host_memory import expert_bytes
+from moe_edge.planner.live import Live
 from moe_edge.planner.options import PlanOptions
 from moe_edge.planner.plan import make_plan
 from moe_edge.planner.run_plan import run_plan
@@ -111,6 +112,33 @@ def test_a_given_budget_and_limit_keep_copies_out(config, memory):
     assert plan.summary["feasible"] and offload.get("memory", "host") == memory
 
 
+def test_budgets_that_do_not_fit_beside_copies_are_refused(config):
+    """A CPU's slots and copies are one memory, also where budgets are tried."""
+    every, other = sizes(*read_config(config))
+    free_bytes = int(1.5 * (other + every))
+    plan = planned(config, free_bytes, objective="memory")
+    tried = [e for e in plan.summary["alternatives"] if e["offload"]]
+    held = [each["predicted"] for each in tried]
+    budgets = [each["offload"]["device_memory"] for each in tried]
+    assert budgets == ["15%", "25%", "35%", "50%"]
+    assert all(e["device_bytes"][1] + e["host_bytes"][1] <= free_bytes for e in held)
+    reasons = {each["what"]: each["reason"] for each in plan.summary["refused"]}
+    wanted = f"takes {other + every} bytes and copies of the experts {every}, of memory"
+    assert wanted in reasons["device_memory 100%"]
+    # The least of them decides whether copies fit.
+    plan = planned(config, other + 1.1 * every, objective="memory")
+    assert {e["offload"].get("memory") for e in plan.summary["alternatives"]} == {
+        "mmap"
+    }
+
+
+def test_copies_that_are_fixed_and_do_not_fit_are_refused_in_one_line(config):
+    every, other = sizes(*read_config(config))
+    message = "copies of the experts take .* are free; leave memory 'host' open, or con"
+    with pytest.raises(CapacityError, match=message):
+        planned(config, other + every / 2, fixed=["memory=host"])
+
+
 def test_what_cannot_be_mapped_is_refused_in_one_line(config):
     raw = json.loads(Path(config).read_text()) | {"torch_dtype": "float16"}
     Path(config).write_text(json.dumps(raw))
@@ -141,7 +169,11 @@ def test_auto_says_that_copies_do_not_fit(tiny, ours, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_mapped_weights_are_measured_verified_and_run(ours, tmp_path, monkeypatch):
     every, other = sizes_of(ours)
-    free_bytes = int(1.12 * (other + every))
+    free_bytes = int(1.5 * (other + every))
+    stores = []
+    monkeypatch.setattr(
+        planning, "Live", lambda *given: stores.append(given[-1]) or Live(*given)
+    )
     monkeypatch.setattr(planning, "free_device_bytes", lambda: free_bytes)
     free = "moe_edge.engine.device_memory.free_device_bytes"
     monkeypatch.setattr(free, lambda device=None: free_bytes)
@@ -150,6 +182,7 @@ def test_mapped_weights_are_measured_verified_and_run(ours, tmp_path, monkeypatc
     out = tmp_path / "plan"
     summary = run_plan(out_dir=str(out), checkpoint=ours, **given)
     assert summary["chosen"]["weights"] == "mapped" and summary["feasible"]
+    assert stores == ["mmap"]  # beside copies its pages would not fit while it is timed
     measured = summary["measured"]
     assert measured["tpot_s"] > 0 and measured["hit_ratio"] is None
     assert summary["verified"][0]["own_lookups_error"] is None
@@ -159,12 +192,20 @@ def test_mapped_weights_are_measured_verified_and_run(ours, tmp_path, monkeypatc
     assert run_generate(out_dir=str(tmp_path / "g"), weights="mapped", **ran)
 
 
+def test_dry_run_refuses_files_that_cannot_be_mapped(tiny):
+    asked = PlanOptions(checkpoint=str(tiny), fixed=["memory=mmap"], **ROOM)
+    with pytest.raises(ConfigError, match="is not in our format and holds no expert"):
+        planning.check_plan(asked, *asked.base(None))
+
+
 def test_dry_run_finds_room_as_the_plan_does(ours, monkeypatch):
     every, other = sizes_of(ours)
     monkeypatch.setattr(planning, "free_device_bytes", lambda: other + every)
     asked = PlanOptions(checkpoint=ours, device_memory="50%", **ROOM)
-    base, budgets, is_whole = planning.check(asked, *asked.base(None))
-    assert base.memory == "mmap" and budgets == ("50%",) and not is_whole
+    base, budgets, refused, is_whole = planning.check(asked, *asked.base(None))
+    assert (
+        base.memory == "mmap" and budgets == ("50%",) and not refused and not is_whole
+    )
     asked = dataclasses.replace(asked, host_memory="1GB")
     monkeypatch.setattr(planning, "free_device_bytes", lambda: 3 * (other + every))
     assert planning.check(asked, *asked.base(None))[0].memory == "host"

@@ -44,6 +44,7 @@ def test_servers_are_placed_simulated_and_written(config, tmp_path):
     blocks = raw["num_experts"] * raw["num_hidden_layers"]
     assert placed["slots"] == [int(0.75 * blocks)] * 2
     assert chosen["offload"] == {}, "slots say what servers hold"
+    assert predicted["host_bytes"] == predicted["mapped_bytes"] == [0.0] * 3
     low, middle, high = predicted["tpot_s"]
     assert 0 < low <= middle <= high and 0 < predicted["hit_ratio"][1] <= 1
     tried = [each["placement"]["method"] for each in summary["alternatives"]]

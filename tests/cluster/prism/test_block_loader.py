@@ -6,7 +6,7 @@ import numpy as np
 
 from moe_edge.cluster.prism.block_loader import BlockLoader
 
-WAIT_S = 20.0
+WAIT_S = 300.0  # for what a loaded machine may take
 
 
 class Records:

@@ -45,15 +45,31 @@ def handlers():
     return Handlers()
 
 
+class Gate(threading.Event):
+    """Keeps answers back; counts who has come to it."""
+
+    def __init__(self):
+        super().__init__()
+        self._come = threading.Semaphore(0)
+
+    def hold(self) -> None:
+        self._come.release()
+        self.wait(6 * WAIT_S)
+
+    def has_come(self, count: int) -> bool:
+        """Whether so many more come, for whom it waits."""
+        return all(self._come.acquire(timeout=WAIT_S) for _ in range(count))
+
+
 @pytest.fixture
 def gate(handlers):
     """While it is closed, nothing of layer 9 is answered, nor control named `wait`."""
-    event = threading.Event()
+    event = Gate()
 
     def gated(handle, waits):
         def handler(*args):
             if waits(*args):
-                event.wait(6 * WAIT_S)
+                event.hold()
             return handle(*args)
 
         return handler
@@ -486,7 +502,7 @@ def test_disconnect_frees_threads_that_wait(caller, gate):
     threads = [threading.Thread(target=run, args=(wait,)) for wait in waits]
     for thread in threads:
         thread.start()
-    time.sleep(0.05)
+    assert gate.has_come(len(waits))
     start_s = time.monotonic()
     caller.disconnect(1)
     for thread in threads:
@@ -658,7 +674,7 @@ def test_close_is_quick_and_may_be_repeated(callee, handlers, gate):
 
 def test_close_does_not_wait_for_a_stuck_handler(caller, callee, gate):
     caller.start(1, make_call(layer=9))
-    time.sleep(0.1)
+    assert gate.has_come(1)
     start_s = time.monotonic()
     callee.close()
     assert time.monotonic() - start_s < WAIT_S / 2
