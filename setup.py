@@ -65,6 +65,8 @@ class BuildAtOnce(build_ext):
                 return [*itertools.chain.from_iterable(found)]
 
         self.compiler.compile = compile_each
+        # Shared objects may be older than what was linked of others here before.
+        self.compiler.force = True
         super().build_extensions()
 
 

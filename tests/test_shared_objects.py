@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,9 +32,11 @@ def clone(tmp_path):
     return root
 
 
-def built(root, objects, *flags, **variables):
-    """Builds into a folder of its own."""
-    made = root / f"build{len([*root.glob('build*')])}{flags}{sorted(variables)}"
+def built(root, objects, *flags, made=None, **variables):
+    """Builds into a folder of its own, or `made`."""
+    made = (
+        made or root / f"build{len([*root.glob('build*')])}{flags}{sorted(variables)}"
+    )
     command = [sys.executable, "setup.py", "-q", "build_ext", *flags]
     command += ["--build-temp", str(made), "--build-lib", str(made)]
     environment = os.environ | {"MOE_EDGE_OBJECTS": str(objects)} | variables
@@ -69,3 +72,19 @@ def test_two_builds_at_once_compile_once(clone, tmp_path):
         found = [*pool.map(lambda root: built(root, objects), (clone, other))]
     assert found[0] == found[1] and len(found[0]) == 1
     assert not [*objects.glob("*.partial")]
+
+
+def test_objects_older_than_what_is_there_are_linked(clone, tmp_path):
+    """Back to sources whose objects were shared before."""
+    objects, made = tmp_path / "objects", tmp_path / "made"
+    header = clone / "moe_edge/kernels/native/one.h"
+    linked = []
+    for number in (1, 2, 1):
+        header.write_text(f"constexpr int kNumber = {number};\n")
+        later = time.time() + len(linked) + 1  # than what was linked before
+        os.utime(header, (later, later))
+        built(clone, objects, made=made)
+        (library,) = made.rglob("_native*")
+        os.utime(library, (later, later))
+        linked.append(library.read_bytes())
+    assert linked[0] != linked[1] and linked[2] == linked[0]
