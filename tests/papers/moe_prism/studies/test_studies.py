@@ -100,7 +100,8 @@ def test_table2_compares_at_equal_k_and_neuron_for_neuron():
     assert result["checks"] == {law: True}
     page, _ = page_of(find("moe_prism_table2"), result)
     assert (
-        "Perplexity over the original's, K = 4 / equal neurons: "
+        "Perplexity over the original's with our proxy gate (CG), K = 4 / equal "
+        "neurons: "
         "LG 1.000/1.000; CG 0.375/0.750; original at K = 8 0.250."
     ) in page
     assert "in 1 of 4 points: CG K=8 (1.250); on" in page

@@ -256,6 +256,7 @@ def test_fig11_holds_smoe_against_the_best_of_each_workload():
         timed[str(work)] = Timing(found, {1: [2e-3] * 2}, ready, {ON_TIME: True})
     rows = Rows(fig11.STUDY.frames)
     link = {"emulated": True, "expert_load_in_layers_of_compute": 30.0}
+    link |= {"latency_s": 50e-6, "layer_compute_s": 1e-3}
     sizes = {"rounds": 2, "fidelity_rows": 8, "new_tokens": 24}
     rows.about["workload"] = {"a": 0.2, "link": link, "workloads": [0, 1]} | sizes
     fig11.tell(rows, timed, groups)
