@@ -170,7 +170,9 @@ def traced(slots: int) -> tuple[Turns, tuple]:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 6, 11, 12])
-def test_how_many_turns_there_are_is_known_from_shapes(slots):
+def test_how_many_turns_there_are_is_known_from_shapes(slots, monkeypatch):
+    # Products may be loops: XLA's are.
+    monkeypatch.setattr(ExpertWaves, "run", lambda self, total, *given: total)
     turns, given = traced(slots)
     run = native.within(lambda *given: turns.run(WAVES, *given))
     text = str(jax.make_jaxpr(run)(*given))
