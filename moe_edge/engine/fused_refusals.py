@@ -108,18 +108,22 @@ def prefetch_of_one_layer(asked):
     return None
 
 
+def _own_choice_beside(option: str, is_on: bool, asked: Asked) -> str | None:
+    if not is_on or (method := own_choice(asked.eviction)) is None:
+        return None
+    return (
+        f"{option} is True and eviction policy {asked.eviction.name} has a "
+        f"{method} of its own, which is asked block by block"
+    )
+
+
 @_rule(
     "`offload.prefetch_in_fused`",
     "an eviction that is asked block by block (`moe_infinity`)",
     "use eviction lru",
 )
 def prefetch_one_by_one(asked):
-    if not _prefetches(asked) or (method := own_choice(asked.eviction)) is None:
-        return None
-    return (
-        f"prefetch_in_fused is True and eviction policy {asked.eviction.name} has a "
-        f"{method} of its own, which is asked block by block"
-    )
+    return _own_choice_beside("prefetch_in_fused", _prefetches(asked), asked)
 
 
 @_rule("`offload.prefetch_in_fused`", "slot plan `one_pool`", "use slot_plan equal")
@@ -154,12 +158,7 @@ def overlap_layered(asked):
     "use eviction lru",
 )
 def overlap_one_by_one(asked):
-    if not _overlaps(asked) or (method := own_choice(asked.eviction)) is None:
-        return None
-    return (
-        f"overlap_in_fused is True and eviction policy {asked.eviction.name} has a "
-        f"{method} of its own, which is asked block by block"
-    )
+    return _own_choice_beside("overlap_in_fused", _overlaps(asked), asked)
 
 
 def _is_assisted_in_fused(asked: Asked) -> bool:
