@@ -5,7 +5,7 @@ observations, again and again, also for what the study derives from its tables.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,11 @@ def join(study: Study, starts: Sequence[Start], seed: int = 0) -> Joined:
     """The rows of all starts in one table, and 95 % intervals.
 
     Raises:
-      ConfigError: no start, or one that gave other rows than the first.
+      ConfigError: no start, or one that gave other rows than the first (of `partial`
+        frames: no row that all have).
     """
     check_count("starts", len(starts))
+    starts = _in_all(study.partial, starts)
     cells = _Cells(study, starts)
     rng, drawn = np.random.default_rng(seed), []
     for _ in range(RESAMPLES if len(starts) > 1 else 0):
@@ -137,6 +139,24 @@ class _Cells:
             for number, keys in enumerate(found):
                 rows(name, *keys, **cells.get((name, number), {}))
         return rows
+
+
+def _in_all(partial: Collection[str], starts: Sequence[Start]) -> list[Start]:
+    """Starts, of these frames with the rows that all of them have.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    found = [{**start, "frames": dict(start["frames"])} for start in starts]
+    for name in partial:
+        keys = [{(*row["keys"],) for row in s["frames"].get(name, ())} for s in starts]
+        if not (shared := set.intersection(*keys)):
+            raise ConfigError(f"no row of frame {name} is in all starts; measure more")
+        for start in found:
+            rows = start["frames"][name]
+            rows = [row for row in rows if (*row["keys"],) in shared]
+            start["frames"][name] = rows
+    return found
 
 
 def _in_order(start: Start, first: Mapping[str, Sequence[Mapping]]) -> Start:

@@ -8,7 +8,7 @@ lists them all.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ class Study:
         the thread that calls them, as where users load one (`engine/inline.py`).
       start: settings of one of its starts (`starts.py`), which has a round as a rule;
         None keeps what is given, where each start had another seed otherwise.
+      partial: frames of which a start may lack rows; those of all starts are joined.
       question: of a study that returns `Findings`; otherwise it stands in the template.
     """
 
@@ -70,6 +71,7 @@ class Study:
     check: Callable[[Any], None] = nothing_to_check
     inline: bool = False
     start: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"rounds": 1})
+    partial: Collection[str] = ()
 
     @property
     def asks(self) -> str:

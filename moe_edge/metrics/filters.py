@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moe_edge.metrics.frames import HIGH, LOW
-from moe_edge.metrics.ranged import Ranged, Words, formatted
+from moe_edge.metrics.ranged import NO_DIFFERENCE, Ranged, Words, formatted
 
 Line = Mapping[str, Any]
 WORDS = Words()
@@ -13,6 +13,15 @@ WORDS = Words()
 def where(rows: Iterable[Line], **keys: Any) -> list[Line]:
     """Rows whose keys have these values."""
     return [row for row in rows if all(row[k] == value for k, value in keys.items())]
+
+
+def alike(rows: Iterable[Line], measure: str) -> list[Line]:
+    """Rows whose ratio to the best is no difference; the best, at 1, is left out."""
+    return [
+        row
+        for row in rows
+        if row[measure] != 1 and formatted(row[measure], "x.3g") == NO_DIFFERENCE
+    ]
 
 
 def one(rows: Iterable[Line], **keys: Any) -> Line:

@@ -17,6 +17,7 @@ import jinja2
 from moe_edge.core.tables import PACKAGE, plugins
 from moe_edge.metrics.filters import (
     Line,
+    alike,
     bounds_of,
     level,
     one,
@@ -241,6 +242,7 @@ def environment(folder: Path) -> jinja2.Environment:
     )
     found.filters |= {"where": where, "one": one, "say": say, "span": span}
     found.filters |= {"f": formatted, "ranged": ranged, "level": level}
+    found.filters["alike"] = alike
     found.globals |= {"table": markdown, "denominator": denominator}
     return found
 

@@ -207,6 +207,20 @@ def test_starts_of_other_rows_are_refused():
         join(STUDY, [start_of(0, [1.0]), fewer])
 
 
+def test_rows_that_some_start_lacks_are_left_out_of_partial_frames():
+    study = dataclasses.replace(STUDY, derive=lambda tables: {}, partial=("timing",))
+    found = [start_of(number, [1.0 + number]) for number in (0, 1, 2)]
+    for number, start in enumerate(found):
+        more = {"keys": [f"only {number}"], "values": {"ms": [9.0]}, "within": {}}
+        start["frames"]["timing"].insert(0, more)
+    rows = join(study, found).rows.stored()["timing"]["rows"]
+    assert [(row[0], row[1][0]) for row in rows] == [("a", 2.0)]
+    assert len(found[0]["frames"]["timing"]) == 2  # what was measured stays
+    found[2]["frames"]["timing"].pop()
+    with pytest.raises(ConfigError, match="no row of frame timing is in all starts"):
+        join(study, found)
+
+
 def test_rows_of_another_order_are_joined_by_their_keys():
     study = dataclasses.replace(STUDY, derive=lambda tables: {})
     first, second = (start_of(number, [1.0]) for number in (0, 1))

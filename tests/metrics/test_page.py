@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_edge.metrics.filters import level, ranged, say
+from moe_edge.metrics.filters import alike, level, ranged, say
 from moe_edge.metrics.page import cell
 from moe_edge.metrics.ranged import NO_DIFFERENCE, Ranged, formatted
 
@@ -53,6 +53,19 @@ def test_a_cell_of_a_ratio_inside_its_spread_shows_how_wide_that_is():
     assert cell(row, "over", ".2f") == "1.04 ± 0.05"
     apart = {"over": 1.2, "over_low": 1.1, "over_high": 1.2}
     assert cell(row | apart, "over", "x.2f") == "1.20 ± 0.05"
+
+
+def test_rows_whose_ratio_to_the_best_is_no_difference_are_alike():
+    rows = [
+        {"system": name, "over": over}
+        for name, over in {
+            "best": Ranged(1.0, 0.9, 1.0),
+            "near": NEAR,
+            "far": FAR,
+        }.items()
+    ]
+    assert alike(rows, "over") == [rows[1]]
+    assert alike([{"over": 1.0}, {"over": 1.01}], "over") == []  # without starts
 
 
 def test_rows_whose_bounds_overlap_those_of_the_best_are_level_with_it():

@@ -80,12 +80,16 @@ def measure_executors(settings: Executors, rows: Rows) -> None:
 
 
 def derive_executors(tables: Tables) -> dict[str, Any]:
-    """What a trial would choose, one kind after the other."""
+    """What a trial would choose, one kind after the other, and all over the best."""
+    runs = tables["runs"]
     chosen = {
         task: _tried(dict(zip(some.executors, some.throughput_per_s, strict=True)))
-        for task, some in tables["runs"].groupby("task", sort=False)
+        for task, some in runs.groupby("task", sort=False)
     }
-    return {"best": [{"task": t, "executors": e} for t, e in chosen.items()]}
+    most = runs.groupby("task").throughput_per_s.transform("max")
+    over = runs[["task", "executors"]].assign(over=runs.throughput_per_s / most)
+    best = [{"task": t, "executors": e} for t, e in chosen.items()]
+    return {"best": best, "over": over}
 
 
 def _in_rounds(

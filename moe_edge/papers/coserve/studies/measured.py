@@ -45,7 +45,9 @@ def _study(name: str, what: str, **more: Frame) -> Study:
         later(f"papers.coserve.studies.measuring.{step}_{what}")
         for step in ("measure", "derive")
     )
-    return Study(name, Measured, measure, {"networks": NETWORK, **more}, derive)
+    start = {"small_repeats": 9, "large_repeats": 3}
+    frames = {"networks": NETWORK, **more}
+    return Study(name, Measured, measure, frames, derive, start=start)
 
 
 NETWORK = frame(

@@ -93,7 +93,7 @@ def derive(tables: Tables) -> dict[str, Any]:
     both = tables["times"].merge(tables["quality"], on=["model", "k"])
     error = tables["errors"].set_index("batch").error
     name = next(model for model in both.model if model != ORIGINAL)
-    batches, ends, slower = [], [], []
+    batches, ends, equal = [], [], []
     for batch, some in both.groupby("batch", sort=False):
         row: dict[str, Any] = {"batch": batch, "error": error[batch]}
         curves = {}
@@ -109,15 +109,11 @@ def derive(tables: Tables) -> dict[str, Any]:
         ends += [
             {"batch": batch, "k": k, "ms": new[k][0]} for k in (min(new), max(new))
         ]
-        slower += [
-            {"k": k, "batch": batch, "times": new[k][0] / old[k][0]}
-            for k in old
-            if new[k][0] > old[k][0] * (1 + LEAST)
-        ]
+        equal += [{"k": k, "batch": batch, "times": new[k][0] / old[k][0]} for k in old]
     return {
         "batches": batches,
         "ends": ends,
-        "slower": slower,
+        "equal": equal,
         "least": LEAST,
         "gain": GAIN,
         "checks": {

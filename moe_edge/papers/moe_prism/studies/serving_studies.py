@@ -128,6 +128,7 @@ def derive(tables: Tables) -> dict[str, Any]:
         "base": base,
         "top": gains[gains.load != AT_ONCE_LABEL].load.iloc[0],
         "best": most.to_dict(),
+        "over_best": full[["system"]].assign(over=full.throughput / most.throughput),
         "best_gain": over[over.system == most.system],
         "scheduler": over[(over.system == PRISM) & (most.system != PRISM)],
         "parts": each[is_shown & (each.part != "")],

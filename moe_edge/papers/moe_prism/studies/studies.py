@@ -199,5 +199,6 @@ FIG10 = _study(
         "quality": frame("model k", "perplexity"),
         "errors": frame("batch", "error"),
     },
+    start={"rounds": 5},
 )
 STUDIES = {study.name: study for study in (TABLE2, TABLE3, FIG3, FIG8, FIG10)}

@@ -202,5 +202,12 @@ FRAMES = {
     "bins": frame("method remote percent", "layer_ms"),
 }
 STUDY = Study(
-    "prism_fig5_live", Figure5Live, measure, FRAMES, derive, check=live_seeds.check
+    "prism_fig5_live",
+    Figure5Live,
+    measure,
+    FRAMES,
+    derive,
+    check=live_seeds.check,
+    start={"seeds": 1},
+    partial=("bins",),
 )

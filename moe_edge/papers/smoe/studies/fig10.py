@@ -122,8 +122,8 @@ def derive(tables: Tables) -> dict[str, Any]:
 def fit_of(
     a_N: np.ndarray, tpot_s_N: np.ndarray, budget_s: float | None, degree: int
 ) -> dict[str, Any]:
-    """Eq. 5 on measured points, one a round: the choice; `a` is missing if none meets
-    the budget.
+    """Eq. 5 on measured points, one a round or means over starts: the choice, a
+    list that is empty if no a meets the budget.
 
     Without a budget it is halfway between the slowest and the fastest a.
     """
@@ -147,13 +147,17 @@ def fit_of(
         choice = choose_a(a_N, tpot_s_N, budget_s, degree=degree)
     except CapacityError:
         fit = Polynomial.fit(a_N, tpot_s_N, degree).convert()
-        return found | {"is_certain": False, "coefficients": fit.coef.tolist()}
-    return found | {
+        nothing = {"choice": [], "is_certain": False}
+        return found | nothing | {"coefficients": fit.coef.tolist()}
+    told = {
         "a": choice.a,
-        "is_certain": choice.is_certain,
-        "coefficients": choice.coefficients,
         "predicted_ms": 1e3 * choice.predicted_tpot_s,
         "residual_ms": 1e3 * choice.max_residual_s,
+    }
+    return found | {
+        "choice": [told],
+        "is_certain": choice.is_certain,
+        "coefficients": choice.coefficients,
     }
 
 

@@ -97,16 +97,17 @@ def tell(rows: Rows, timing: Timing) -> None:
 
 
 def derive(tables: Tables) -> dict[str, Any]:
-    """Gains, with both ratios; one that rounds do not agree on is no difference."""
+    """Gains, with the best ratio of both sides: starts may each have had another best
+    one. A gain that rounds or starts do not agree on is no difference."""
     timing, gains = tables["timing"], tables["gains"]
     gains["gain"] = gains.over - 1
     gains["none"] = (gains.over_low <= 1) & (gains.over_high >= 1)
-    ratios = timing[["policy", "budget", "batch", "hit_ratio"]]
-    for who in ("policy", "baseline"):
-        one = ratios.rename(columns={"policy": who, "hit_ratio": f"{who}_ratio"})
-        gains = gains.merge(one, on=[who, "budget", "batch"], how="left")
-    chosen = ~timing.policy.isin(("resident",))
-    return {"gain": gains, "shown": timing[chosen]}
+    shown = timing[timing.policy != "resident"]
+    is_full, at = shown.policy.str.startswith(FULL), ["budget", "batch"]
+    for who, some in (("policy", shown[is_full]), ("baseline", shown[~is_full])):
+        best = some.groupby(at, sort=False).hit_ratio.max()
+        gains = gains.merge(best.rename(f"{who}_ratio").reset_index(), on=at)
+    return {"gain": gains, "shown": shown}
 
 
 FRAMES = {

@@ -179,4 +179,6 @@ def derive(tables: Tables) -> dict[str, Any]:
 
 
 FRAMES = {"experts": frame("model what tokens", "time_ms")}
-STUDY = Study("smoe_fig3", ExpertSettings, measure, FRAMES, derive)
+STUDY = Study(
+    "smoe_fig3", ExpertSettings, measure, FRAMES, derive, start={"repeats": 5}
+)

@@ -23,17 +23,21 @@ def test_fit_of_finds_the_least_a_of_a_known_curve():
     found = fit_of(a_N, tpot_s_N, None, 2)
     # Halfway between 20 and 14 ms.
     assert found["budget_ms"] == pytest.approx(17)
-    assert found["a"] == pytest.approx(0.3, abs=1e-6)
+    (choice,) = found["choice"]
+    assert choice["a"] == pytest.approx(0.3, abs=1e-6)
     assert found["linear_r2"] == pytest.approx(1.0)
     assert found["tpot_s"][0.6] == pytest.approx(0.014)
     assert found["change"] == pytest.approx(-0.3)
-    assert fit_of(a_N, tpot_s_N, 0.019, 2)["a"] == pytest.approx(0.1, abs=1e-6)
+    (choice,) = fit_of(a_N, tpot_s_N, 0.019, 2)["choice"]
+    assert choice["a"] == pytest.approx(0.1, abs=1e-6)
 
 
 def test_fit_of_says_when_no_a_is_enough():
     a_N, tpot_s_N = np.array(A), np.array([0.02, 0.019, 0.018, 0.017])
     found = fit_of(a_N, tpot_s_N, 0.001, 2)
-    assert "a" not in found and not found["is_certain"]
+    assert not found["choice"] and not found["is_certain"]
+    enough = fit_of(a_N, tpot_s_N, 0.018, 2)
+    assert enough.keys() == found.keys()  # so that bootstraps of starts have both
 
 
 def test_cases_use_one_margin_and_only_a_of_zero_is_exact():
