@@ -56,7 +56,7 @@ from moe_edge.schedule.policy import get_scheduler
 from moe_edge.serve.driver import Driver
 from moe_edge.serve.options import ServingOptions, make_driver
 
-BATCHES = 12  # of requests that come at once: what a system sustains
+BATCHES = 24  # of requests that come at once: what a system sustains
 
 
 class Servers:
