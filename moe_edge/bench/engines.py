@@ -18,6 +18,7 @@ import numpy as np
 
 from moe_edge.bench.prompts import AnyLinkSettings
 from moe_edge.bench.study import weights_of
+from moe_edge.convert.hf_config import RANDOM_SEED
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.process import alone
 from moe_edge.engine.companion import Companion
@@ -45,7 +46,8 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
 
     Parameters of experts come from their bytes: padding counts.
     """
-    kind, narrow = weights.config.moe.expert_kind, dtype in ("bfloat16", "uint16")
+    config, narrow = weights.config, dtype in ("bfloat16", "uint16")
+    kind, seed = config.moe.expert_kind, config.hf_config.get(RANDOM_SEED)
     each = bytes_per_weight(kind) or (2 if narrow else 4)
     dense = [
         *weights.top.values(),
@@ -55,7 +57,10 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
         "name": checkpoint,
         "params": sum(math.prod(weight.shape) for weight in dense)
         + int(num_bytes(weights.experts) / each),
-        "weights": weights_of(checkpoint),
+        "weights": weights_of(checkpoint) if seed is None else f"random, seed {seed}",
+        "width": config.d_model,
+        "experts": config.moe.num_experts,
+        "neurons": config.moe.expert_dim,
     }
 
 
@@ -72,6 +77,7 @@ class Bench:
       resident: engine with all weights on the device.
       store: the experts on the host.
       model: `model` of a results entry.
+      is_random: nothing has trained the weights, so that only times say something.
       companions: engines that run ahead of it, by what they are.
     """
 
@@ -93,6 +99,7 @@ class Bench:
         self.weights = dataclasses.replace(weights, experts=empty)
         self.config = weights.config
         self.model = describe_model(loaded.name, weights, loaded.dtype)
+        self.is_random = RANDOM_SEED in self.config.hf_config
         self._programs: LayerPrograms | None = None
         self._engines: list[LayeredEngine] = []
         self.companions: dict[str, Any] = {}

@@ -27,6 +27,8 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
+RANDOM_SEED = "random_weights_seed"  # of weights that nothing has trained
+
 # Fields that describe files, training, modules that predict later tokens or output
 # bookkeeping, never the forward pass.
 HARMLESS = frozenset(
@@ -46,7 +48,7 @@ HARMLESS = frozenset(
     tie_encoder_decoder tie_last_hidden_states tokenizer_class torch_dtype torchscript
     transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache use_mtp
     """.split()
-)
+) | {RANDOM_SEED}
 # Generation settings that older transformers wrote into config.json.
 GENERATION = frozenset(
     """

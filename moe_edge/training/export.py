@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from moe_edge.checkpoint.schema import dense_items, item_shapes
 from moe_edge.convert import rules
 from moe_edge.convert.families import config_from_hf
+from moe_edge.convert.hf_config import RANDOM_SEED
 from moe_edge.convert.safetensors_writer import SafetensorsWriter
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
@@ -72,6 +73,7 @@ def export_hf(
     out_dir: Path,
     *,
     extra_files: dict[str, str | bytes] | None = None,
+    random_seed: int | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes the folder, all or nothing.
@@ -81,10 +83,13 @@ def export_hf(
       config: the architecture, of family qwen2_moe.
       out_dir: the new folder.
       extra_files: name -> content of files to put next to the model (card, picture).
+      random_seed: of weights that nothing has trained, which config.json then says.
     Raises:
       OutputError: the folder cannot be written.
     """
     raw = hf_config(config)
+    if random_seed is not None:
+        raw[RANDOM_SEED] = random_seed
     # The width of dense layers is written but means nothing without dense layers.
     read_back = dataclasses.replace(config_from_hf(raw), dense_dim=config.dense_dim)
     if read_back != config:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from moe_edge.bench.cases import Case, Ready, count_history, past_sequences, prepare
 from moe_edge.bench.engines import Bench
@@ -125,7 +126,8 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
                 cases, engines = [cases[n] for n in kept], [engines[n] for n in kept]
             if first is not None:
                 at = dataclasses.replace(at, engines=engines, rounds=prompts[1:])
-            timing = time_cases(bench, cases, at, one, num_compiled, is_smoe)
+            judged = no_case if bench.is_random else is_smoe
+            timing = time_cases(bench, cases, at, one, num_compiled, judged)
             timings[name] = timing if first is None else after(first, timing)
         workload = ready.workload(settings) | {"workloads": list(timings)}
         rows.about |= {"model": bench.model, "workload": workload, "kind": ready.kind}
@@ -143,7 +145,7 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
 
 
 def no_case(case: Case) -> bool:
-    """Whose fidelity is judged in a round that only chooses."""
+    """Whose fidelity is judged in a round that only chooses, and of random weights."""
     return False
 
 
@@ -239,11 +241,13 @@ def change_of(ratio_WR: np.ndarray) -> Estimate:
 
 
 def derive(tables: Tables) -> dict[str, Any]:
-    """Changes; those that rounds do not agree on are no difference."""
+    """Changes; those that rounds do not agree on are no difference. `agreed`: the
+    least and the most agreement, nothing where it was not judged."""
     found, systems = tables["against"], tables["systems"]
     found["none"] = (found.change_low <= 0) & (found.change_high >= 0)
-    agreed = systems.agreement.dropna()
-    return {"changes": found, "agreed": [agreed.min(), agreed.max()]}
+    agreed = systems.get("agreement", pd.Series(dtype=float)).dropna()
+    ends = [] if agreed.empty else [agreed.min(), agreed.max()]
+    return {"changes": found, "agreed": ends}
 
 
 def check(settings: Fig11Settings) -> None:
