@@ -24,6 +24,7 @@ from tests.support.layered import (
     layered,
     resident_logits,
 )
+from tests.support.prefetches import note_prefetches
 from tests.support.slow_cases import slow
 from tests.support.tiny_models import ALL, BF16, GQA, random_prompts
 
@@ -38,6 +39,12 @@ class KnownCost:
 
     def add(self, seconds):
         assert seconds > 0
+
+
+def know_costs(engine) -> None:
+    """Of an expert: twice as quick on the host as over the link."""
+    (host,) = engine.backends
+    host.load, host.host = KnownCost(2e-3), KnownCost(1e-3)
 
 
 def assert_gate_b(logits, expected):
@@ -62,8 +69,7 @@ def test_assisted_equals_resident_by_gate_b(name, dtype, lengths, slots, rule):
     plan = "equal" if slots == 4 else "one_pool"
     engine = layered(name, dtype, slots, slot_plan=plan, assist=rule, **SLOW)
     prompts = random_prompts(ALL[name], lengths)
-    (host,) = engine.backends
-    host.load, host.host = KnownCost(2e-3), KnownCost(1e-3)
+    know_costs(engine)
     logits = forced_logits(engine, prompts)
     assert_gate_b(logits, resident_logits(name, dtype, lengths))
     assert engine.backends[0].computed > 8 or slots == 4
@@ -80,11 +86,13 @@ def test_assisted_with_prefetching_equals_resident(horizon):
         horizon=horizon,
         **SLOW,
     )
+    know_costs(engine)
+    asked = note_prefetches(engine.queue)
     for _ in range(2):
         logits = forced_logits(engine, random_prompts(GQA, NINE))
         assert_gate_b(logits, resident_logits("gqa", BF16, NINE))
     assert engine.backends[0].computed > 8
-    assert engine.queue.stats().prefetch.count > 8
+    assert sum(asked) > 8  # how many travel in time depends on the clock
 
 
 def test_assisted_prefill_is_exact_and_the_host_idle():
@@ -97,6 +105,7 @@ def test_what_the_host_computes_is_not_moved():
     plain, assisted = (
         layered("gqa", BF16, assist=assist, **SLOW) for assist in (None, "two_pointer")
     )
+    know_costs(assisted)
     for engine in (plain, assisted):
         forced_logits(engine, random_prompts(GQA, NINE))
     counters, stats = assisted.layer_step.counters, assisted.queue.stats()
@@ -107,8 +116,7 @@ def test_what_the_host_computes_is_not_moved():
 
 def test_what_the_host_computed_in_the_warm_up_is_not_counted():
     engine = layered("gqa", BF16, assist="two_pointer", with_trace=False, **SLOW)
-    (host,) = engine.backends
-    host.load, host.host = KnownCost(2e-3), KnownCost(1e-3)
+    know_costs(engine)
     generate_rows(engine, random_prompts(GQA, NINE), CAPACITY - NINE[0], Sampling())
     report = engine.report()
     misses = report["decode"]["misses"] + report["prefill"]["misses"]
