@@ -11,6 +11,7 @@ import pytest
 from moe_edge.cluster.drills import Drill
 from moe_edge.cluster.node import way_back
 from moe_edge.cluster.node.node import Order, SchedulerLost
+from moe_edge.cluster.node.remote import last_deadline_s
 from moe_edge.cluster.prism.table_keeper import TableKeeper
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.scheduler.requests import NobodyLeft
@@ -246,10 +247,19 @@ def test_a_call_longer_than_its_deadline_succeeds_and_kills_nobody(monkeypatch):
 def test_a_call_that_is_never_answered_loses_the_server_and_no_request():
     """Though the scheduler asks the accused for longer than tables otherwise take."""
     with LiveCluster([SLOTS] * 2, call_s=0.01, table_s=0.5) as cluster:
-        stuck = threading.Event()
+        stuck, tables, waits_s = threading.Event(), cluster.servers[0].server.tables, []
+        newer = tables.newer
+
+        def patient(version, wait_s):
+            """How long it would wait; the machine may be slower."""
+            waits_s.append(wait_s)
+            return newer(version, READY_S)
+
+        tables.newer = patient
         cluster.servers[1].server.call = lambda *_: stuck.wait()
         run = cluster.run(owned_by_one(2), requests((5,), 2, 2))
         stuck.set()
+        assert {*waits_s} == {0.5 + last_deadline_s(0.01)}
         assert_tokens_of_one_machine(run.asked)
         assert [(f.server, f.kind) for f in run.failures] == [(1, "hung")]
 
