@@ -267,8 +267,8 @@ def test_asynchronous_equals_serial(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_exception_in_the_thread_surfaces(kind):
     with make(kind) as queue:
-        bad = queue.request(0, EXPERTS, 0, "demand")
-        behind = queue.request(0, 0, 1, "demand")
+        # Together: a request after it is refused where the thread has come so far.
+        bad, behind = queue.request_all([(0, EXPERTS, 0), (0, 0, 1)], "demand")
         with pytest.raises(KeyError, match="no expert 6"):
             queue.wait([behind])
         assert not bad.done and not behind.done
