@@ -204,6 +204,7 @@ def test_what_the_thread_that_brings_blocks_dies_of_ends_the_server(cluster):
     asked = requests((9, 16), 24, 2)
     react = OnFirstToken(broken.set)
     cluster.scheduler.react = react
+    cluster.hold(asked[-1], {("to", "lost"): 1})
     cluster.audit.expect = False
     goal_NLE = held_NLE[::-1].copy()
     run = cluster.run(held_NLE, asked, policy=Wandering([held_NLE, goal_NLE], 0.01))

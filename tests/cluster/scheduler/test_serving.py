@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import threading
 import time
 
@@ -93,9 +94,10 @@ def test_a_moved_request_brings_the_tokens_that_it_has():
 
 
 def test_blocks_of_a_dead_server_get_free_slots():
-    held_NLE = owned_by_one(3)
+    held_NLE, asked = owned_by_one(3), asked_of(3)
     with LiveCluster([SLOTS] * 3) as cluster:
-        run = cluster.run(held_NLE, asked_of(3), drill=Drill("kill", 0, 8))
+        cluster.hold(asked[-1], {("from", "arrived"): 2})  # of both that are left
+        run = cluster.run(held_NLE, asked, drill=Drill("kill", 0, 8))
         assert_tokens_of_one_machine(run.asked)
         first, second = run.keeper.table.changes
         assert sorted(first.drops) == [
@@ -149,14 +151,19 @@ def test_a_loss_in_a_round_that_fills_all_survivors_is_read_at_once(name, count)
 def test_servers_may_die_one_after_the_other():
     with LiveCluster([SLOTS] * 4) as cluster:
         kills = iter([2, 0, 3])
-        tokens = iter(range(1000))
+        tokens, asked = iter(range(1000)), asked_of(4)
+        asked[-1].arrival_s = math.inf
+        holdings = cluster.servers[1].server.holdings
 
         def react(way, server, name, fields):
             if (way, name) == ("from", "token") and next(tokens) in (8, 24, 40):
                 cluster.kill(next(kills))
+            if (way, server, name) == ("from", 1, "arrived"):
+                if holdings.held_LE[1:].all():  # all that it will ever bring
+                    asked[-1].arrival_s = 0.0
 
         cluster.scheduler.react = react
-        run = cluster.run(random_held(4, copies=0.2), asked_of(4))
+        run = cluster.run(random_held(4, copies=0.2), asked)
         assert_tokens_of_one_machine(run.asked)
         assert [f.server for f in run.failures] == [2, 0, 3]
         assert {one.at for one in run.asked} == {1}
@@ -282,8 +289,9 @@ def test_blocks_that_do_not_come_are_read_from_the_own_checkpoint():
     with LiveCluster([SLOTS] * 2) as cluster:
         for one in cluster.servers:
             one.transport.fetch = lambda *_: False
-        policy = Wandering(tables, 0.02, source="network")
-        run = cluster.run(tables[0], asked_of(2), policy=policy)
+        policy, asked = Wandering(tables, 0.02, source="network"), asked_of(2)
+        cluster.hold(asked[-1], {("to", "table"): 1})
+        run = cluster.run(tables[0], asked, policy=policy)
         assert_tokens_of_one_machine(run.asked)
         assert run.keeper.table.moved
         assert all((run.notes[n][1]["brought"][:, 4] == -1).all() for n in (0, 1))
@@ -568,7 +576,9 @@ def test_a_server_that_nobody_takes_back_ends_with_one_line(monkeypatch):
 
 def test_a_server_that_calls_all_others_hung_evicts_nobody():
     with LiveCluster([9] * 7) as cluster:
-        run = cluster.run(owned_by_one(7), asked_of(7), drill=Drill("accuse", 0, 8))
+        asked = asked_of(7)
+        cluster.hold(asked[-1], {("to", "reach"): 6})
+        run = cluster.run(owned_by_one(7), asked, drill=Drill("accuse", 0, 8))
         assert_tokens_of_one_machine(run.asked)
         assert not run.failures and cluster.scheduler.alive == list(range(7))
         assert not cluster.scheduler.accusations.found_bad
