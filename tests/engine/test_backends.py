@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 
 from moe_edge.core.checks import ConfigError
+from moe_edge.engine import backends
 from moe_edge.engine.backends import HostBackend
 from moe_edge.engine.generate import generate_rows
 from moe_edge.engine.routing_reader import Reading
 from moe_edge.model.sampling import Sampling
+from moe_edge.offload import link
 from moe_edge.offload.assist_base import ASSISTS, Assist, get_assist
 from moe_edge.offload.link import TransferLink
 from moe_edge.offload.store import HostStore
+from tests.offload.test_caller_carrier import Clock
 from tests.support.layered import (
     CAPACITY,
     NINE,
@@ -183,22 +186,21 @@ def test_an_emulated_host_takes_its_time_and_computes_the_same():
     assert all((y_TD == outputs[0]).all() for y_TD in outputs)
 
 
-def test_an_emulated_host_begins_when_it_is_asked():
+@pytest.mark.parametrize("meanwhile_s, left_s", [(0.0, 0.1), (0.04, 0.06), (0.11, 0.0)])
+def test_an_emulated_host_begins_when_it_is_asked(meanwhile_s, left_s, monkeypatch):
+    clock = Clock()
+    for module in (backends, link):
+        monkeypatch.setattr(module, "time", clock)
     store, reading = HostStore(StoreReader(GQA)), reading_of([[5, 3]])
     hidden_TD = np.ones((1, GQA.d_model), np.float32)
-    for _ in range(30):  # the best one counts, for a busy machine delays
-        host = HostBackend(GQA, store, TransferLink(), get_assist("all"), 0.05)
-        host.start(hidden_TD, reading, [5, 3])()  # compiles
-        finish = host.start(hidden_TD, reading, [5, 3])
-        time.sleep(0.11)  # others work meanwhile, longer than two experts take
-        started = time.perf_counter()
-        finish()
-        took_s = time.perf_counter() - started
-        # What others did meanwhile is none of its costs.
-        costs_s = host.busy_s, host.host.mean_s
-        if took_s < 0.09 and costs_s == pytest.approx((0.2, 0.05)):
-            break
-    assert took_s < 0.09 and costs_s == pytest.approx((0.2, 0.05))
+    host = HostBackend(GQA, store, TransferLink(), get_assist("all"), 0.05)
+    finish = host.start(hidden_TD, reading, [5, 3])
+    clock.now_s += meanwhile_s  # others work
+    started_s = clock.now_s
+    finish()
+    assert clock.now_s - started_s == pytest.approx(left_s, abs=1e-4)
+    # What others did meanwhile is none of its costs.
+    assert (host.busy_s, host.host.mean_s) == pytest.approx((0.1, 0.05))
 
 
 def test_fiddler_counts_the_devices_own_time_where_the_host_is_emulated():
