@@ -51,7 +51,7 @@ def test_who_is_left_of_a_killed_pair_ends_by_one_line(ends, scenario):
     assert seconds < HEARTBEAT_S, "JAX noticed by a heartbeat"
     (line,) = text.splitlines()
     victim = scenario.split()[1]
-    # By the closed connection; by a heartbeat it had given no sign of life.
+    # By the connection that closed: by a heartbeat the line would say otherwise.
     by_us = f"error: process {victim} has ended without a word: it was killed, or"
     by_jax = "error: the coordinator or another process is gone, says JAX; start all"
     assert line.startswith((by_us, by_jax))
