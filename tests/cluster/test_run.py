@@ -278,7 +278,7 @@ def test_who_does_not_fit_is_refused_and_the_others_wait_on(
 ):
     where = {"coordinator": f"127.0.0.1:{unused_ports(1)[0]}", "secret_file": secret}
     scheduler = start(
-        *flags_of(tiny, prompts, process_id=0, join_timeout_s=60, **where)
+        *flags_of(tiny, prompts, process_id=0, join_timeout_s=300, **where)
     )
     other = shutil.copytree(tiny, tmp_path / "other")
     with (other / "model.safetensors").open("r+b") as file:
@@ -287,7 +287,7 @@ def test_who_does_not_fit_is_refused_and_the_others_wait_on(
     wrong = tmp_path / "wrong"
     wrong.write_text("another secret of the tests")
     wrong.chmod(0o600)
-    where |= {"process_id": 2, "join_timeout_s": 30}
+    where |= {"process_id": 2, "join_timeout_s": 120}
     runs = {
         "give all processes the same --secret_file": {"secret_file": wrong},
         "process 2 has --slots 9,11, the scheduler 12,12": {"slots": "9,11"},

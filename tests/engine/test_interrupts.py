@@ -22,7 +22,7 @@ from tests.support.tiny_checkpoint import write_tiny_checkpoint
 from tests.support.tiny_models import GQA, random_prompts, random_weights
 
 ROOT = Path(__file__).parents[2]
-TRIES, LATE_S = 20, 120
+TRIES, LATE_S = 20, 600
 KINDS = {"resident": lambda: ResidentEngine(random_weights(GQA)), "layered": layered}
 
 

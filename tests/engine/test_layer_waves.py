@@ -18,6 +18,7 @@ from tests.support.layered import (
     assert_same_bits,
     layered,
 )
+from tests.support.prefetches import LazyLink
 from tests.support.tiny_models import BF16
 
 MANY = (4, 9) * 8 + (2,)  # one row more than `pairs` takes
@@ -95,12 +96,14 @@ def test_waves_among_wrong_prefetches_keep_bits():
     # Three rows choose 3 to 9 experts: some lookups fit 6 slots, others do not.
     table = np.random.default_rng(0).integers(0, 12, (70, 3, 4))
     table[:, 0] = -1  # a dense layer
-    options = {"predictor_options": {"chosen_SLK": table}, "link_bytes_per_s": 8e6}
-    engine = layered("gqa", np.float32, 6, predictor="oracle", **options)
+    options = {"predictor": "oracle", "predictor_options": {"chosen_SLK": table}}
+    engine = layered("gqa", np.float32, 6, **options)
+    engine.queue.carriers[0].link = LazyLink(5)
     assert_same_bits(engine, "gqa", np.float32, THREE)
     assert 20 < engine.layer_step.statistics.waves[True] < 2 * STEPS - 20
     stats = engine.queue.stats()
     assert stats.prefetch.count > 20 and stats.wasted_bytes > 0
+    assert stats.cancelled > 10
 
 
 @dataclasses.dataclass(frozen=True)

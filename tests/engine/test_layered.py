@@ -22,6 +22,7 @@ from tests.support.layered import (
     layered,
     resident_of,
 )
+from tests.support.prefetches import LazyLink
 from tests.support.slow_cases import slow
 from tests.support.tiny_models import BF16, GQA, random_prompts
 
@@ -196,22 +197,32 @@ def test_prefetches_are_asked_for_before_the_dispatch_only_if_inline(
     assert all(followed) if inline else not all(followed)
 
 
-def test_slow_link_makes_true_prefetches_late_and_takes_wrong_ones_back():
-    wrong_SLK = np.random.default_rng(0).integers(0, 12, (1 + STEPS, 3, 4))
-    wrong_SLK[:, 0] = -1  # a dense layer
+def wrong_SLK() -> np.ndarray:
+    table = np.random.default_rng(0).integers(0, 12, (1 + STEPS, 3, 4))
+    table[:, 0] = -1  # a dense layer
+    return table
+
+
+def test_blocks_take_the_time_of_a_slow_link():
+    options = {"predictor": "oracle", "predictor_options": {"chosen_SLK": wrong_SLK()}}
+    engine = engine_of(link_bytes_per_s=2e6, **options)  # 1.9 ms a block
+    assert_same_bits(engine, *BITS)
+    stats = engine.queue.stats()
+    moved = stats.demand.bytes + stats.prefetch.bytes
+    seconds = stats.demand.seconds + stats.prefetch.seconds
+    assert seconds >= 0.99 * moved / 2e6
+    assert engine.layer_step.counters[True].wait_s > 0
+
+
+def test_busy_link_makes_true_prefetches_late_and_takes_wrong_ones_back():
     found = []
-    for table in (chosen_SLK(), wrong_SLK):
-        engine = engine_of(
-            predictor="oracle",
-            predictor_options={"chosen_SLK": table},
-            link_bytes_per_s=2e6,  # 1.9 ms a block
-        )
+    for table in (chosen_SLK(), wrong_SLK()):
+        options = {"predictor": "oracle", "predictor_options": {"chosen_SLK": table}}
+        engine = engine_of(**options)
+        engine.queue.carriers[0].link = LazyLink(5)
         assert_same_bits(engine, *BITS)
         counters, stats = engine.layer_step.counters[True], engine.queue.stats()
         found.append((counters.late, stats.cancelled, stats.wasted_bytes))
-        moved = stats.demand.bytes + stats.prefetch.bytes
-        seconds = stats.demand.seconds + stats.prefetch.seconds
-        assert seconds >= 0.99 * moved / 2e6 and counters.wait_s > 0
     (late, cancelled, wasted), of_wrong = found
     assert late > 10 and cancelled == wasted == 0
     assert of_wrong[1] > 10 and of_wrong[2] > 0

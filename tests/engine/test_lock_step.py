@@ -64,7 +64,7 @@ class Both:
             self.error = error
 
     def wait(self) -> None:
-        self._thread.join(60)
+        self._thread.join(300)
         assert not self._thread.is_alive()
 
     def close(self) -> None:

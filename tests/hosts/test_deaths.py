@@ -48,9 +48,10 @@ def survivor(ends, scenario: str) -> tuple:
 def test_who_is_left_of_a_killed_pair_ends_by_one_line(ends, scenario):
     code, seconds, text = survivor(ends, scenario)
     assert code == 3
-    assert seconds < LOST_S, "it noticed by a heartbeat, not by the closed connection"
+    assert seconds < HEARTBEAT_S, "JAX noticed by a heartbeat"
     (line,) = text.splitlines()
     victim = scenario.split()[1]
+    # By the connection that closed: by a heartbeat the line would say otherwise.
     by_us = f"error: process {victim} has ended without a word: it was killed, or"
     by_jax = "error: the coordinator or another process is gone, says JAX; start all"
     assert line.startswith((by_us, by_jax))
@@ -60,7 +61,8 @@ def test_who_is_left_of_a_killed_pair_ends_by_one_line(ends, scenario):
 def test_who_waits_for_a_stopped_process_ends_before_jax_aborts_it(ends, scenario):
     code, seconds, text = survivor(ends, scenario)
     assert code == 3
-    assert LOST_S - 2 < seconds < HEARTBEAT_S
+    # Its last beat may have been long before on a loaded machine.
+    assert LOST_S / 2 < seconds < HEARTBEAT_S
     victim = scenario.split()[1]
     (line,) = text.splitlines()
     assert line.startswith(f"error: process {victim} gave no sign of life for 7 s: it")

@@ -138,11 +138,12 @@ def test_homes_load_at_once_each_over_its_own_link(kind, slots):
         transfers = residency.demand(0, experts, step=0)
         queue.wait(transfers)
         begun_s = transfers[0].requested_s
-        # When each link is free again; one alone would have been after four copies.
+        # Until each link is free again: its own copies, however long they were held
+        # up, and nobody else's.
         taken_s = [each.link.free_s - begun_s for each in queue.carriers]
-        copies_N = np.array(taken_s) / COPY_S
-        assert (copies_N >= [1.99, 0.99, 0.99]).all()
-        assert (copies_N < [3.5, 2.5, 2.5]).all()
+        assert (np.array(taken_s) / COPY_S >= [1.99, 0.99, 0.99]).all()
+        busy_s = [each.totals["demand"].seconds for each in queue.carriers]
+        assert taken_s == pytest.approx(busy_s)
         assert all(transfer.done for transfer in transfers)
         arrays = [np.asarray(array) for array in queue.slots.array]
         devices = [array.devices() for array in queue.slots.array]

@@ -169,20 +169,21 @@ def test_request_without_a_host_is_not_answered(patient):
     assert read_reply(sock).code == "host_not_allowed"
 
 
-def test_client_that_stops_reading_is_cut_off_and_its_rows_leave(hasty):
-    sock = hasty.connect()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+def test_client_that_stops_reading_is_cut_off_and_its_rows_leave():
     fields = {"logprobs": 20, "max_tokens": 100, "stream": True, "ignore_eos": True}
     body = json.dumps(completion(n=60, **fields)).encode()
-    sock.sendall(
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        % len(body)
-        + body
-    )
-    hasty.until(lambda: hasty.driver.loop.outcomes["cancelled"] > 0)
-    hasty.until(lambda: not hasty.driver.is_busy)
-    assert hasty.complete().status == 200
+    with live_server(receive_s=600.0, idle_client_s=0.5) as server:
+        sock = server.connect()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        sock.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
+            + body
+        )
+        server.until(lambda: server.driver.loop.outcomes["cancelled"] > 0)
+        server.until(lambda: not server.driver.is_busy)
+        assert server.complete().status == 200
 
 
 def test_client_that_reads_slowly_gets_everything(steady):

@@ -5,6 +5,8 @@ import itertools
 import threading
 from collections import deque
 
+WAIT_S = 300.0  # of this machine, however busy: as long as a whole run may take
+
 
 class ComputedTime:
     """A clock for `ExpertEngine`: when all threads wait, the time moves on.
@@ -32,7 +34,7 @@ class ComputedTime:
         with self._lock:
             heapq.heappush(self._sleepers, (at_s, later, next(self._came), woken))
             self._wait()
-        assert woken.wait(timeout=30)
+        assert woken.wait(WAIT_S)
 
     def wake(self) -> None:
         """Who sleeps goes on in its turn."""
@@ -78,6 +80,6 @@ class Inbox:
                 return None
             self.reader = woken = threading.Event()
             time._wait()
-        assert woken.wait(timeout=30)
+        assert woken.wait(WAIT_S)
         self.reader = None
         return self._items.popleft()

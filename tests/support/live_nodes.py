@@ -16,6 +16,7 @@ from moe_edge.cluster.transport.base import PeerLost
 from moe_edge.cluster.transport.messages.transport import Transport
 
 SECRET = b"a secret of the tests"
+WAIT_S = 120.0  # for what a loaded machine may take
 
 
 class Killed(Exception):
@@ -74,7 +75,7 @@ class LiveNode:
         lose_way(transport, peer)
 
     def join(self) -> None:
-        self._thread.join(20)
+        self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
 
 

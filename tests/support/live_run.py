@@ -21,7 +21,7 @@ WITH_INTERRUPTS = (
     "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
 )
-WAIT_S = 90.0  # for what a loaded machine may take
+WAIT_S = 180.0  # for what a loaded machine may take
 
 
 class LiveRun:

@@ -1,9 +1,12 @@
 """Packets get lost: from one server to another one only, or all of one server."""
 
+import fcntl
 import json
 import re
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -42,7 +45,16 @@ def flags_of(tiny, name, **more) -> list[str]:
 
 
 @pytest.fixture
-def run(start, tiny):
+def alone():
+    """Nobody else's test has the network, whose name all runs share."""
+    path = Path(tempfile.gettempdir()) / "moe-edge-tests.network.lock"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def run(alone, start, tiny):
     return lambda name, **more: start(*flags_of(tiny, name, **more))
 
 

@@ -9,7 +9,7 @@ from moe_edge.cluster.roles import SCHEDULER
 from moe_edge.cluster.transport.base import Address, PeerLost
 from moe_edge.cluster.transport.messages.transport import Transport
 from moe_edge.core.checks import ConfigError
-from tests.support.live_run import unused_ports
+from tests.support.live_run import WAIT_S, unused_ports
 
 SECRET = b"a secret of the tests"
 FACTS = {
@@ -42,7 +42,7 @@ def where(reception):
         yield Address("127.0.0.1", transport.address.calls, transport.address.calls)
 
 
-def hello(where, process: int, secret: bytes = SECRET, timeout_s=5.0, **changes):
+def hello(where, process: int, secret: bytes = SECRET, timeout_s=WAIT_S, **changes):
     facts = FACTS | {"instance": f"i{process}", "address": []} | changes
     with Transport(process, secret) as transport:
         say_hello(transport, where, facts, timeout_s, lambda *_: None)
@@ -52,7 +52,7 @@ def test_all_that_fit_are_taken_in_in_any_order(reception, where):
     threads = [threading.Thread(target=hello, args=(where, n)) for n in (2, 1)]
     for thread in threads:
         thread.start()
-    members = reception.wait(5.0)
+    members = reception.wait(WAIT_S)
     assert sorted(members) == [1, 2] and members[2]["instance"] == "i2"
     for thread in threads:
         thread.join()

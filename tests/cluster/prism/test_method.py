@@ -26,6 +26,7 @@ def test_migration_in_the_midst_of_generation_changes_no_token():
     tables = [random_held(3, seed) for seed in range(4)]
     with LiveCluster([SLOTS] * 3) as cluster:
         asked = requests((9, 16, 12), 48, 3)
+        cluster.hold(asked[-1], {("to", "table"): 1})
         run = cluster.run(tables[0], asked, policy=Wandering(tables))
         assert_tokens_of_one_machine(run.asked)
         assert run.keeper.table.moved > 0

@@ -20,7 +20,7 @@ from tests.support.live_cluster import (
     random_held,
     requests,
 )
-from tests.support.live_nodes import SECRET
+from tests.support.live_nodes import SECRET, WAIT_S
 
 WIDTH = 40  # of the tiny model
 
@@ -163,7 +163,7 @@ def test_a_server_without_its_scheduler_ends_in_the_midst_of_a_step():
 
         def never(peer, call):
             waiting.set()
-            over.wait(10)
+            over.wait(WAIT_S)
 
         server.call = never
 
@@ -173,7 +173,7 @@ def test_a_server_without_its_scheduler_ends_in_the_midst_of_a_step():
 
         one = threading.Thread(target=run, daemon=True)
         one.start()
-        assert waiting.wait(20)
+        assert waiting.wait(WAIT_S)
         cluster.transport.close()
         over.set()
         for each in cluster.servers:
@@ -184,7 +184,8 @@ def test_a_server_without_its_scheduler_ends_in_the_midst_of_a_step():
         for each in cluster.servers:
             each.error, each.killed = None, True
         cluster.scheduler._events.put("no event")  # ends the thread by a fault
-        one.join(10)
+        one.join(WAIT_S)
+        assert not one.is_alive()
 
 
 def test_what_the_thread_that_brings_blocks_dies_of_ends_the_server(cluster):
@@ -203,6 +204,7 @@ def test_what_the_thread_that_brings_blocks_dies_of_ends_the_server(cluster):
     asked = requests((9, 16), 24, 2)
     react = OnFirstToken(broken.set)
     cluster.scheduler.react = react
+    cluster.hold(asked[-1], {("to", "lost"): 1})
     cluster.audit.expect = False
     goal_NLE = held_NLE[::-1].copy()
     run = cluster.run(held_NLE, asked, policy=Wandering([held_NLE, goal_NLE], 0.01))

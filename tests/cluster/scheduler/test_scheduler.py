@@ -12,7 +12,7 @@ from moe_edge.cluster.scheduler.serving import Holders, Serving
 from moe_edge.cluster.transport.base import PeerLost
 from moe_edge.core import progress
 from moe_edge.core.checks import MoeEdgeError, RequestError
-from tests.support.live_run import wait_until
+from tests.support.live_run import WAIT_S, wait_until
 
 GOOD = {
     "warm": {"seconds": 1.5},
@@ -131,7 +131,7 @@ def told_by(scheduler) -> list:
     return scheduler.transport.told
 
 
-def next_of(scheduler, wait_s=5.0):
+def next_of(scheduler, wait_s=WAIT_S):
     event = scheduler.next_event(time.monotonic() + wait_s)
     return event and event[:3]
 

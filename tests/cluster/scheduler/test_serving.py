@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import threading
 import time
 
@@ -11,6 +12,7 @@ import pytest
 from moe_edge.cluster.drills import Drill
 from moe_edge.cluster.node import way_back
 from moe_edge.cluster.node.node import Order, SchedulerLost
+from moe_edge.cluster.node.remote import last_deadline_s
 from moe_edge.cluster.prism.table_keeper import TableKeeper
 from moe_edge.cluster.roles import FIRST
 from moe_edge.cluster.scheduler.requests import NobodyLeft
@@ -92,9 +94,10 @@ def test_a_moved_request_brings_the_tokens_that_it_has():
 
 
 def test_blocks_of_a_dead_server_get_free_slots():
-    held_NLE = owned_by_one(3)
+    held_NLE, asked = owned_by_one(3), asked_of(3)
     with LiveCluster([SLOTS] * 3) as cluster:
-        run = cluster.run(held_NLE, asked_of(3), drill=Drill("kill", 0, 8))
+        cluster.hold(asked[-1], {("from", "arrived"): 2})  # of both that are left
+        run = cluster.run(held_NLE, asked, drill=Drill("kill", 0, 8))
         assert_tokens_of_one_machine(run.asked)
         first, second = run.keeper.table.changes
         assert sorted(first.drops) == [
@@ -148,14 +151,19 @@ def test_a_loss_in_a_round_that_fills_all_survivors_is_read_at_once(name, count)
 def test_servers_may_die_one_after_the_other():
     with LiveCluster([SLOTS] * 4) as cluster:
         kills = iter([2, 0, 3])
-        tokens = iter(range(1000))
+        tokens, asked = iter(range(1000)), asked_of(4)
+        asked[-1].arrival_s = math.inf
+        holdings = cluster.servers[1].server.holdings
 
         def react(way, server, name, fields):
             if (way, name) == ("from", "token") and next(tokens) in (8, 24, 40):
                 cluster.kill(next(kills))
+            if (way, server, name) == ("from", 1, "arrived"):
+                if holdings.held_LE[1:].all():  # all that it will ever bring
+                    asked[-1].arrival_s = 0.0
 
         cluster.scheduler.react = react
-        run = cluster.run(random_held(4, copies=0.2), asked_of(4))
+        run = cluster.run(random_held(4, copies=0.2), asked)
         assert_tokens_of_one_machine(run.asked)
         assert [f.server for f in run.failures] == [2, 0, 3]
         assert {one.at for one in run.asked} == {1}
@@ -246,10 +254,19 @@ def test_a_call_longer_than_its_deadline_succeeds_and_kills_nobody(monkeypatch):
 def test_a_call_that_is_never_answered_loses_the_server_and_no_request():
     """Though the scheduler asks the accused for longer than tables otherwise take."""
     with LiveCluster([SLOTS] * 2, call_s=0.01, table_s=0.5) as cluster:
-        stuck = threading.Event()
+        stuck, tables, waits_s = threading.Event(), cluster.servers[0].server.tables, []
+        newer = tables.newer
+
+        def patient(version, wait_s):
+            """How long it would wait; the machine may be slower."""
+            waits_s.append(wait_s)
+            return newer(version, READY_S)
+
+        tables.newer = patient
         cluster.servers[1].server.call = lambda *_: stuck.wait()
         run = cluster.run(owned_by_one(2), requests((5,), 2, 2))
         stuck.set()
+        assert {*waits_s} == {0.5 + last_deadline_s(0.01)}
         assert_tokens_of_one_machine(run.asked)
         assert [(f.server, f.kind) for f in run.failures] == [(1, "hung")]
 
@@ -272,8 +289,9 @@ def test_blocks_that_do_not_come_are_read_from_the_own_checkpoint():
     with LiveCluster([SLOTS] * 2) as cluster:
         for one in cluster.servers:
             one.transport.fetch = lambda *_: False
-        policy = Wandering(tables, 0.02, source="network")
-        run = cluster.run(tables[0], asked_of(2), policy=policy)
+        policy, asked = Wandering(tables, 0.02, source="network"), asked_of(2)
+        cluster.hold(asked[-1], {("to", "table"): 1})
+        run = cluster.run(tables[0], asked, policy=policy)
         assert_tokens_of_one_machine(run.asked)
         assert run.keeper.table.moved
         assert all((run.notes[n][1]["brought"][:, 4] == -1).all() for n in (0, 1))
@@ -558,7 +576,9 @@ def test_a_server_that_nobody_takes_back_ends_with_one_line(monkeypatch):
 
 def test_a_server_that_calls_all_others_hung_evicts_nobody():
     with LiveCluster([9] * 7) as cluster:
-        run = cluster.run(owned_by_one(7), asked_of(7), drill=Drill("accuse", 0, 8))
+        asked = asked_of(7)
+        cluster.hold(asked[-1], {("to", "reach"): 6})
+        run = cluster.run(owned_by_one(7), asked, drill=Drill("accuse", 0, 8))
         assert_tokens_of_one_machine(run.asked)
         assert not run.failures and cluster.scheduler.alive == list(range(7))
         assert not cluster.scheduler.accusations.found_bad

@@ -1,6 +1,7 @@
 """Who computes and loads what: groups by hand, and their laws for random choices."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -155,19 +156,25 @@ def test_a_worker_that_is_suspected_while_others_ask_is_waited_for():
         def alive(self):
             seen, left = self._seen, suspects.pop() if suspects else None
             if left is not None:
-                thread = threading.Thread(target=self.suspect, args=[left])
+                thread = threading.Thread(target=self._doubt, args=[left])
+                threads.append(thread)
                 thread.start()
                 thread.join(0.1)  # it may have to wait for who is looking
             return seen
+
+        def _doubt(self, worker):
+            self.suspect(worker)
+            time.sleep(0.2)  # so long nobody knows
+            self.find(worker)
 
         @alive.setter
         def alive(self, workers):
             self._seen = workers
 
     suspects: list[int] = []
+    threads: list[threading.Thread] = []
     groups = Looked(1, 1, 1)
     suspects.append(0)
-    timer = threading.Timer(0.3, groups.find, args=[0])
-    timer.start()
     assert groups.left() == [0]
-    timer.join()
+    for thread in threads:
+        thread.join()
