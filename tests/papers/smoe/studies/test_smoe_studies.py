@@ -2,7 +2,6 @@
 
 import json
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +10,7 @@ from moe_edge.bench.prompts import make_pool
 from moe_edge.bench.started import started
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import CheckpointError, ConfigError, RequestError
-from moe_edge.metrics.frames import plain, tables
-from moe_edge.metrics.page import render
-from moe_edge.metrics.schema import read_result, validate_entry
+from moe_edge.metrics.schema import validate_entry
 from moe_edge.papers.smoe.studies import (
     fig3,
     fig4,
@@ -27,7 +24,6 @@ from moe_edge.papers.smoe.studies import (
     table4,
     ttft,
 )
-from moe_edge.training.untrained import Sizes, write_untrained
 from moe_edge.workload.trace_writer import write_trace
 from tests.support.entries import row_of, rows_of
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
@@ -177,60 +173,6 @@ def test_layer_wise_offload_is_computed_where_it_is_not_measured(tiny, tmp_path)
         rivals = [row["rivals"] for row in result["numbers"]["changes"]]
         assert not any("computed" in each for each in rivals)
     assert found["computed"] == pytest.approx(found["measured"], rel=0.5)
-
-
-RESULTS = Path(__file__).parents[4] / "results"
-
-
-def page_of(model: dict, *, with_agreement: bool) -> str:
-    """The page of a stored entry, were it of another model."""
-    result = read_result(RESULTS / "smoe_fig11_s3")
-    result["model"] = model
-    systems_frame = result["frames"]["systems"]
-    if not with_agreement:
-        place = len(systems_frame["keys"]) + [*systems_frame["units"]].index(
-            "agreement"
-        )
-        del systems_frame["units"]["agreement"]
-        for row in systems_frame["rows"]:
-            del row[place]
-    result["numbers"] = plain(fig11.derive(tables(result["frames"])))
-    text, _ = render("smoe_fig11", result)
-    return text
-
-
-def test_a_page_speaks_of_the_model_that_was_timed():
-    params = {"params": 10**8}
-    page = page_of({"name": "default", "weights": "toy"} | params, with_agreement=True)
-    assert "at a width of 192, so what an engine does beside" in page
-    assert "One tiny model" in page and "Fidelity beside times" in page
-    sizes = {"width": 1152, "experts": 64, "neurons": 192} | params
-    model = {"name": "../wide", "weights": "random, seed 0"} | sizes
-    page = page_of(model, with_agreement=False)
-    assert "at a width of 1152.\n" in page and "One tiny model" not in page
-    assert "Random weights, with 64 experts of 192 neurons" in page
-    assert "agrees with the" not in page and "Fidelity beside times" not in page
-    assert "cannot be seen with random weights" in page
-    page = page_of(model | {"weights": "given", "width": 96}, with_agreement=True)
-    assert "at a width of 96, so what an engine does beside" in page
-    assert "Random weights" not in page and "One tiny model" not in page
-
-
-@pytest.mark.slow
-def test_random_weights_are_timed_without_a_claim_of_fidelity(tmp_path):
-    sizes = Sizes(96, num_layers=2, num_experts=8, top_k=2, expert_dim=8, shared_dim=8)
-    write_untrained(tmp_path / "untrained", sizes)
-    given = {"checkpoint": str(tmp_path / "untrained"), "device_memory": "50%"}
-    given |= {"batches": (1,), "horizons": (1,), "history": 1, "host_loads": (1 / 3,)}
-    given |= SMALL | {"rounds": 2, "choose_once": True, "layerwise": False}
-    summary, result = run(fig11.STUDY, tmp_path / "o", **given)
-    assert all(summary["checks"].values()), summary["checks"]
-    assert result["model"]["weights"] == "random, seed 0"
-    assert "agreement" not in result["frames"]["systems"]["units"]
-    assert summary["numbers"]["agreed"] == []
-    page = (tmp_path / "o" / "README.md").read_text()
-    assert "cannot be seen with random weights" in page
-    assert "(random, seed 0)" in page and "agrees with the" not in page
 
 
 def test_layer_wise_offload_is_not_computed_without_a_rate(tmp_path):
