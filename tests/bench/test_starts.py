@@ -407,6 +407,22 @@ def test_studies_of_a_night_can_be_measured_in_starts():
         of_start(study, study.settings(), 0)
 
 
+ONE_PROCESS = (
+    *("smoe_fig3", "smoe_fig10", "smoe_fig12", "moe_prism_fig10", "od_moe_fig9"),
+    *("prism_fig5_live", "prism_three_servers", "coserve_fig1", "coserve_fig5"),
+    *("coserve_fig17_live", "coserve_fig19"),
+)
+
+
+@pytest.mark.parametrize("name", ONE_PROCESS)
+def test_a_start_of_a_timed_study_is_cut_to_a_part_of_it(name):
+    study = find(name)
+    whole = study.settings()
+    start = of_start(study, whole, 1)
+    for setting, value in study.start.items():
+        assert getattr(start, setting) == value <= getattr(whole, setting)
+
+
 def test_share_of_others_by_hand():
     before, later = CpuUse(1.0, 10.0, 100.0), CpuUse(4.0, 14.0, 120.0)
     assert before.others(later) == pytest.approx((4 - 3) / 20)
