@@ -35,16 +35,13 @@ class LazyLink(TransferLink):
     """Carries what is waited for; every `period`-th time that the caller looks, more.
 
     For a carrier without a thread: what has travelled is then the same in each run.
-
-    Args:
-      period: 1: it is always free; infinite: never.
     """
 
-    def __init__(self, period: float = math.inf):
+    def __init__(self, period: int):
         self._period, self._looks = period, 0
 
     @property
     def free_s(self) -> float:
-        """Long ago, or never."""
+        """Long ago, or not yet."""
         self._looks += 1
         return 0.0 if self._looks % self._period == 0 else math.inf

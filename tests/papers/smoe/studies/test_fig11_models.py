@@ -58,6 +58,7 @@ def test_a_page_of_random_weights_claims_no_fidelity():
     assert LOSSY in page
     for unsaid in ("One tiny model", "agrees with the", "Fidelity beside", ONE_MODEL):
         assert unsaid not in page
+    assert "fidelity of single tokens" not in page
 
 
 @pytest.mark.slow
