@@ -85,8 +85,8 @@ def next_number(starts: Sequence[Start]) -> int:
 
 
 def of_start(study: Study, settings: Any, number: int) -> Any:
-    """The settings of a start; those with a seed take another in each, unless the study
-    keeps it.
+    """The settings of a start, cut to the study's or to what was given where that is
+    less; those with a seed take another in each, unless the study keeps it.
 
     Raises:
       ConfigError: a study that cannot be measured in starts.
@@ -99,13 +99,16 @@ def of_start(study: Study, settings: Any, number: int) -> Any:
     known = {field.name for field in dataclasses.fields(settings)}
     if unknown := study.start.keys() - known:
         raise ConfigError(
-            f"study {study.name} has no {', '.join(sorted(unknown))} to cut to one in "
-            "a start; leave --starts out"
+            f"study {study.name} has no {', '.join(sorted(unknown))} to cut in a "
+            "start; leave --starts out"
         )
-    given = dict(study.start)
-    if "seed" in known - given.keys():
-        given["seed"] = settings.seed + number
-    cut = {name: value for name, value in given.items() if value is not None}
+    cut = {
+        name: min(most, getattr(settings, name))
+        for name, most in study.start.items()
+        if most is not None
+    }
+    if "seed" in known - study.start.keys():
+        cut["seed"] = settings.seed + number
     return dataclasses.replace(settings, **cut)
 
 

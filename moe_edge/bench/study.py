@@ -55,7 +55,7 @@ class Study:
       check: refuses what can be refused before weights are read (for --dry_run).
       inline: it times offloaded engines, and others only beside them: programs run in
         the thread that calls them, as where users load one (`engine/inline.py`).
-      start: settings of one of its starts (`starts.py`), which has a round as a rule;
+      start: settings of one of its starts at most (`starts.py`), a round as a rule;
         None keeps what is given, where each start had another seed otherwise.
       partial: frames of which a start may lack rows; those of all starts are joined.
       question: of a study that returns `Findings`; otherwise it stands in the template.

@@ -382,7 +382,7 @@ def test_texts_that_starts_found_stand_side_by_side():
         (
             dataclasses.replace(STUDY, start={"repeats": 1}),
             {"starts": 2},
-            "study tiny has no repeats to cut to one in a start",
+            "study tiny has no repeats to cut in a start",
         ),
         (
             dataclasses.replace(STUDY, frames={}, question="q?"),
@@ -421,6 +421,12 @@ def test_a_start_of_a_timed_study_is_cut_to_a_part_of_it(name):
     start = of_start(study, whole, 1)
     for setting, value in study.start.items():
         assert getattr(start, setting) == value <= getattr(whole, setting)
+
+
+def test_a_start_measures_no_more_than_was_asked_for():
+    study = find("coserve_fig1")
+    few = of_start(study, study.settings(small_repeats=2, large_repeats=4), 0)
+    assert (few.small_repeats, few.large_repeats) == (2, 3)
 
 
 def test_share_of_others_by_hand():
