@@ -141,7 +141,7 @@ class _Cells:
         return rows
 
 
-def _in_all(partial: Collection[str], starts: Sequence[Start]) -> list[Start]:
+def _in_all(partial: Collection[str], starts: Sequence[Start]) -> Sequence[Start]:
     """Starts, of these frames with the rows that all of them have.
 
     Raises:
