@@ -19,7 +19,6 @@ from moe_edge.core.checks import (
     ConfigError,
     MoeEdgeError,
     check_count,
-    check_from_zero,
 )
 from moe_edge.core.files import check_out_dir
 from moe_edge.training.default_config import default_config
@@ -71,10 +70,11 @@ def write_untrained(
       out_dir: the new folder.
       overwrite: replace what it holds.
     Raises:
-      ConfigError: more experts of a token than there are; a seed below 0.
+      ConfigError: more experts of a token than there are; a seed that is none.
       OutputError: the folder cannot be written.
     """
-    check_from_zero("seed", seed)
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed is {seed}, expected 0 or more, of 64 bits at most")
     tokenizer = Tokenizer.from_file(str(DEFAULT_MODEL / "tokenizer.json"))
     config = default_config(tokenizer.get_vocab_size(), **dataclasses.asdict(sizes))
     folder = check_out_dir(out_dir, overwrite)  # before weights are drawn

@@ -61,7 +61,8 @@ def test_a_converted_folder_still_says_that_nothing_has_trained_it(tmp_path):
         (["--d_model", "100"], "d_model is 100, expected a multiple of 96"),
         (["--top_k", "9", "--num_experts", "8"], "top_k must be in 1..num_experts=8"),
         (["--num_layers", "0"], "num_layers must be a positive whole number, got 0"),
-        (["--seed", "-1"], "seed must be 0 or more and finite, got -1"),
+        (["--seed", "-1"], "seed is -1, expected 0 or more, of 64 bits at most"),
+        (["--seed", str(2**63)], "seed is 9223372036854775808, expected 0 or more"),
     ],
 )
 def test_sizes_that_no_model_has_are_refused_in_a_line(flags, message, tmp_path):
