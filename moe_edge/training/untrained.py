@@ -15,11 +15,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from moe_edge.convert.open import DEFAULT_MODEL
-from moe_edge.core.checks import (
-    ConfigError,
-    MoeEdgeError,
-    check_count,
-)
+from moe_edge.core.checks import ConfigError, MoeEdgeError, check_count
 from moe_edge.core.files import check_out_dir
 from moe_edge.training.default_config import default_config
 from moe_edge.training.export import export_hf
