@@ -6,7 +6,9 @@ import sys
 import types
 
 IMPORTING = "<frozen importlib._bootstrap>"  # runs while a module is imported
+AGAIN_S = 0.02
 _caller = None  # code that called `install`; an import that called it does not count
+_kind = None  # exception of a signal that is to come back
 
 
 class Terminated(KeyboardInterrupt):
@@ -68,9 +70,21 @@ def end_by(kind: type[KeyboardInterrupt], frame: types.FrameType | None) -> None
 
 
 def come_back(kind: type[KeyboardInterrupt]) -> None:
-    """Tries `end_by` a little later."""
-    signal.signal(signal.SIGALRM, lambda number, frame: end_by(kind, frame))
-    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    """Tries `end_by` a little later, and again until that was heard: an alarm that
+    comes just before the main thread waits in the system does not wake it."""
+    global _kind
+    _kind = kind
+    signal.signal(signal.SIGALRM, alarmed)
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
+
+
+def alarmed(number, frame) -> None:
+    """Handler of the alarms, of which the first one heard counts."""
+    global _kind
+    end()
+    kind, _kind = _kind, None
+    if kind is not None:
+        end_by(kind, frame)
 
 
 def ask_again(dropped) -> None:

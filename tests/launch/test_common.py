@@ -152,6 +152,17 @@ KILLED_IN_CALLBACK = KILLED.replace(
 )
 
 
+# The first signal that comes back is not heard, as just before a wait in the system.
+UNHEARD = KILLED_IN_CALLBACK.replace(
+    "        signal.pause()\n",
+    "        import time\n"
+    "        handler = signal.signal(signal.SIGALRM, lambda *_: None)\n"
+    "        time.sleep(0.1)\n"
+    "        signal.signal(signal.SIGALRM, handler)\n"
+    "        signal.pause()\n",
+)
+
+
 # A signal while a module is loaded, which would lose the exception; JAX crashes by it.
 KILLED_IN_IMPORT = KILLED.replace(
     "        os.kill(os.getpid(), signal.SIGTERM)\n", "        import slow\n"
@@ -169,7 +180,9 @@ except BaseException:
 @pytest.mark.parametrize(
     "name, code, word", [("SIGTERM", 143, "terminated"), ("SIGINT", 130, "interrupted")]
 )
-@pytest.mark.parametrize("script", [KILLED, KILLED_IN_CALLBACK, KILLED_IN_IMPORT])
+@pytest.mark.parametrize(
+    "script", [KILLED, KILLED_IN_CALLBACK, UNHEARD, KILLED_IN_IMPORT]
+)
 def test_script_ended_by_a_signal_leaves_nothing(tmp_path, script, name, code, word):
     check_killed(tmp_path, ["killed.py"], script, name, code, word)
 
