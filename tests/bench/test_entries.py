@@ -113,9 +113,6 @@ UNSEEN: dict[str, set[str]] = {
         "points.slots",
     },
     "coserve_fig1": {
-        "networks.batch_bytes",
-        "networks.best_batch",
-        "networks.image_bytes",
         "networks.record_bytes",
     },
     "coserve_fig11": {
@@ -151,7 +148,10 @@ UNSEEN: dict[str, set[str]] = {
     "smoe_fig10": {
         "layer.layer_ms",
         "timing.hit_ratio",
+        "timing.host_ms",
+        "timing.link_ms",
         "timing.moved_mb",
+        "timing.wait_ms",
     },
     "smoe_fig12": {
         "layer.layer_ms",
@@ -178,6 +178,9 @@ UNSEEN: dict[str, set[str]] = {
         "runs.over_new",
         "runs.seeds",
         "servers.seconds",
+    },
+    "prism_fig7_live": {
+        "parts.over",
     },
     "prism_sensitivity": {
         "methods.mean_s",
