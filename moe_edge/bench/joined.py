@@ -16,7 +16,7 @@ from moe_edge.metrics.frames import INTERVAL, Estimate, Rows, plain, tables
 from moe_edge.metrics.ranged import leaves, unlike
 
 RESAMPLES = 500
-Start = Mapping[str, Any]  # as of `starts.py`
+Start = Mapping[str, Any]  # as of `starts_file.py`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -153,13 +153,14 @@ def _rows(
         rows = Rows(study.frames)
         study.measure(settings, rows)
         return rows, None
-    from moe_edge.bench import starts as of_starts
     from moe_edge.bench.joined import join
+    from moe_edge.bench.starts import facts_of, take_starts, used
+    from moe_edge.bench.starts_file import FILE, stored_text
 
-    found = of_starts.take_starts(study, settings, plan)
-    joined = join(study, of_starts.used(found))
-    joined.rows.files[of_starts.FILE] = of_starts.stored_text(settings, found)
-    each = of_starts.facts_of(found)
+    found = take_starts(study, settings, plan)
+    joined = join(study, used(found))
+    joined.rows.files[FILE] = stored_text(settings, found)
+    each = facts_of(found)
     return joined.rows, {"each": each, "intervals": joined.intervals}
 
 
