@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ import pandas as pd
 from moe_edge.bench.cases import Case, Ready, count_history, past_sequences, prepare
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
-from moe_edge.bench.prompts import check_inputs, make_pool
+from moe_edge.bench.prompts import check_inputs
 from moe_edge.bench.started import start_number
 from moe_edge.bench.study import Study
 from moe_edge.bench.timed_cases import Timed, Timing, time_cases
-from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
 from moe_edge.metrics.frames import Estimate, Rows, Tables, frame, interval, median
 from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine
@@ -36,45 +35,13 @@ from moe_edge.papers.smoe.studies.systems import (
     hosts_of,
     is_smoe,
 )
+from moe_edge.papers.smoe.studies.workloads import (
+    name_of,
+    unseen_rounds,
+    workloads_of,
+)
 
 RESAMPLES = 2000  # of the workloads
-
-
-def workloads_of(settings: Fig11Settings) -> dict[str, Fig11Settings]:
-    """By name, settings whose prompts come from that workload."""
-    if settings.data_dir is None:
-        return {"books": settings}
-    return {
-        name_of(source): dataclasses.replace(settings, sources=(source,))
-        for source in settings.sources
-    }
-
-
-def name_of(source: str) -> str:
-    """A workload's name."""
-    return Path(source).name.split(".")[0]
-
-
-def unseen_rounds(settings: Fig11Settings, tokenizer, seen: set) -> list[list[list]]:
-    """Rounds of a workload's prompts, none of them among those seen; each start passes
-    over those of the starts before.
-
-    Raises:
-      RequestError: its file does not hold so many.
-    """
-    widest = max(settings.batches)
-    wanted, tokens = widest * settings.rounds, settings.prompt_tokens
-    before = wanted * (start_number() or 0)
-    most = before + wanted + len(seen)
-    pool = make_pool(settings, tokenizer, most, tokens, at_most=True, before=0)
-    rows = [row for row in pool.rows if tuple(row) not in seen][before:][:wanted]
-    if len(rows) < wanted:
-        raise RequestError(
-            f"{settings.sources[0]} holds {len(rows)} prompts of {tokens} tokens that "
-            f"nothing has learnt from, {wanted} are needed; lower history, rounds, "
-            "starts or batches"
-        )
-    return [rows[n : n + widest] for n in range(0, wanted, widest)]
 
 
 def measure(settings: Fig11Settings, rows: Rows) -> None:

@@ -23,6 +23,7 @@ from moe_edge.papers.smoe.studies import (
     systems,
     table4,
     ttft,
+    workloads,
 )
 from moe_edge.workload.trace_writer import write_trace
 from tests.support.entries import row_of, rows_of
@@ -189,14 +190,14 @@ def test_no_measured_prompt_was_learnt_from(tmp_path):
     tokenizer = types.SimpleNamespace(encode=lambda text, **_: [*text.encode()])
     rows = make_pool(settings, tokenizer, 10, 12).rows
     seen = {tuple(row) for row in rows[:5]}
-    rounds = fig11.unseen_rounds(settings, tokenizer, seen)
+    rounds = workloads.unseen_rounds(settings, tokenizer, seen)
     assert rounds == [rows[5:7], rows[7:9]]
     with started(1):  # of a file that is shorter than what both learn from
-        rounds = fig11.unseen_rounds(settings, tokenizer, set(map(tuple, rows[4:6])))
+        rounds = workloads.unseen_rounds(settings, tokenizer, set(map(tuple, rows[4:6])))
     assert rounds == [[rows[6], rows[7]], [rows[8], rows[9]]]
     seen |= {tuple(row) for row in rows[5:8]}
     with pytest.raises(RequestError, match="t.txt holds 2 prompts of 12 .* 4 are need"):
-        fig11.unseen_rounds(settings, tokenizer, seen)
+        workloads.unseen_rounds(settings, tokenizer, seen)
 
 
 def test_one_round_is_refused():
