@@ -166,7 +166,7 @@ def take_starts(
     """
     run = run or (lambda *args: alone(run_start, *args))
     found = list(plan.made)
-    while (number := _next_try(found)) < plan.until:
+    while (number := next_try(found)) < plan.until:
         one = _taken(study, settings, number, run)
         found.append(one)
         if plan.kept:
@@ -176,7 +176,7 @@ def take_starts(
     return found
 
 
-def _next_try(found: Sequence[Start]) -> int:
+def next_try(found: Sequence[Start]) -> int:
     """The number of the start to make after these tries: the last one's again, if
     others disturbed it and it has tries left."""
     number = next_number(found)

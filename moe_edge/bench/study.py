@@ -114,7 +114,7 @@ def run_study(
         from moe_edge.engine.inline import run_inline  # JAX, which others check without
 
         run_inline()
-    study.check(settings)
+    _check(study, settings, plan)
     if dry_run:
         from moe_edge.kernels import native  # JAX, which checks do without
 
@@ -143,6 +143,19 @@ def _plan(
     check_count("starts", starts)
     of_start(study, settings, 0)
     return planned(study, settings, out_dir, starts, append)
+
+
+def _check(study: Study, settings: Any, plan: "Plan | None") -> None:
+    """Refuses what the study refuses, of every start that is to be made."""
+    if plan is None:
+        study.check(settings)
+        return
+    from moe_edge.bench.started import started
+    from moe_edge.bench.starts import next_try, of_start
+
+    for number in range(next_try(plan.made), plan.until):
+        with started(number):
+            study.check(of_start(study, settings, number))
 
 
 def _rows(

@@ -36,9 +36,9 @@ from moe_edge.papers.smoe.studies.systems import (
     is_smoe,
 )
 from moe_edge.papers.smoe.studies.workloads import (
+    check_workloads,
     name_of,
-    unseen_rounds,
-    workloads_of,
+    rounds_of,
 )
 
 RESAMPLES = 2000  # of the workloads
@@ -76,11 +76,7 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
             more = sum(engine.num_compiled() for engine in added)
             return bench.num_compiled() + more
 
-        seen, timings = set(map(tuple, ready.pool.rows)), {}
-        works = {
-            name: (one, unseen_rounds(one, bench.tokenizer, seen))
-            for name, one in workloads_of(settings).items()
-        }
+        works, timings = rounds_of(settings, bench.tokenizer), {}
         first: Timing | None = None
         for name, (one, prompts) in works.items():
             at = dataclasses.replace(ready, engines=engines, rounds=prompts)
@@ -218,8 +214,8 @@ def derive(tables: Tables) -> dict[str, Any]:
 
 
 def check(settings: Fig11Settings) -> None:
-    """As `check_inputs`; also refuses files of one name, and to compute what layer-wise
-    offload takes over a link whose rate is not known."""
+    """As `check_inputs`; also refuses files of one name or with too few prompts, and to
+    compute what layer-wise offload takes over a link whose rate is not known."""
     check_inputs(settings)
     names = [name_of(source) for source in settings.sources]
     if len(set(names)) < len(names):
@@ -229,6 +225,7 @@ def check(settings: Fig11Settings) -> None:
             "layerwise is False next to the machine's own link; its time is computed "
             "for an emulated link: give link_factor"
         )
+    check_workloads(settings)
 
 
 FRAMES = {

@@ -3,8 +3,12 @@
 import dataclasses
 from pathlib import Path
 
-from moe_edge.bench.prompts import make_pool
+from moe_edge.bench.cases import past_prompts, prompts_of
+from moe_edge.bench.prompts import forced_pool, make_pool, tokenizer_of
 from moe_edge.bench.started import start_number
+from moe_edge.convert.hf_config import random_seed
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import RequestError
 from moe_edge.papers.smoe.studies.systems import Fig11Settings
 
@@ -24,7 +28,9 @@ def name_of(source: str) -> str:
     return Path(source).name.split(".")[0]
 
 
-def unseen_rounds(settings: Fig11Settings, tokenizer, seen: set) -> list[list[list]]:
+def unseen_rounds(
+    settings: Fig11Settings, tokenizer: Tokenizer, seen: set
+) -> list[list[list]]:
     """Rounds of a workload's prompts, none of them among those seen; each start passes
     over those of the starts before.
 
@@ -44,3 +50,26 @@ def unseen_rounds(settings: Fig11Settings, tokenizer, seen: set) -> list[list[li
             "starts or batches"
         )
     return [rows[n : n + widest] for n in range(0, wanted, widest)]
+
+
+def rounds_of(
+    settings: Fig11Settings, tokenizer: Tokenizer
+) -> dict[str, tuple[Fig11Settings, list[list[list]]]]:
+    """By workload, its settings and its `unseen_rounds`: of prompts from which engines
+    neither learn nor warm up."""
+    pool, _ = prompts_of(settings, tokenizer, max(settings.batches))
+    learnt = past_prompts(settings, tokenizer).rows
+    seen = {tuple(row) for row in (*learnt, *pool.rows)}
+    return {
+        name: (one, unseen_rounds(one, tokenizer, seen))
+        for name, one in workloads_of(settings).items()
+    }
+
+
+def check_workloads(settings: Fig11Settings) -> None:
+    """Refuses files without enough prompts (RequestError), before weights are read."""
+    tokenizer = tokenizer_of(settings)
+    is_random = random_seed(open_checkpoint(settings.checkpoint).config) is not None
+    for one, _ in rounds_of(settings, tokenizer).values():
+        if not is_random:  # whose fidelity is not judged
+            forced_pool(one, tokenizer, settings.fidelity_rows)
