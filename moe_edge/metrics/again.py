@@ -30,7 +30,7 @@ class Found:
 
     Attributes:
       equal: values that are equal.
-      within: that differ by less than their bounds let them.
+      within: that differ by less than their bounds let them, by name.
       outside: that differ by more, by name.
       loose: that differ and have no bounds, by name.
       lacking: rows and numbers of the entry that the second one lacks.
@@ -42,7 +42,7 @@ class Found:
 
     is_computed: bool
     equal: int = 0
-    within: int = 0
+    within: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     outside: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     loose: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     lacking: list[str] = dataclasses.field(default_factory=list)
@@ -51,7 +51,7 @@ class Found:
 
     def faults(self) -> list[str]:
         """Why they do not repeat; empty if they do."""
-        bounded = self.within + len(self.outside)
+        bounded = len(self.within) + len(self.outside)
         found = []
         if len(self.outside) > most_outside(bounded):
             found.append(f"{len(self.outside)} of {bounded} values lie outside")
@@ -73,7 +73,7 @@ class Found:
         if math.isnan(allowed):  # one of them has no bounds
             self.loose[name] = mine, its
         elif high.value - low.value <= allowed:
-            self.within += 1
+            self.within[name] = mine, its
         else:
             self.outside[name] = mine, its
 
@@ -203,21 +203,21 @@ def _cells(
         keys = tuple(row[column] for column in columns)
         seen[keys] += 1
         text = ", ".join(map(str, keys)) + f" #{seen[keys]}" * (seen[keys] > 1)
-        measures = zip(stored["units"], row[len(stored["keys"]) :], strict=True)
-        for measure, cell in measures:
+        units, cells = stored["units"], row[len(stored["keys"]) :]
+        for (measure, unit), cell in zip(units.items(), cells, strict=True):
             if isinstance(cell, list):
                 value, n, low, high = cell
                 bounds = (low, high, n) if _is_bound(stored["bounds"][measure]) else ()
-                yield f"{text}: {measure}", Value(value, *bounds)
+                yield f"{text}: {measure}", Value(value, *bounds, unit=unit)
             elif cell is not None:
-                yield f"{text}: {measure}", Value(cell)
+                yield f"{text}: {measure}", Value(cell, unit=unit)
 
 
 def report(found: Found) -> list[str]:
     """What a comparison says, in lines; the last one is the judgement."""
     counts = [
         f"{found.equal} values equal",
-        f"{found.within} differ by less than their bounds let them",
+        f"{len(found.within)} differ by less than their bounds let them",
         f"{len(found.outside)} by more",
         f"{len(found.loose)} without bounds differ",
     ]
