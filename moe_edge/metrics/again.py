@@ -90,7 +90,8 @@ def compare(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Found:
                 f"{key} is {mine.get(key)!r} in one entry and {its.get(key)!r} in the "
                 "other; give two entries of one study"
             )
-    found = Found(mine["kind"] == "simulated")
+    # Starts have seeds of their own: what they compute differs, too.
+    found = Found(mine["kind"] == "simulated" and "starts" not in mine)
     if mine["schema_version"] != ROWS_VERSION:
         _add_all(found, "", _metrics(mine), _metrics(its))
         return found
@@ -145,9 +146,8 @@ def _numbers(
     every = {_name(*path): value for path, value in numbers}
     found = {}
     for name, value in every.items():
-        of = name.removesuffix(N).removesuffix(LOW).removesuffix(HIGH)
-        if of != name and of in every:
-            continue  # a bound, not a value
+        if _is_bound_in(every, name):
+            continue
         ends = every.get(name + LOW), every.get(name + HIGH)
         if name in known:
             found[name] = Value(value, *known[name], starts)
@@ -156,6 +156,17 @@ def _numbers(
         else:
             found[name] = Value(value)
     return found
+
+
+def _is_bound_in(names: Collection[str], name: str) -> bool:
+    """Whether it is an end of another number, or what that is of: one of three, such as
+    `tpot_ms_low`, or `tpot_ms_low_replay` in a table that was joined with another."""
+    for end in (N, LOW, HIGH):
+        before, found, after = name.rpartition(end)
+        if found and (not after or after.startswith("_")):
+            if all(before + one + after in names for one in ("", N, LOW, HIGH)):
+                return True
+    return False
 
 
 def _add_frame(
@@ -223,7 +234,7 @@ def report(found: Found) -> list[str]:
     ]
     lines = [", ".join(counts)]
     for kind, pairs in (("outside", found.outside), ("no bounds", found.loose)):
-        far = sorted(pairs, key=lambda name: -_relative(*pairs[name]))
+        far = sorted(pairs, key=lambda name: -relative(*pairs[name]))
         lines += [
             f"  {kind}: {name}: {pairs[name][0]}, again {pairs[name][1]}"
             for name in far[:SHOWN]
@@ -238,7 +249,8 @@ def report(found: Found) -> list[str]:
     return [*lines, f"repeats{aside}"]
 
 
-def _relative(mine: Value, its: Value) -> float:
+def relative(mine: Value, its: Value) -> float:
+    """The difference of two values, of which one is not 0, over the larger one."""
     return abs(mine.value - its.value) / max(abs(mine.value), abs(its.value))
 
 

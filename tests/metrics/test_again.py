@@ -155,6 +155,28 @@ def test_computed_values_have_to_be_equal(read):
     assert any("computed values differ" in fault for fault in found.faults())
 
 
+def test_bounds_of_a_table_that_was_joined_are_no_values(read):
+    mine, its = read(TIMED), read(TIMED)
+    of = {"ms_replay": 1.0, "ms_n_replay": 3, "ms_low_replay": 0.9, "ms_high_replay": 2}
+    mine["numbers"]["replayed"] = [of, {"ms_low_replay": 1.0}]
+    again = of | {"ms_n_replay": 2, "ms_low_replay": 0.8}
+    its["numbers"]["replayed"] = [again, {"ms_low_replay": 2.0}]
+    found = compare(mine, its)
+    assert list(found.loose) == ["numbers/replayed/1/ms_low_replay"]
+
+
+def test_what_starts_compute_need_not_be_equal(read):
+    """They have seeds of their own."""
+    mine, its = read(TIMED), read(TIMED)
+    for number, one in enumerate((mine, its)):
+        one["kind"], one["numbers"]["more"] = "simulated", float(number)
+    assert list(compare(mine, its).loose) == ["numbers/more"]
+    assert not compare(mine, its).faults()
+    for one in (mine, its):
+        del one["starts"]
+    assert any("computed values differ" in one for one in compare(mine, its).faults())
+
+
 def test_times_without_bounds_prove_nothing(read):
     its = read("benchmark_decode")
     for row in its["metrics"]:
