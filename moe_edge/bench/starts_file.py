@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,22 +46,20 @@ def read_starts(out_dir: str | Path, study: Study, settings: Any) -> list[Start]
     return read_kept(path, study, settings, "take --overwrite instead of --append")[0]
 
 
+def read_tries(out_dir: str | Path, study: Study) -> list[Start]:
+    """All of an entry, whatever its settings.
+
+    Raises:
+      ConfigError: they are damaged or of a version with other rows.
+    """
+    return _read(Path(out_dir) / FILE, study, "measure the entry again")["starts"]
+
+
 def read_kept(
     path: Path, study: Study, settings: Any, else_do: str
 ) -> tuple[list, int]:
     """Starts of a file, and to how many of them the others were to be added."""
-    stored = read_json(path)
-    held = stored if isinstance(stored, dict) else {}
-    if not (
-        isinstance(held.get("settings"), dict)
-        and isinstance(held.get("starts"), list)
-        and isinstance(held.get("added_to", 0), int)
-        and all(_is_start(study, start) for start in held["starts"])
-    ):
-        raise ConfigError(
-            f"{path} holds no starts that {study.name} can be joined with: it is "
-            f"damaged, or of a version with other rows; {else_do}"
-        )
+    stored = _read(path, study, else_do)
     wanted = as_read_back(plain(dataclasses.asdict(settings)))
     # A setting that came later has a default that changed nothing.
     before = as_read_back(plain(dataclasses.asdict(type(settings)())))
@@ -74,10 +73,32 @@ def read_kept(
     return stored["starts"], stored.get("added_to", 0)
 
 
+def _read(path: Path, study: Study, else_do: str) -> dict[str, Any]:
+    """A file of starts, whose rows are those of the study as it is now."""
+    stored = read_json(path)
+    held = stored if isinstance(stored, dict) else {}
+    if not (
+        isinstance(held.get("settings"), dict)
+        and isinstance(held.get("starts"), list)
+        and isinstance(held.get("added_to", 0), int)
+        and all(_is_start(study, start) for start in held["starts"])
+    ):
+        raise ConfigError(
+            f"{path} holds no starts that {study.name} can be joined with: it is "
+            f"damaged, or of a version with other rows; {else_do}"
+        )
+    return held
+
+
 def _is_start(study: Study, start: Any) -> bool:
     """Whether it is what `take_starts` makes of the study as it is now."""
     match start:
-        case {"number": int(), "busy": bool(), "frames": dict(frames)}:
+        case {
+            "number": int(),
+            "started_utc": str(began),
+            "busy": bool(),
+            "frames": dict(frames),
+        } if re.match(r"\d{4}-\d\d-\d\dT", began):
             parts = (start.get(part) for part in ("checks", "about", "files"))
             return all(isinstance(part, dict) for part in parts) and all(
                 name in study.frames
