@@ -146,12 +146,11 @@ class _Cells:
 def _by_count(values: Sequence[Sequence[float]]) -> dict[int, tuple]:
     """By how many observations a cell has, fewest first: the places of these cells, and
     float64 [cells, observations]."""
-    counts = np.array([len(cell) for cell in values])
-    return {
-        count: (at, np.array([values[place] for place in at], float))
-        for count in sorted(set(counts.tolist()))
-        for at in [np.flatnonzero(counts == count)]
-    }
+    counts, found = np.array([len(cell) for cell in values]), {}
+    for count in sorted(set(counts.tolist())):
+        (at,) = np.nonzero(counts == count)
+        found[count] = at, np.array([values[place] for place in at], float)
+    return found
 
 
 def _means_of(start: dict[int, tuple], chosen: Callable[[int], Any]) -> np.ndarray:
