@@ -14,6 +14,7 @@ from moe_edge.bench.prompts import (
     PromptSettings,
     make_pool,
 )
+from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate, warm_up
 from moe_edge.engine.inline import is_inline
@@ -119,11 +120,25 @@ def describe_link(
     }
 
 
+def past_prompts(settings: CaseSettings, tokenizer: Tokenizer) -> PromptPool:
+    """Prompts that no round measures."""
+    return make_pool(settings, tokenizer, settings.history, settings.prompt_tokens)
+
+
 def past_sequences(bench: Bench, settings: CaseSettings) -> list[dict]:
-    """What was routed before the study: prompts that no round measures."""
-    length = settings.prompt_tokens
-    pool = make_pool(settings, bench.tokenizer, settings.history, length)
+    """What was routed before the study, of `past_prompts`."""
+    pool = past_prompts(settings, bench.tokenizer)
     return record_history(bench.resident, pool.rows, settings.new_tokens)
+
+
+def prompts_of(
+    settings: CaseSettings, tokenizer: Tokenizer, widest: int
+) -> tuple[PromptPool, list[list[list[int]]]]:
+    """Where the prompts of a study come from, and these: of the past, to warm up, and
+    of each round, as many as the widest batch."""
+    sizes = [settings.history, *[widest] * (settings.rounds + 1)]
+    pool = make_pool(settings, tokenizer, sum(sizes), settings.prompt_tokens)
+    return pool, pool.batches(sizes)
 
 
 def count_history(history, num_layers: int, num_experts: int) -> np.ndarray:
@@ -172,9 +187,7 @@ def prepare(
       history: of `past_sequences`, if it is known.
     """
     batches = tuple(dict.fromkeys(case.batch for case in cases))
-    sizes = [settings.history, *[max(batches)] * (settings.rounds + 1)]
-    pool = make_pool(settings, bench.tokenizer, sum(sizes), settings.prompt_tokens)
-    past, warm, *rounds = pool.batches(sizes)
+    pool, (past, warm, *rounds) = prompts_of(settings, bench.tokenizer, max(batches))
     layer_s = bench.layer_seconds(past, settings.new_tokens)
     link = bench.link_of(settings, layer_s)
     load_s = bench.load_seconds(link)

@@ -18,7 +18,7 @@ import numpy as np
 
 from moe_edge.bench.prompts import AnyLinkSettings
 from moe_edge.bench.study import weights_of
-from moe_edge.convert.hf_config import RANDOM_SEED
+from moe_edge.convert.hf_config import random_seed
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.process import alone
 from moe_edge.engine.companion import Companion
@@ -47,7 +47,7 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
     Parameters of experts come from their bytes: padding counts.
     """
     config, narrow = weights.config, dtype in ("bfloat16", "uint16")
-    kind, seed = config.moe.expert_kind, config.hf_config.get(RANDOM_SEED)
+    kind, seed = config.moe.expert_kind, random_seed(config)
     each = bytes_per_weight(kind) or (2 if narrow else 4)
     dense = [
         *weights.top.values(),
@@ -99,7 +99,7 @@ class Bench:
         self.weights = dataclasses.replace(weights, experts=empty)
         self.config = weights.config
         self.model = describe_model(loaded.name, weights, loaded.dtype)
-        self.is_random = RANDOM_SEED in self.config.hf_config
+        self.is_random = random_seed(self.config) is not None
         self._programs: LayerPrograms | None = None
         self._engines: list[LayeredEngine] = []
         self.companions: dict[str, Any] = {}

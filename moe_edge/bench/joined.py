@@ -5,7 +5,7 @@ observations, again and again, also for what the study derives from its tables.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from moe_edge.metrics.frames import INTERVAL, Estimate, Rows, plain, tables
 from moe_edge.metrics.ranged import leaves, unlike
 
 RESAMPLES = 500
-Start = Mapping[str, Any]  # as of `starts.py`
+Start = Mapping[str, Any]  # as of `starts_file.py`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,22 +51,26 @@ def join(study: Study, starts: Sequence[Start], seed: int = 0) -> Joined:
         for name, held in start["checks"].items():
             rows.checks[name] = rows.checks.get(name, True) and held
     rows.about, rows.files = dict(starts[0]["about"]), dict(starts[0]["files"])
-    derived = [_derived(study, cells.rows(means)) for means in drawn]
-    return Joined(rows, _intervals(_derived(study, rows), derived))
+    # Of few starts there are few draws: three of two starts with an observation each.
+    different = {means.tobytes(): means for means in drawn}
+    numbers = {k: derived(study, cells.rows(v)) for k, v in different.items()}
+    each = [numbers[means.tobytes()] for means in drawn]
+    return Joined(rows, _intervals(derived(study, rows), each))
 
 
-def _derived(study: Study, rows: Rows) -> Any:
+def derived(study: Study, rows: Rows) -> Any:
+    """What the study derives from rows, without its checks."""
     numbers = plain(study.derive(tables(rows.stored())))
     numbers.pop("checks", None)
     return numbers
 
 
-def _intervals(numbers: Any, derived: Sequence[Any]) -> dict[str, list[float]]:
+def _intervals(numbers: Any, each: Sequence[Any]) -> dict[str, list[float]]:
     """Of each number that every draw has."""
-    by_path = [dict(leaves(each, skip=unlike(each, numbers))) for each in derived]
+    by_path = [dict(leaves(one, skip=unlike(one, numbers))) for one in each]
     found = {}
     for path, _ in leaves(numbers):
-        drawn = [each[path] for each in by_path if path in each]
+        drawn = [one[path] for one in by_path if path in one]
         if drawn and len(drawn) == len(by_path):
             bounds = np.percentile(drawn, (2.5, 97.5)).tolist()
             found["/".join(map(str, path))] = bounds
@@ -98,27 +102,25 @@ class _Cells:
             for name in self._first
         }
         self._starts = [
-            [
-                np.asarray(s["frames"][n][i]["values"][m], float)
-                for n, i, m in self._places
-            ]
+            _by_count([s["frames"][n][i]["values"][m] for n, i, m in self._places])
             for s in starts
         ]
 
     def means(self) -> np.ndarray:
         """Of each cell over the starts."""
-        return np.mean([[v.mean() for v in one] for one in self._starts], axis=0)
+        every = [_means_of(start, lambda _: slice(None)) for start in self._starts]
+        return np.mean(every, axis=0)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """`means` of starts drawn with replacement, each with its observations drawn
-        so: the same ones in all cells that have as many."""
-        found = []
-        for start in rng.integers(len(self._starts), size=len(self._starts)):
-            values, places = self._starts[start], {}
-            for count in sorted({len(v) for v in values}):
-                places[count] = rng.integers(count, size=count)
-            found.append([v[places[len(v)]].mean() for v in values])
-        return np.mean(found, axis=0)
+        so: the same ones in all cells that have as many. The same starts, drawn in
+        another order, have the same means to the bit."""
+        drawn = rng.integers(len(self._starts), size=len(self._starts))
+        found = [
+            _means_of(self._starts[start], lambda n: rng.integers(n, size=n))
+            for start in drawn
+        ]
+        return np.mean([found[at] for at in np.argsort(drawn, kind="stable")], axis=0)
 
     def rows(self, means: np.ndarray, drawn: np.ndarray | None = None) -> Rows:
         """Rows with these means, and bounds: of the draws, where they are given, and of
@@ -139,6 +141,24 @@ class _Cells:
             for number, keys in enumerate(found):
                 rows(name, *keys, **cells.get((name, number), {}))
         return rows
+
+
+def _by_count(values: Sequence[Sequence[float]]) -> dict[int, tuple]:
+    """By how many observations a cell has, fewest first: the places of these cells, and
+    float64 [cells, observations]."""
+    counts, found = np.array([len(cell) for cell in values]), {}
+    for count in sorted(set(counts.tolist())):
+        (at,) = np.nonzero(counts == count)
+        found[count] = at, np.array([values[place] for place in at], float)
+    return found
+
+
+def _means_of(start: dict[int, tuple], chosen: Callable[[int], Any]) -> np.ndarray:
+    """Of each cell over the observations chosen of so many, float64 [cells]."""
+    found = np.empty(sum(len(at) for at, _ in start.values()))
+    for count, (at, values) in start.items():
+        found[at] = values[:, chosen(count)].mean(axis=1)
+    return found
 
 
 def _in_all(partial: Collection[str], starts: Sequence[Start]) -> Sequence[Start]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from moe_edge.bench.quickstart.texts import BOOKS
 from moe_edge.bench.settings import FromZero, Positive, Steps, StudySettings
 from moe_edge.bench.started import start_number
-from moe_edge.convert.tokenizer import Tokenizer
+from moe_edge.convert.open import open_checkpoint
+from moe_edge.convert.tokenizer import Tokenizer, load_tokenizer
 from moe_edge.core.checks import RequestError
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.engine.prompts import read_prompts
@@ -75,6 +76,11 @@ def check_inputs(settings: PromptSettings) -> None:
     prompt_files(settings)
 
 
+def tokenizer_of(settings: PromptSettings) -> Tokenizer:
+    """The checkpoint's."""
+    return load_tokenizer(open_checkpoint(settings.checkpoint))
+
+
 @dataclasses.dataclass(frozen=True)
 class PromptPool:
     """Token rows of one length, handed out in order; no row is given twice.
@@ -136,11 +142,20 @@ def make_pool(
         names = ", ".join(path.name for path in paths)
         raise RequestError(
             f"{names} hold {len(all_rows)} prompts of {tokens} tokens, "
-            f"{before + count} are needed; give longer files, shorter prompts or fewer "
-            "rounds"
+            f"{before + count} are needed; give longer files, shorter prompts, fewer "
+            "rounds or fewer starts"
         )
     sources = [{"path": _name(p, settings), "sha256": sha256_of(p)} for p in paths]
     return PromptPool(rows, sources)
+
+
+def forced_pool(
+    settings: PromptSettings, tokenizer: Tokenizer, count: int
+) -> PromptPool:
+    """Texts by which fidelity is judged: a prompt, and `new_tokens` that are scored.
+    Raises as `make_pool`."""
+    length = settings.prompt_tokens + settings.new_tokens
+    return make_pool(settings, tokenizer, count, length)
 
 
 def _name(path: Path, settings: PromptSettings) -> str:

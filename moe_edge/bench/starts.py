@@ -2,11 +2,11 @@
 
 Rounds of one process share its compiled programs, its memory and its hour, so their
 spread says too little. A start has a process, an order and prompts of its own; one
-that others disturbed is repeated. What they say together: `joined.py`.
+that others disturbed is repeated. Where they are kept: `starts_file.py`; what they say
+together: `joined.py`.
 """
 
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moe_edge.bench.started import started
+from moe_edge.bench.starts_file import Start, read_kept, read_starts, stored_text
 from moe_edge.bench.study import Study
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
-from moe_edge.core.json_reader import as_read_back, read_json
+from moe_edge.core.json_reader import as_read_back
 from moe_edge.core.process import CpuUse, alone
 from moe_edge.metrics.frames import INTERVAL, Estimate, Frame, Rows, plain
 from moe_edge.metrics.machine import git_state
 
-FILE = "starts.json"
 MOST_OTHERS = 0.1  # of the processors
 TRIES = 3  # of a start
-Start = dict[str, Any]  # facts of `_taken`, and what `run_start` returned
 Run = Callable[[str, Any, int], Mapping[str, Any]]
 
 
@@ -62,7 +61,7 @@ def planned(
     going_on = kept.is_file()
     made, added_to = [], 0
     if going_on:
-        made, added_to = _read(kept, study, settings, f"remove {kept.name}")
+        made, added_to = read_kept(kept, study, settings, f"remove {kept.name}")
         if append != bool(added_to):
             raise ConfigError(
                 f"{kept} is of a run {'with' if added_to else 'without'} --append that "
@@ -167,7 +166,7 @@ def take_starts(
     """
     run = run or (lambda *args: alone(run_start, *args))
     found = list(plan.made)
-    while (number := _next_try(found)) < plan.until:
+    while (number := next_try(found)) < plan.until:
         one = _taken(study, settings, number, run)
         found.append(one)
         if plan.kept:
@@ -177,7 +176,7 @@ def take_starts(
     return found
 
 
-def _next_try(found: Sequence[Start]) -> int:
+def next_try(found: Sequence[Start]) -> int:
     """The number of the start to make after these tries: the last one's again, if
     others disturbed it and it has tries left."""
     number = next_number(found)
@@ -217,87 +216,3 @@ def facts_of(starts: Sequence[Start]) -> list[dict[str, Any]]:
         | {"used": id(start) in last}
         for start in starts
     ]
-
-
-def stored_text(
-    settings: Any, starts: Sequence[Start], added_to: int | None = None
-) -> str:
-    """The file of an entry to which further starts can be added.
-
-    Args:
-      added_to: how many of them the entry has, of a run that is under way.
-    """
-    about = {"settings": plain(dataclasses.asdict(settings)), "starts": list(starts)}
-    if added_to is not None:
-        about["added_to"] = added_to
-    return json.dumps(as_read_back(about), indent=None) + "\n"
-
-
-def read_starts(out_dir: str | Path, study: Study, settings: Any) -> list[Start]:
-    """Those of an entry, for more.
-
-    Raises:
-      ConfigError: there are none, or they were made with other settings or by a version
-        with other rows.
-    """
-    path = Path(out_dir) / FILE
-    if not path.is_file():
-        raise ConfigError(
-            f"{path} is not there: only an entry made with --starts can be added to; "
-            "take --overwrite instead of --append"
-        )
-    return _read(path, study, settings, "take --overwrite instead of --append")[0]
-
-
-def _read(path: Path, study: Study, settings: Any, else_do: str) -> tuple[list, int]:
-    """Starts, and to how many of them the others were to be added."""
-    stored = read_json(path)
-    held = stored if isinstance(stored, dict) else {}
-    if not (
-        isinstance(held.get("settings"), dict)
-        and isinstance(held.get("starts"), list)
-        and isinstance(held.get("added_to", 0), int)
-        and all(_is_start(study, start) for start in held["starts"])
-    ):
-        raise ConfigError(
-            f"{path} holds no starts that {study.name} can be joined with: it is "
-            f"damaged, or of a version with other rows; {else_do}"
-        )
-    wanted = as_read_back(plain(dataclasses.asdict(settings)))
-    # A setting that came later has a default that changed nothing.
-    before = as_read_back(plain(dataclasses.asdict(type(settings)())))
-    before |= stored["settings"]
-    for name in sorted(wanted.keys() - {"data_dir"}):
-        if (was := before[name]) != wanted[name]:
-            raise ConfigError(
-                f"{path} was measured with {name} {was}, {wanted[name]} is asked for; "
-                f"keep the settings, or {else_do}"
-            )
-    return stored["starts"], stored.get("added_to", 0)
-
-
-def _is_start(study: Study, start: Any) -> bool:
-    """Whether it is what `take_starts` makes of the study as it is now."""
-    match start:
-        case {"number": int(), "busy": bool(), "frames": dict(frames)}:
-            parts = (start.get(part) for part in ("checks", "about", "files"))
-            return all(isinstance(part, dict) for part in parts) and all(
-                name in study.frames
-                and isinstance(rows, list)
-                and all(_is_row(study.frames[name], row) for row in rows)
-                for name, rows in frames.items()
-            )
-    return False
-
-
-def _is_row(declared: Frame, row: Any) -> bool:
-    match row:
-        case {"keys": [*keys], "values": dict(values), "within": dict(within)}:
-            numbers = [*values.values(), *within.values()]
-            return (
-                len(keys) == len(declared.keys)
-                and within.keys() <= values.keys() <= declared.units.keys()
-                and all(isinstance(each, list) and each for each in numbers)
-                and all(isinstance(n, int | float) for each in numbers for n in each)
-            )
-    return False

@@ -114,7 +114,7 @@ def run_study(
         from moe_edge.engine.inline import run_inline  # JAX, which others check without
 
         run_inline()
-    study.check(settings)
+    _check(study, settings, plan)
     if dry_run:
         from moe_edge.kernels import native  # JAX, which checks do without
 
@@ -145,6 +145,19 @@ def _plan(
     return planned(study, settings, out_dir, starts, append)
 
 
+def _check(study: Study, settings: Any, plan: "Plan | None") -> None:
+    """Refuses what the study refuses, of every start that is to be made."""
+    if plan is None:
+        study.check(settings)
+        return
+    from moe_edge.bench.started import started
+    from moe_edge.bench.starts import next_try, of_start
+
+    for number in range(next_try(plan.made), plan.until):
+        with started(number):
+            study.check(of_start(study, settings, number))
+
+
 def _rows(
     study: Study, settings: Any, plan: "Plan | None"
 ) -> tuple[Rows, dict[str, Any] | None]:
@@ -153,13 +166,14 @@ def _rows(
         rows = Rows(study.frames)
         study.measure(settings, rows)
         return rows, None
-    from moe_edge.bench import starts as of_starts
     from moe_edge.bench.joined import join
+    from moe_edge.bench.starts import facts_of, take_starts, used
+    from moe_edge.bench.starts_file import FILE, stored_text
 
-    found = of_starts.take_starts(study, settings, plan)
-    joined = join(study, of_starts.used(found))
-    joined.rows.files[of_starts.FILE] = of_starts.stored_text(settings, found)
-    each = of_starts.facts_of(found)
+    found = take_starts(study, settings, plan)
+    joined = join(study, used(found))
+    joined.rows.files[FILE] = stored_text(settings, found)
+    each = facts_of(found)
     return joined.rows, {"each": each, "intervals": joined.intervals}
 
 

@@ -12,9 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moe_edge.bench.cases import Case, CaseSettings, Ready, prepare
+from moe_edge.bench.cases import (
+    Case,
+    CaseSettings,
+    Ready,
+    past_prompts,
+    prepare,
+    prompts_of,
+)
 from moe_edge.bench.engines import Bench
-from moe_edge.bench.prompts import make_pool
+from moe_edge.bench.prompts import check_inputs, forced_pool, tokenizer_of
 from moe_edge.bench.rounds import measure_rounds
 from moe_edge.engine.base import Engine
 from moe_edge.engine.generate import generate
@@ -129,6 +136,16 @@ class Timing:
         rows.about |= {"model": model, "workload": workload, "kind": kind}
 
 
+def check_prompts(settings: TimedSettings) -> None:
+    """As `check_inputs`; also refuses files that do not hold enough prompts to measure
+    and to judge (RequestError)."""
+    check_inputs(settings)
+    tokenizer = tokenizer_of(settings)
+    past_prompts(settings, tokenizer)
+    prompts_of(settings, tokenizer, max(settings.batches))
+    forced_pool(settings, tokenizer, settings.fidelity_rows)
+
+
 def run_cases(
     bench: Bench, cases: Sequence[Case], settings: TimedSettings, history=None
 ) -> Timing:
@@ -219,8 +236,7 @@ def _judge(
     """
     if not lossy:
         return
-    length = settings.prompt_tokens + settings.new_tokens
-    pool = make_pool(settings, bench.tokenizer, settings.fidelity_rows, length)
+    pool = forced_pool(settings, bench.tokenizer, settings.fidelity_rows)
     rows = [Forced(ids, settings.prompt_tokens) for ids in pool.rows]
     references = {
         batch: score_batches(bench.resident, rows, batch)

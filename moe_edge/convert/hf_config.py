@@ -13,6 +13,7 @@ from typing import Any
 from moe_edge.convert.family import Family
 from moe_edge.convert.neutral_fields import is_dropout, same
 from moe_edge.core.checks import ConfigError
+from moe_edge.model.config import ModelConfig
 
 REQUIRED = object()
 # A config that claims more is damaged or hostile; published models stay far below.
@@ -61,6 +62,11 @@ GENERATION = frozenset(
     suppress_tokens temperature top_k top_p typical_p
     """.split()
 )
+
+
+def random_seed(config: ModelConfig) -> int | None:
+    """The seed of weights that nothing has trained; None: they are no such ones."""
+    return config.hf_config.get(RANDOM_SEED)
 
 
 class Fields:

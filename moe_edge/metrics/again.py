@@ -30,7 +30,7 @@ class Found:
 
     Attributes:
       equal: values that are equal.
-      within: that differ by less than their bounds let them.
+      within: that differ by less than their bounds let them, by name.
       outside: that differ by more, by name.
       loose: that differ and have no bounds, by name.
       lacking: rows and numbers of the entry that the second one lacks.
@@ -42,7 +42,7 @@ class Found:
 
     is_computed: bool
     equal: int = 0
-    within: int = 0
+    within: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     outside: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     loose: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
     lacking: list[str] = dataclasses.field(default_factory=list)
@@ -51,7 +51,7 @@ class Found:
 
     def faults(self) -> list[str]:
         """Why they do not repeat; empty if they do."""
-        bounded = self.within + len(self.outside)
+        bounded = len(self.within) + len(self.outside)
         found = []
         if len(self.outside) > most_outside(bounded):
             found.append(f"{len(self.outside)} of {bounded} values lie outside")
@@ -73,7 +73,7 @@ class Found:
         if math.isnan(allowed):  # one of them has no bounds
             self.loose[name] = mine, its
         elif high.value - low.value <= allowed:
-            self.within += 1
+            self.within[name] = mine, its
         else:
             self.outside[name] = mine, its
 
@@ -90,7 +90,8 @@ def compare(mine: Mapping[str, Any], its: Mapping[str, Any]) -> Found:
                 f"{key} is {mine.get(key)!r} in one entry and {its.get(key)!r} in the "
                 "other; give two entries of one study"
             )
-    found = Found(mine["kind"] == "simulated")
+    # Starts have seeds of their own: what they compute differs, too.
+    found = Found(mine["kind"] == "simulated" and "starts" not in mine)
     if mine["schema_version"] != ROWS_VERSION:
         _add_all(found, "", _metrics(mine), _metrics(its))
         return found
@@ -145,9 +146,8 @@ def _numbers(
     every = {_name(*path): value for path, value in numbers}
     found = {}
     for name, value in every.items():
-        of = name.removesuffix(N).removesuffix(LOW).removesuffix(HIGH)
-        if of != name and of in every:
-            continue  # a bound, not a value
+        if _is_bound_in(every, name):
+            continue
         ends = every.get(name + LOW), every.get(name + HIGH)
         if name in known:
             found[name] = Value(value, *known[name], starts)
@@ -156,6 +156,17 @@ def _numbers(
         else:
             found[name] = Value(value)
     return found
+
+
+def _is_bound_in(names: Collection[str], name: str) -> bool:
+    """Whether it is an end of another number, or what that is of: one of three, such as
+    `tpot_ms_low`, or `tpot_ms_low_replay` in a table that was joined with another."""
+    for end in (N, LOW, HIGH):
+        before, found, after = name.rpartition(end)
+        if found and (not after or after.startswith("_")):
+            if all(before + one + after in names for one in ("", N, LOW, HIGH)):
+                return True
+    return False
 
 
 def _add_frame(
@@ -203,27 +214,27 @@ def _cells(
         keys = tuple(row[column] for column in columns)
         seen[keys] += 1
         text = ", ".join(map(str, keys)) + f" #{seen[keys]}" * (seen[keys] > 1)
-        measures = zip(stored["units"], row[len(stored["keys"]) :], strict=True)
-        for measure, cell in measures:
+        units, cells = stored["units"], row[len(stored["keys"]) :]
+        for (measure, unit), cell in zip(units.items(), cells, strict=True):
             if isinstance(cell, list):
                 value, n, low, high = cell
                 bounds = (low, high, n) if _is_bound(stored["bounds"][measure]) else ()
-                yield f"{text}: {measure}", Value(value, *bounds)
+                yield f"{text}: {measure}", Value(value, *bounds, unit=unit)
             elif cell is not None:
-                yield f"{text}: {measure}", Value(cell)
+                yield f"{text}: {measure}", Value(cell, unit=unit)
 
 
 def report(found: Found) -> list[str]:
     """What a comparison says, in lines; the last one is the judgement."""
     counts = [
         f"{found.equal} values equal",
-        f"{found.within} differ by less than their bounds let them",
+        f"{len(found.within)} differ by less than their bounds let them",
         f"{len(found.outside)} by more",
         f"{len(found.loose)} without bounds differ",
     ]
     lines = [", ".join(counts)]
     for kind, pairs in (("outside", found.outside), ("no bounds", found.loose)):
-        far = sorted(pairs, key=lambda name: -_relative(*pairs[name]))
+        far = sorted(pairs, key=lambda name: -relative(*pairs[name]))
         lines += [
             f"  {kind}: {name}: {pairs[name][0]}, again {pairs[name][1]}"
             for name in far[:SHOWN]
@@ -238,7 +249,8 @@ def report(found: Found) -> list[str]:
     return [*lines, f"repeats{aside}"]
 
 
-def _relative(mine: Value, its: Value) -> float:
+def relative(mine: Value, its: Value) -> float:
+    """The difference of two values, of which one is not 0, over the larger one."""
     return abs(mine.value - its.value) / max(abs(mine.value), abs(its.value))
 
 

@@ -10,7 +10,7 @@ import jinja2.meta
 import pytest
 
 from moe_edge.bench.registry import find
-from moe_edge.bench.starts import FILE, read_starts
+from moe_edge.bench.starts_file import FILE, read_starts
 from moe_edge.metrics.frames import plain, tables
 from moe_edge.metrics.index import find_entries
 from moe_edge.metrics.page import TABLE_ROWS, environment, render, template_path

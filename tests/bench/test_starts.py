@@ -141,6 +141,22 @@ def test_appended_starts_go_on_where_the_entry_ends(tiny, monkeypatch):
         run_study(STUDY, Size(rounds=4), out_dir=str(tiny), starts=1, append=True)
 
 
+def test_each_start_to_come_is_checked_before_any_is_made(tiny, monkeypatch):
+    def check(settings):
+        checked.append((start_number(), settings.seed, settings.rounds))
+        if settings.seed > 10:
+            raise ConfigError("no more")
+
+    checked, study = [], dataclasses.replace(STUDY, check=check)
+    run_study(study, Size(), out_dir=str(tiny), starts=2)
+    assert checked == [(0, 7, 1), (1, 8, 1)]
+    checked.clear()
+    with pytest.raises(ConfigError, match="no more"):
+        run_study(study, Size(), out_dir=str(tiny), starts=3, append=True)
+    assert checked == [(2, 9, 1), (3, 10, 1), (4, 11, 1)]
+    assert numbers_of(tiny) == [0, 1]
+
+
 def test_a_study_may_keep_its_seed_in_all_starts():
     study = dataclasses.replace(STUDY, start={"rounds": 1, "seed": None})
     settings = of_start(study, Size(), 2)

@@ -6,7 +6,7 @@ import pytest
 
 from moe_edge.bench.engines import Bench
 from moe_edge.convert.convert import convert_checkpoint
-from moe_edge.convert.hf_config import RANDOM_SEED
+from moe_edge.convert.hf_config import random_seed
 from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
 from moe_edge.core.checks import ConfigError, OutputError
 from moe_edge.training.untrained import Sizes, main, write_untrained
@@ -52,7 +52,7 @@ def test_a_seed_gives_the_same_weights_again_and_another_other_ones(tmp_path):
 def test_a_converted_folder_still_says_that_nothing_has_trained_it(tmp_path):
     write_untrained(tmp_path / "hf", TINY, 7)
     convert_checkpoint(tmp_path / "hf", tmp_path / "ours", progress=False)
-    assert open_checkpoint(tmp_path / "ours").config.hf_config[RANDOM_SEED] == 7
+    assert random_seed(open_checkpoint(tmp_path / "ours").config) == 7
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,18 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from moe_edge.bench.offloading import studied
-from moe_edge.bench.prompts import PromptSettings, check_inputs
+from moe_edge.bench.prompts import (
+    PromptPool,
+    PromptSettings,
+    check_inputs,
+    forced_pool,
+    make_pool,
+    tokenizer_of,
+)
 from moe_edge.bench.registry import later
 from moe_edge.bench.settings import Steps, by
 from moe_edge.bench.study import Study
+from moe_edge.convert.tokenizer import Tokenizer
 from moe_edge.core.checks import ConfigError
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.frames import frame
@@ -22,6 +30,7 @@ from moe_edge.papers.od_moe.studies.studies import Precision
 from moe_edge.route.drop import DropAbsent
 
 AHEAD = 4  # layers, of HOBBIT's gates
+SPARE = 4  # prompts that are looked at for one that will do
 RESIDENT = "resident"
 SAME_PROCESSES = "OD-MoE's processes, all experts resident"
 STAND_INS = {  # peer -> what of it we run, and what not
@@ -107,6 +116,23 @@ class Table2Settings(PromptSettings):
         return list(pairs)
 
 
+def pools_of(settings: Table2Settings, tokenizer: Tokenizer) -> dict[int, PromptPool]:
+    """By length, the prompts of the past and those that rounds choose from."""
+    count = settings.history + SPARE * settings.rounds
+    return {
+        length: make_pool(settings, tokenizer, count, length)
+        for length in settings.prompt_lengths
+    }
+
+
+def check(settings: Table2Settings) -> None:
+    """As `check_inputs`; also refuses files that do not hold enough prompts."""
+    check_inputs(settings)
+    tokenizer = tokenizer_of(settings)
+    pools_of(settings, tokenizer)
+    forced_pool(settings, tokenizer, settings.fidelity_rows)
+
+
 def name_of(departure: str) -> str:
     """Of OD-MoE with a departure."""
     return f"OD-MoE, {departure}"
@@ -125,6 +151,6 @@ STUDY = Study(
     later("papers.od_moe.studies.table2_runs.measure"),
     FRAMES,
     later("papers.od_moe.studies.table2_rows.derive"),
-    check=check_inputs,
+    check=check,
     start={"rounds": 1, "fidelity_rows": 26},  # 8,320 tokens in five starts
 )

@@ -13,7 +13,7 @@ from moe_edge.bench.cases import (
 )
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.live import kept_compiled
-from moe_edge.bench.prompts import PromptPool, make_pool
+from moe_edge.bench.prompts import PromptPool, forced_pool
 from moe_edge.bench.rounds import measure_rounds
 from moe_edge.core.checks import RequestError
 from moe_edge.engine.base import Engine
@@ -33,6 +33,7 @@ from moe_edge.papers.od_moe.studies.table2 import (
     Table2Settings,
     name_of,
     peers,
+    pools_of,
 )
 from moe_edge.papers.od_moe.studies.table2_rows import (
     At,
@@ -43,7 +44,6 @@ from moe_edge.papers.od_moe.studies.table2_rows import (
     tell_texts,
 )
 
-SPARE = 4  # prompts that are looked at for one that will do
 Round = Mapping[int, list[int]]  # prompt of each length
 
 
@@ -60,15 +60,7 @@ class Table2:
         self.bench, self.settings = bench, settings
         self.bytes_per_s: float | None = None
         self.expected: dict[tuple[int, ...], list[int]] = {}
-        pools = {
-            length: make_pool(
-                settings,
-                bench.tokenizer,
-                settings.history + SPARE * settings.rounds,
-                length,
-            )
-            for length in settings.prompt_lengths
-        }
+        pools = pools_of(settings, bench.tokenizer)
         chosen = {length: self._choose(pool) for length, pool in pools.items()}
         self.rounds: list[Round] = [
             {length: rows[number] for length, rows in chosen.items()}
@@ -181,8 +173,7 @@ class Table2:
         Lossless engines give the resident engine's tokens, which every text checks.
         """
         settings, bench = self.settings, self.bench
-        length = settings.prompt_tokens + settings.new_tokens
-        pool = make_pool(settings, bench.tokenizer, settings.fidelity_rows, length)
+        pool = forced_pool(settings, bench.tokenizer, settings.fidelity_rows)
         texts = [Forced(ids, settings.prompt_tokens) for ids in pool.rows]
         own = score_batches(bench.resident, texts, 1)
         for name, engine in engines.items():

@@ -14,10 +14,15 @@ from numpy.polynomial import Polynomial
 
 from moe_edge.bench.cases import Case
 from moe_edge.bench.engines import Bench
-from moe_edge.bench.prompts import prompt_files
 from moe_edge.bench.settings import Budget, Margin, Positive, Steps
 from moe_edge.bench.study import Study
-from moe_edge.bench.timed_cases import LAYER, TIMING, TimedSettings, run_cases
+from moe_edge.bench.timed_cases import (
+    LAYER,
+    TIMING,
+    TimedSettings,
+    check_prompts,
+    run_cases,
+)
 from moe_edge.core.checks import CapacityError
 from moe_edge.engine.load import check_checkpoint
 from moe_edge.metrics.frames import Rows, Tables, frame
@@ -68,7 +73,7 @@ def cases_of(settings: TpotSettings) -> dict[tuple[int, float], Case]:
 
 def check(settings: TpotSettings) -> None:
     """Refuses inputs and a budget that the checkpoint cannot run with."""
-    prompt_files(settings)
+    check_prompts(settings)
     options = next(iter(cases_of(settings).values())).options
     options = dataclasses.replace(options, device_memory=settings.device_memory)
     room = {"batch": max(settings.batches), "capacity": None}

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ import pandas as pd
 from moe_edge.bench.cases import Case, Ready, count_history, past_sequences, prepare
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
-from moe_edge.bench.prompts import check_inputs, make_pool
+from moe_edge.bench.prompts import check_inputs
 from moe_edge.bench.started import start_number
 from moe_edge.bench.study import Study
 from moe_edge.bench.timed_cases import Timed, Timing, time_cases
-from moe_edge.core.checks import ConfigError, RequestError
+from moe_edge.core.checks import ConfigError
 from moe_edge.engine.generate import generate
 from moe_edge.metrics.frames import Estimate, Rows, Tables, frame, interval, median
 from moe_edge.papers.smoe.studies.layerwise import LayerwiseEngine
@@ -36,45 +35,13 @@ from moe_edge.papers.smoe.studies.systems import (
     hosts_of,
     is_smoe,
 )
+from moe_edge.papers.smoe.studies.workloads import (
+    check_workloads,
+    name_of,
+    rounds_of,
+)
 
 RESAMPLES = 2000  # of the workloads
-
-
-def workloads_of(settings: Fig11Settings) -> dict[str, Fig11Settings]:
-    """By name, settings whose prompts come from that workload."""
-    if settings.data_dir is None:
-        return {"books": settings}
-    return {
-        name_of(source): dataclasses.replace(settings, sources=(source,))
-        for source in settings.sources
-    }
-
-
-def name_of(source: str) -> str:
-    """A workload's name."""
-    return Path(source).name.split(".")[0]
-
-
-def unseen_rounds(settings: Fig11Settings, tokenizer, seen: set) -> list[list[list]]:
-    """Rounds of a workload's prompts, none of them among those seen; each start passes
-    over those of the starts before.
-
-    Raises:
-      RequestError: its file does not hold so many.
-    """
-    widest = max(settings.batches)
-    wanted, tokens = widest * settings.rounds, settings.prompt_tokens
-    before = wanted * (start_number() or 0)
-    most = before + wanted + len(seen)
-    pool = make_pool(settings, tokenizer, most, tokens, at_most=True, before=0)
-    rows = [row for row in pool.rows if tuple(row) not in seen][before:][:wanted]
-    if len(rows) < wanted:
-        raise RequestError(
-            f"{settings.sources[0]} holds {len(rows)} prompts of {tokens} tokens that "
-            f"nothing has learnt from, {wanted} are needed; lower history, rounds, "
-            "starts or batches"
-        )
-    return [rows[n : n + widest] for n in range(0, wanted, widest)]
 
 
 def measure(settings: Fig11Settings, rows: Rows) -> None:
@@ -109,11 +76,7 @@ def measure(settings: Fig11Settings, rows: Rows) -> None:
             more = sum(engine.num_compiled() for engine in added)
             return bench.num_compiled() + more
 
-        seen, timings = set(map(tuple, ready.pool.rows)), {}
-        works = {
-            name: (one, unseen_rounds(one, bench.tokenizer, seen))
-            for name, one in workloads_of(settings).items()
-        }
+        works, timings = rounds_of(settings, bench.tokenizer), {}
         first: Timing | None = None
         for name, (one, prompts) in works.items():
             at = dataclasses.replace(ready, engines=engines, rounds=prompts)
@@ -251,8 +214,8 @@ def derive(tables: Tables) -> dict[str, Any]:
 
 
 def check(settings: Fig11Settings) -> None:
-    """As `check_inputs`; also refuses files of one name, and to compute what layer-wise
-    offload takes over a link whose rate is not known."""
+    """As `check_inputs`; also refuses files of one name or with too few prompts, and to
+    compute what layer-wise offload takes over a link whose rate is not known."""
     check_inputs(settings)
     names = [name_of(source) for source in settings.sources]
     if len(set(names)) < len(names):
@@ -262,6 +225,7 @@ def check(settings: Fig11Settings) -> None:
             "layerwise is False next to the machine's own link; its time is computed "
             "for an emulated link: give link_factor"
         )
+    check_workloads(settings)
 
 
 FRAMES = {

@@ -16,9 +16,8 @@ import numpy as np
 from moe_edge.bench.cases import past_sequences
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
-from moe_edge.bench.prompts import check_inputs
 from moe_edge.bench.study import Study
-from moe_edge.bench.timed_cases import LAYER, TIMING, Timing
+from moe_edge.bench.timed_cases import LAYER, TIMING, Timing, check_prompts
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.frames import Rows, Tables, frame, median
 from moe_edge.model.config import ModelConfig
@@ -121,6 +120,6 @@ STUDY = Study(
     measure,
     FRAMES,
     derive,
-    check=check_inputs,
+    check=check_prompts,
     inline=True,
 )

@@ -29,10 +29,16 @@ from moe_edge.bench.cases import Case, count_history, linked, past_sequences
 from moe_edge.bench.derived import changes
 from moe_edge.bench.engines import Bench
 from moe_edge.bench.offloading import studied
-from moe_edge.bench.prompts import check_inputs
 from moe_edge.bench.settings import Budget, Margin
 from moe_edge.bench.study import Study
-from moe_edge.bench.timed_cases import LAYER, TIMING, TimedSettings, Timing, run_cases
+from moe_edge.bench.timed_cases import (
+    LAYER,
+    TIMING,
+    TimedSettings,
+    Timing,
+    check_prompts,
+    run_cases,
+)
 from moe_edge.engine.generate import generate
 from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.metrics.frames import Rows, Tables, frame
@@ -194,6 +200,6 @@ STUDY = Study(
     measure,
     FRAMES,
     derive,
-    check=check_inputs,
+    check=check_prompts,
     inline=True,
 )

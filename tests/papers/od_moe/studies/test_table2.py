@@ -6,7 +6,7 @@ from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError, RequestError
 from moe_edge.metrics.frames import Rows
 from moe_edge.metrics.schema import validate_entry
-from moe_edge.papers.od_moe.studies import table2_rows, table2_runs
+from moe_edge.papers.od_moe.studies import table2, table2_rows, table2_runs
 from moe_edge.papers.od_moe.studies.table2 import (
     RESIDENT,
     SAME_PROCESSES,
@@ -17,6 +17,7 @@ from moe_edge.papers.od_moe.studies.table2 import (
 )
 from moe_edge.papers.od_moe.studies.table2_rows import Text
 from tests.support.entries import page_of, result_of, row_of, rows_of
+from tests.support.prompts import refuses_a_start, write_prompts
 from tests.support.tiny_checkpoint import TEXT, write_tiny_checkpoint
 
 AT = (16, 64)
@@ -27,6 +28,17 @@ def test_peers_are_those_that_are_told():
     options = peers([[0, 1]], 2, 0.05)
     assert list(options) == list(STAND_INS)
     assert [name for name, one in options.items() if not one.lossless] == ["AdapMoE"]
+
+
+def test_a_start_without_texts_of_its_own_is_refused_before_any_is_made(tmp_path):
+    given = write_prompts(tmp_path, {"a": [40] * 12 + [8] * 400})
+    given |= {"prompt_tokens": 8, "new_tokens": 24, "prompt_lengths": (8,)}
+    settings = Table2Settings(**given, fidelity_rows=5)
+    refuses_a_start(STUDY, settings, 2, tmp_path / "o", "12 prompts of 32", "15 are")
+    settings = Table2Settings(
+        **given | {"prompt_lengths": (40,)}, history=4, fidelity_rows=1
+    )
+    refuses_a_start(STUDY, settings, 1, tmp_path / "o", "12 prompts of 40", "16 are")
 
 
 def entry(shares=None, **texts):
@@ -166,6 +178,6 @@ def test_study_writes_an_entry(settings, asked, tmp_path):
 
 
 def test_too_few_prompts_that_go_on_are_refused(settings, asked, monkeypatch):
-    monkeypatch.setattr(table2_runs, "SPARE", 0)
+    monkeypatch.setattr(table2, "SPARE", 0)
     with pytest.raises(RequestError, match="0 prompts of 8 tokens .* expected 2"):
         STUDY.measure(settings, Rows(STUDY.frames))

@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 
+from moe_edge.bench.cases import past_prompts
 from moe_edge.bench.prompts import make_pool
 from moe_edge.bench.started import started
 from moe_edge.bench.study import run_study
@@ -15,6 +16,7 @@ from moe_edge.papers.smoe.studies import (
     fig3,
     fig4,
     fig6,
+    fig10,
     fig11,
     fig12,
     fig14,
@@ -23,9 +25,11 @@ from moe_edge.papers.smoe.studies import (
     systems,
     table4,
     ttft,
+    workloads,
 )
 from moe_edge.workload.trace_writer import write_trace
 from tests.support.entries import row_of, rows_of
+from tests.support.prompts import refuses_a_start, write_prompts
 from tests.support.tiny_checkpoint import write_tiny_checkpoint
 from tests.support.traces import one_layer
 
@@ -47,7 +51,8 @@ def run(study, out, **given):
 def test_dry_runs_write_nothing_and_refuse_inputs(tmp_path):
     for module in (fig4, fig6, fig11, fig12, fig14, fig17, ttft):
         study, out = module.STUDY, tmp_path / "o"
-        summary = run_study(study, study.settings(), out_dir=str(out), dry_run=True)
+        settings = study.settings(**{"history": 8} if module is fig11 else {})
+        summary = run_study(study, settings, out_dir=str(out), dry_run=True)
         assert summary["dry_run"]
         for given, error, message in (
             ({"checkpoint": "nowhere"}, CheckpointError, "nowhere"),
@@ -189,14 +194,40 @@ def test_no_measured_prompt_was_learnt_from(tmp_path):
     tokenizer = types.SimpleNamespace(encode=lambda text, **_: [*text.encode()])
     rows = make_pool(settings, tokenizer, 10, 12).rows
     seen = {tuple(row) for row in rows[:5]}
-    rounds = fig11.unseen_rounds(settings, tokenizer, seen)
+    rounds = workloads.unseen_rounds(settings, tokenizer, seen)
     assert rounds == [rows[5:7], rows[7:9]]
     with started(1):  # of a file that is shorter than what both learn from
-        rounds = fig11.unseen_rounds(settings, tokenizer, set(map(tuple, rows[4:6])))
+        rounds = workloads.unseen_rounds(
+            settings, tokenizer, set(map(tuple, rows[4:6]))
+        )
     assert rounds == [[rows[6], rows[7]], [rows[8], rows[9]]]
     seen |= {tuple(row) for row in rows[5:8]}
     with pytest.raises(RequestError, match="t.txt holds 2 prompts of 12 .* 4 are need"):
-        fig11.unseen_rounds(settings, tokenizer, seen)
+        workloads.unseen_rounds(settings, tokenizer, seen)
+
+
+def test_no_start_measures_what_it_learnt_from(tmp_path):
+    given = write_prompts(tmp_path, {"a": [30] * 60, "b": [30] * 60})
+    given |= {"batches": (1,), "history": 6, "rounds": 2, "prompt_tokens": 12}
+    settings = systems.Fig11Settings(**given)
+    tokenizer = types.SimpleNamespace(encode=lambda text, **_: [*text.encode()])
+    for number in range(4):
+        with started(number):
+            learnt = past_prompts(settings, tokenizer).rows
+            works = workloads.rounds_of(settings, tokenizer)
+        rows = [row for _, rounds in works.values() for (row,) in rounds]
+        assert len(rows) == 4 and not any(row in learnt for row in rows)
+
+
+@pytest.mark.parametrize("study", [fig10.STUDY, fig11.STUDY, fig14.STUDY])
+def test_a_start_without_texts_of_its_own_is_refused_before_any_is_made(
+    study, tmp_path
+):
+    """Texts by which fidelity is judged are longer, and fewer, than prompts."""
+    given = write_prompts(tmp_path, {"a": [40] * 12 + [8] * 400})
+    given |= {"prompt_tokens": 8, "new_tokens": 24, "rounds": 2, "history": 2}
+    settings = study.settings(**given, fidelity_rows=5)
+    refuses_a_start(study, settings, 2, tmp_path / "o", "12 prompts of 32", "15 are")
 
 
 def test_one_round_is_refused():
