@@ -17,6 +17,7 @@ from moe_edge.core.json_reader import as_read_back, read_json
 from moe_edge.core.typed import build_known
 from moe_edge.evaluate.texts import find_file, read_text
 from moe_edge.papers.moe_prism.refactor.finetune.settings import FineTuning
+from moe_edge.papers.moe_prism.refactor.partition.solve import DEFAULT
 from moe_edge.papers.moe_prism.refactor.run import run_refactor
 from moe_edge.papers.moe_prism.refactor.settings import FINE_TUNED, GATES
 from moe_edge.papers.moe_prism.studies.models import (
@@ -206,12 +207,23 @@ def _check_fine_tuned(folder: str, stored: dict, settings: ModelSettings) -> Non
             )
 
 
+# Of a proxy gate, unless its kind says otherwise.
+PROXY = {
+    "gate_choice": "fitted",
+    "proxy_rule": "global",
+    "solver": DEFAULT,
+    "weigh_neurons": True,
+}
+
+
 def _check_choice(name: str, path: str, refactor: dict) -> None:
-    """Raises CheckpointError for a proxy gate chosen otherwise than its name says."""
-    kind, stored = KINDS[name], refactor.get("settings") or {}
+    """Raises CheckpointError for a proxy gate made otherwise than its name says."""
+    kind = KINDS[name]
     if kind.gate != "cg":
         return
-    for option, wanted in ({"gate_choice": "fitted"} | dict(kind.options)).items():
+    stored = dict(refactor.get("settings") or {})
+    stored["solver"] = refactor.get("solver", DEFAULT)  # settings may leave it open
+    for option, wanted in (PROXY | dict(kind.options)).items():
         if (found := stored.get(option, wanted)) != wanted:
             raise CheckpointError(
                 f"{name} {path} has {option} {found}, expected {wanted}; name it as "

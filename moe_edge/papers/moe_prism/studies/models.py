@@ -1,11 +1,14 @@
 """The models that MoE-Prism's studies compare: which they are; `making.py` makes them.
 
 ORIGINAL is the parent at k' of its experts; LG and LG-FT its sub-experts with a linear
-gate before and after fine-tuning of the router; CENTRAL with the paper's proxy gate,
-the four most central neurons of each sub-expert. Ours are CG, a proxy gate whose
-neurons are fitted, CALIBRATED, with rows that predict norms, both untrained, and the
-two that are fine-tuned towards the parent (KL) at every K. K counts sub-experts, so the
-parent at k' computes as many neurons as the others at k' U.
+gate before and after fine-tuning of the router; PAPERS has all of the paper's proxy
+gate: experts divided by its annealing of its objective, the four most central neurons
+of each sub-expert, and a list of how many sub-experts the expert of each rank runs.
+CENTRAL has its neurons alone, on our division and with our ranking of all sub-experts
+together. Ours are CG, a proxy gate whose neurons are fitted, CALIBRATED, with rows that
+predict norms, both untrained, and the two that are fine-tuned towards the parent (KL)
+at every K. K counts sub-experts, so the parent at k' computes as many neurons as the
+others at k' U.
 """
 
 import dataclasses
@@ -18,8 +21,8 @@ from moe_edge.core.checks import ConfigError
 from moe_edge.core.json_reader import read_json
 from moe_edge.metrics.frames import Rows
 
-ORIGINAL, LG, LG_FT, CG, CALIBRATED = "original", "LG", "LG-FT", "CG", "calibrated"
-CENTRAL = "CG, central"
+ORIGINAL, LG, LG_FT, CALIBRATED = "original", "LG", "LG-FT", "calibrated"
+PAPERS, CENTRAL, CG = "CG, the paper's", "CG, central", "CG, ours"
 LG_KL, CALIBRATED_KL = "LG-FT, KL", "calibrated, KL"
 
 
@@ -39,11 +42,14 @@ class Kind(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
+FOUR_CENTRAL = {"gate_choice": "central", "gate_neurons": 4}
+ANNEALED = {"solver": "anneal", "weigh_neurons": False}
 KINDS = {  # in order of making
     LG: Kind("lg", "lg"),
-    CENTRAL: Kind(
-        "cg_central", "cg", options={"gate_choice": "central", "gate_neurons": 4}
+    PAPERS: Kind(
+        "cg_paper", "cg", options=FOUR_CENTRAL | ANNEALED | {"proxy_rule": "pattern"}
     ),
+    CENTRAL: Kind("cg_central", "cg", options=FOUR_CENTRAL),
     CG: Kind("cg", "cg"),
     CALIBRATED: Kind("calibrated", "calibrated"),
     LG_FT: Kind("lg_ft", "lg_ft"),
@@ -60,8 +66,8 @@ class ModelSettings(StudySettings):
 
     Attributes:
       checkpoint: the parent, path or `default`.
-      lg, lg_ft, lg_kl, cg, cg_central, calibrated, calibrated_kl: refactored
-        checkpoints; None leaves one out.
+      lg, lg_ft, lg_kl, cg, cg_central, cg_paper, calibrated, calibrated_kl:
+        refactored checkpoints; None leaves one out.
       make: those of them to make, in `work_dir`, unless they are there: by a profile of
         `calibration_tokens` of `calibration`, and fine-tuned ones with options
         `fine_tuning` on the prose that the default model was trained on.
@@ -75,6 +81,7 @@ class ModelSettings(StudySettings):
     lg_ft: str | None = None
     cg: str | None = None
     cg_central: str | None = None
+    cg_paper: str | None = None
     calibrated: str | None = None
     lg_kl: str | None = None
     calibrated_kl: str | None = None

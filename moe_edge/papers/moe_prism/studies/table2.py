@@ -5,8 +5,10 @@ from typing import Any
 
 import pandas as pd
 
+from moe_edge.core.progress import progress
 from moe_edge.metrics.frames import Rows, Tables, counted, interval
 from moe_edge.papers.moe_prism.studies import making, models, quality
+from moe_edge.papers.moe_prism.studies.kept import Kept
 from moe_edge.papers.moe_prism.studies.models import LG, ORIGINAL
 from moe_edge.papers.moe_prism.studies.quality import Point, log_interpolate
 from moe_edge.papers.moe_prism.studies.studies import Table2Settings
@@ -18,9 +20,10 @@ LAW = "LG equals the original at every K that U divides"
 
 
 def measure(settings: Table2Settings, rows: Rows) -> None:
-    """Measures every model at every K."""
+    """Measures every model at every K; a run that was stopped goes on."""
     settings = making.make_models(settings)
     compared = quality.Compared.load(settings.checkpoints())
+    kept = Kept.of(settings)
     texts, sources = quality.read_tokens(settings, compared.parent.tokenizer)
     short = [ids[: settings.curve_tokens] for ids in texts]
     for name, k_values, ids in (
@@ -28,7 +31,8 @@ def measure(settings: Table2Settings, rows: Rows) -> None:
         ("curve", settings.curve_k_values, short),
     ):
         engines = compared.at(k_values).items()
-        tell(rows, name, {key: quality.measure(e, ids) for key, e in engines})
+        found = (kept.point(*key, e, ids) for key, e in progress(engines, name))
+        tell(rows, name, dict(zip(dict(engines), found, strict=True)))
     workload = {"texts": sources, "sub_experts": compared.sub_experts}
     models.tell(rows, settings, compared.model, workload)
 

@@ -19,9 +19,9 @@ from moe_edge.model.sub_experts import at_k, split_config
 from moe_edge.papers.moe_prism.studies import making, models
 from moe_edge.papers.moe_prism.studies.making import check_models, make_models
 from moe_edge.papers.moe_prism.studies.models import (
-    CG,
     LG,
     ORIGINAL,
+    PAPERS,
     ModelSettings,
 )
 from moe_edge.papers.moe_prism.studies.quality import (
@@ -81,7 +81,7 @@ def test_table2_compares_at_equal_k_and_neuron_for_neuron():
     sizes = {
         ORIGINAL: {4: (10, 16.0), 8: (20, 4.0)},
         LG: {4: (10, 16.0), 6: (15, 9.0), 8: (20, 4.0)},
-        CG: {4: (15, 6.0), 8: (20, 5.0)},
+        PAPERS: {4: (15, 6.0), 8: (20, 5.0)},
     }
     points = {
         (name, k): Point(neurons, nats(perplexity))
@@ -100,11 +100,12 @@ def test_table2_compares_at_equal_k_and_neuron_for_neuron():
     assert result["checks"] == {law: True}
     page, _ = page_of(find("moe_prism_table2"), result)
     assert (
-        "Perplexity over the original's with our proxy gate (CG), K = 4 / equal "
-        "neurons: "
-        "LG 1.000/1.000; CG 0.375/0.750; original at K = 8 0.250."
+        "Perplexity over the original's, K = 4 / equal neurons: LG 1.000/1.000; "
+        "CG, the paper's 0.375/0.750; original at K = 8 0.250."
     ) in page
-    assert "in 1 of 4 points: CG K=8 (1.250); on" in page
+    assert "in 1 of 4 points: CG, the paper's K=8 (1.250); on" in page
+    assert "| CG, the paper's | annealing" in page and "| CG, ours |" not in page
+    assert "| CG, the paper's | .947 / .987 / 1.000 / 1.003 | 0.3750 / 1.2500 |" in page
     other = points | {(LG, 8): Point(20, nats(4.1))}
     for pair in ((points, other), (other, points)):
         assert table2_entry(*pair)["checks"] == {law: False}
@@ -199,12 +200,14 @@ def test_whole_study_writes_a_valid_entry(made, tmp_path, name, found, more):
 @pytest.mark.slow
 def test_made_models_of_other_settings_are_refused(made):
     lg, cg = (str(Path(made["work_dir"]) / gate) for gate in ("lg", "cg"))
-    with pytest.raises(CheckpointError, match="CG .* has a linear gate"):
+    with pytest.raises(CheckpointError, match="CG, ours .* has a linear gate"):
         check_models(ModelSettings(cg=lg))
     with pytest.raises(CheckpointError, match=f"LG {cg} has a proxy_global gate"):
         check_models(ModelSettings(lg=cg))
     with pytest.raises(CheckpointError, match="CG, central .* has gate_choice fitted"):
         check_models(ModelSettings(cg_central=cg))
+    with pytest.raises(CheckpointError, match="CG, the paper's .* has gate_choice fit"):
+        check_models(ModelSettings(cg_paper=cg))
     with pytest.raises(CheckpointError, match=f"was not made from {cg}"):
         check_models(ModelSettings(checkpoint=cg, lg=lg))
     with pytest.raises(OutputError, match="profile of 1024 tokens, 9999 are asked"):
