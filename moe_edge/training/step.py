@@ -67,6 +67,13 @@ def token_losses(logits_BSV, targets_BS) -> jax.Array:
     return jax.nn.logsumexp(logits_BSV, axis=-1) - gold
 
 
+def mean_loss(losses_BS, weights_BS=None) -> jax.Array:
+    """Mean over all targets, or over some: weighted by `weights_BS`."""
+    if weights_BS is None:
+        return losses_BS.mean()
+    return (losses_BS * weights_BS).sum() / weights_BS.sum()
+
+
 def expert_counts(ids_TK, rows: int, experts: int) -> jax.Array:
     """How often each row of the batch chose each expert: int32 [rows, E]."""
     row_T1 = jnp.arange(ids_TK.shape[0])[:, None] // (ids_TK.shape[0] // rows)
@@ -95,10 +102,11 @@ def make_optimizer(hyper: Hyper) -> optax.GradientTransformation:
 
 
 def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
-    """`step(state, rows, learning_rate) -> (state, metrics)`; the state is donated.
+    """`step(state, rows, learning_rate, weights_BS) -> (state, metrics)`.
 
-    `rows` is int32 [B, S + 1]. Metrics: loss (cross-entropy), balance, grad_norm,
-    counts_LE (choices of this batch).
+    The state is donated. `rows` is int32 [B, S + 1]; `weights_BS` are those of the
+    targets in the loss, all alike where it is left out or None. Metrics: loss
+    (cross-entropy), balance, grad_norm, counts_LE (choices of this batch).
     """
     forward = forward_fn(config)
     optimizer = make_optimizer(hyper)
@@ -107,9 +115,9 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
     def rate_of(name: str) -> float:
         return hyper.expert_rate_factor if name.startswith("experts.") else 1.0
 
-    def loss_fn(params, rows):
+    def loss_fn(params, rows, weights_BS):
         logits, routings = forward(params, rows[:, :-1])
-        loss = token_losses(logits, rows[:, 1:]).mean()
+        loss = mean_loss(token_losses(logits, rows[:, 1:]), weights_BS)
         routings = [r for r in routings if r is not None]
         counts = [expert_counts(r.ids_TK, 1, experts)[0] for r in routings]
         balance = sum(
@@ -118,9 +126,9 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
         total = loss + hyper.balance * balance
         return total, (loss, balance, jnp.stack(counts))
 
-    def step(state: TrainState, rows, learning_rate):
+    def step(state: TrainState, rows, learning_rate, weights_BS=None):
         grads, (loss, balance, counts_LE) = jax.grad(loss_fn, has_aux=True)(
-            state.params, rows
+            state.params, rows, weights_BS
         )
         with jax.numpy_dtype_promotion("standard"):  # optax mixes float and int
             updates, new_optimizer = optimizer.update(
@@ -139,6 +147,21 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
         return TrainState(params, new_optimizer), metrics
 
     return jax.jit(gradients.within(step), donate_argnums=0)
+
+
+def make_answer_step(config: ModelConfig) -> Callable:
+    """`right(params, rows, weights_BS) -> bool [B]`: every target with weight is best.
+
+    The answer that greedy decoding would write is then the right one.
+    """
+    forward = forward_fn(config)
+
+    def right(params, rows, weights_BS):
+        logits, _ = forward(params, rows[:, :-1])
+        hit_BS = logits.argmax(axis=-1) == rows[:, 1:]
+        return (hit_BS | (weights_BS == 0)).all(axis=1)
+
+    return jax.jit(gradients.within(right))
 
 
 def make_eval_step(config: ModelConfig) -> Callable:
