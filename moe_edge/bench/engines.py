@@ -18,7 +18,7 @@ import numpy as np
 
 from moe_edge.bench.prompts import AnyLinkSettings
 from moe_edge.bench.study import weights_of
-from moe_edge.convert.hf_config import RANDOM_SEED
+from moe_edge.convert.hf_config import FINE_TUNED, RANDOM_SEED
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.process import alone
 from moe_edge.engine.companion import Companion
@@ -47,8 +47,7 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
     Parameters of experts come from their bytes: padding counts.
     """
     config, narrow = weights.config, dtype in ("bfloat16", "uint16")
-    kind, seed = config.moe.expert_kind, config.hf_config.get(RANDOM_SEED)
-    each = bytes_per_weight(kind) or (2 if narrow else 4)
+    each = bytes_per_weight(config.moe.expert_kind) or (2 if narrow else 4)
     dense = [
         *weights.top.values(),
         *(w for flat in weights.layers for w in flat.values()),
@@ -57,11 +56,18 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
         "name": checkpoint,
         "params": sum(math.prod(weight.shape) for weight in dense)
         + int(num_bytes(weights.experts) / each),
-        "weights": weights_of(checkpoint) if seed is None else f"random, seed {seed}",
+        "weights": _made_by(config.hf_config) or weights_of(checkpoint),
         "width": config.d_model,
         "experts": config.moe.num_experts,
         "neurons": config.moe.expert_dim,
     }
+
+
+def _made_by(fields: dict[str, Any]) -> str | None:
+    """What config.json says of where its weights are from; None: nothing."""
+    if RANDOM_SEED in fields:
+        return f"random, seed {fields[RANDOM_SEED]}"
+    return f"fine-tuned: {fields[FINE_TUNED]}" if FINE_TUNED in fields else None
 
 
 class Bench:
