@@ -32,7 +32,8 @@ class Batch(NamedTuple):
 
     Attributes:
       rows: int32 [B, S + 1], inputs and shifted targets.
-      weights: float32 [B, S], of each target in the loss; None: all alike.
+      weights: float32 [B, S], of each target in the loss, most of them 0; None: all
+        are alike.
     """
 
     rows: np.ndarray

@@ -20,9 +20,13 @@ from moe_edge.training.generators import FAMILIES, READINGS, Example, examples
 ANSWER = "\nAnswer:"
 # Rows of a family in a cycle. Stories and tables are looked up in the text, which takes
 # the longest to learn.
-MIX = {"arithmetic": 2, "words": 1, "stories": 3, "tables": 3}
-MOST_ASKED = 4  # questions on one text
-_TRAINED, _ASKED = "taught", "taught-held-out"  # seeds that no study and no other use has
+MIX = {"arithmetic": 1, "words": 1, "stories": 4, "tables": 4}
+MOST_ASKED = 8  # questions on one text
+ONE_ASKED = 0.25  # share of the texts with one question, as studies ask
+_TRAINED, _ASKED = (
+    "taught",
+    "taught-held-out",
+)  # seeds that no study and no other use has
 _PADDED = 64  # held-out rows are whole multiples of it
 
 
@@ -76,13 +80,14 @@ class Document:
 
 
 def _examples(family: str, rng: random.Random) -> Iterator[Example]:
-    """Examples without end; of one text up to `MOST_ASKED`, all different."""
+    """Examples without end; of one text one or up to `MOST_ASKED`, all different."""
     while True:
         if family not in READINGS:
             yield FAMILIES[family](rng)
             continue
         reading = READINGS[family](rng)
-        drawn = (reading.ask(rng) for _ in range(rng.randint(1, MOST_ASKED)))
+        count = 1 if rng.random() < ONE_ASKED else MOST_ASKED
+        drawn = (reading.ask(rng) for _ in range(count))
         asked = list(dict.fromkeys(drawn))
         yield asked[0]._replace(question=f"{reading.text}\n{asked[0].question}")
         yield from asked[1:]

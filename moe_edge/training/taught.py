@@ -44,7 +44,7 @@ from moe_edge.training.start import stored_params
 from moe_edge.training.tokenizer import END_OF_TEXT
 
 MOST_TOKENS = 10**9  # four days of two cores
-DECAY_SHARE = 0.4  # of all tokens, the last ones
+DECAY_SHARE = 0.5  # of all tokens, the last ones
 HELD_OUT = 128  # questions of a family, asked from time to time
 
 
@@ -55,15 +55,15 @@ class Teaching:
     Attributes:
       tokens: of questions and answers.
       batch_tokens: of a step.
-      learning_rate: its peak: half of pretraining's.
+      learning_rate: its peak, that of pretraining: copying is new to the weights.
       length: of a row; a solved question and an asked one are shorter.
       mix: rows of each family in a cycle, as `tasks.parse_mix` reads them.
       seed: of the questions.
     """
 
-    tokens: int = 6_000_000
-    batch_tokens: int = 1024
-    learning_rate: float = 1e-3
+    tokens: int = 8_000_000
+    batch_tokens: int = 2048
+    learning_rate: float = 2e-3
     length: int = 256
     mix: str = ",".join(f"{family}={rows}" for family, rows in tasks.MIX.items())
     seed: int = 0
@@ -74,8 +74,8 @@ class Teaching:
         check_positive("learning_rate", self.learning_rate)
         if self.tokens > MOST_TOKENS:
             raise ConfigError(
-                f"tokens is {self.tokens}, expected at most {MOST_TOKENS}: four days of "
-                "two cores"
+                f"tokens is {self.tokens}, expected at most {MOST_TOKENS}: four days "
+                "of two cores"
             )
         if not 0 <= self.seed < 2**63:
             raise ConfigError(
@@ -204,8 +204,8 @@ def open_teachable(checkpoint: str | Path, length: int):
         )
     if tokenizer.get_vocab_size() > config.vocab_size:
         raise ConfigError(
-            f"{reader.tokenizer_path} has {tokenizer.get_vocab_size()} tokens, expected "
-            f"at most the model's {config.vocab_size}"
+            f"{reader.tokenizer_path} has {tokenizer.get_vocab_size()} tokens, "
+            f"expected at most the model's {config.vocab_size}"
         )
     if length > config.max_positions:
         raise ConfigError(
@@ -223,14 +223,12 @@ def check_work(work: Path, facts: dict[str, str | int | float]) -> None:
     differing = differences(facts, stored if isinstance(stored, dict) else {})
     if differing:
         raise ConfigError(
-            f"{work} is not of this run: {differing}; give its settings again, delete it "
-            "or name another folder"
+            f"{work} is not of this run: {differing}; give its settings again, delete "
+            "it or name another folder"
         )
 
 
-def card(
-    said: str, teaching: Teaching, seconds: float, found: dict[str, float]
-) -> str:
+def card(said: str, teaching: Teaching, seconds: float, found: dict[str, float]) -> str:
     """README.md of the new folder."""
     shares = "".join(f"| {family} | {right:.3f} |\n" for family, right in found.items())
     return f"""\
@@ -238,8 +236,8 @@ def card(
 
 Not the default model: its weights went on learning answers to questions of
 `moe_edge/training/generators.py`, by `python -m moe_edge.training.taught`. What it knew
-of other texts may be lost. It exists so that lossy options can be judged on a model that
-solves most of what it is asked.
+of other texts may be lost. It exists so that lossy options can be judged on a model
+that solves most of what it is asked.
 
 - Loss on answers alone; {teaching.length} tokens a row, {teaching.batch_tokens} a step;
   rows of a cycle: {teaching.mix}; up to {tasks.MOST_ASKED} questions on one text. No

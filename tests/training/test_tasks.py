@@ -62,7 +62,7 @@ def test_a_text_is_asked_several_different_questions():
     questions = [next(drawn).question for _ in range(200)]
     texts = [n for n, question in enumerate(questions) if "\n" in question]
     asked = np.diff(texts)
-    assert asked.min() == 1 and asked.max() == tasks.MOST_ASKED
+    assert asked.min() == 1 and 4 < asked.max() <= tasks.MOST_ASKED
     for first, end in zip(texts, texts[1:], strict=False):
         of_one = [question.split("\n")[-1] for question in questions[first:end]]
         assert len(set(of_one)) == len(of_one)
@@ -129,7 +129,9 @@ def test_no_study_and_no_pretraining_draws_from_the_seeds_of_rows(monkeypatch):
                 for family in FAMILIES:
                     tasks.held_out_questions(raw, family, seed, 2)
             elif who == "pretraining":
-                for part, family in ((p, f) for p in ("train", "held-out") for f in FAMILIES):
+                for part, family in (
+                    (p, f) for p in ("train", "held-out") for f in FAMILIES
+                ):
                     examples(family, f"{part}-{seed}", 2)
             else:
                 questions(2, seed, of=who)

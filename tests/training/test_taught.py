@@ -1,4 +1,4 @@
-"""Fine-tuning on tasks: a folder that says what it is, and a run that goes on exactly."""
+"""Fine-tuning on tasks: a folder that says what it is, a run that goes on exactly."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from moe_edge.bench.engines import Bench
 from moe_edge.convert.hf_config import FINE_TUNED
 from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
 from moe_edge.core.checks import ConfigError, OutputError
-from moe_edge.training import evaluation, loop, step, tasks, taught
+from moe_edge.training import loop, step, tasks, taught
 from moe_edge.training.data import Batch
 from moe_edge.training.default_config import default_config
 from moe_edge.training.evaluation import right_answers, round_to_bfloat16
@@ -91,7 +91,9 @@ def test_stored_weights_are_those_that_were_written(tiny):
         np.testing.assert_array_equal(stored[name], array, err_msg=name)
 
 
-CONFIG = default_config(50, d_model=32, expert_dim=8, num_layers=1, num_experts=4, top_k=2)
+CONFIG = default_config(
+    50, d_model=32, expert_dim=8, num_layers=1, num_experts=4, top_k=2
+)
 
 
 @pytest.mark.slow
@@ -100,8 +102,8 @@ def test_targets_without_weight_are_not_learnt():
     rows = np.random.default_rng(0).integers(0, 50, (2, 17)).astype(np.int32)
     other = rows.copy()
     other[:, -1] = (other[:, -1] + 1) % 50  # targets only: no input
-    weights = np.ones((2, 16), np.float32)
-    weights[:, -1] = 0
+    weights = np.zeros((2, 16), np.float32)
+    weights[:, 3:6] = 1
     run_step = make_train_step(CONFIG, hyper)
     found = []
     for given in ((rows, weights), (other, weights), (rows, None), (other, None)):
@@ -115,10 +117,21 @@ def test_targets_without_weight_are_not_learnt():
 
 
 def test_mean_loss_of_some_targets_is_theirs():
-    losses = np.array([[1.0, 5.0], [3.0, 7.0]], np.float32)
-    assert float(step.mean_loss(losses)) == 4
-    weights = np.array([[1, 0], [1, 0]], np.float32)
-    assert float(step.mean_loss(losses, weights)) == 2
+    params, forward = init_params(CONFIG, 0), step.forward_fn(CONFIG)
+    rows = np.random.default_rng(0).integers(0, 50, (2, 9)).astype(np.int32)
+    weights = np.zeros((2, 8), np.float32)
+    weights[0, 2], weights[1, 7] = 0.25, 0.75
+
+    @jax.jit
+    def losses(params, rows, weights):
+        some, _ = step.mean_loss(forward, params, rows, weights)
+        each = step.token_losses(forward(params, rows[:, :-1])[0], rows[:, 1:])
+        return some, step.mean_loss(forward, params, rows)[0], each
+
+    some, every, each_BS = losses(params, rows, weights)
+    np.testing.assert_allclose(every, each_BS.mean(), rtol=1e-6)
+    expected = 0.25 * each_BS[0, 2] + 0.75 * each_BS[1, 7]
+    np.testing.assert_allclose(some, expected, rtol=1e-5)
 
 
 def test_an_answer_is_right_if_all_its_tokens_would_be_chosen():
@@ -168,7 +181,9 @@ def test_a_checkpoint_of_another_kind_is_refused(tiny, tmp_path):
     (bare / "tokenizer.json").write_text(text.replace("<|endoftext|>", "<|end|>"))
     with pytest.raises(ConfigError, match=r"gives <\|endoftext\|> the id None, exp"):
         taught.open_teachable(bare, 64)
-    with pytest.raises(ConfigError, match="rows have 2048 tokens, expected at most 1024"):
+    with pytest.raises(
+        ConfigError, match="rows have 2048 tokens, expected at most 1024"
+    ):
         taught.open_teachable(tiny, 2048)
 
 
