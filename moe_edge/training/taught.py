@@ -56,7 +56,9 @@ class Teaching:
       tokens: of questions and answers.
       batch_tokens: of a step.
       learning_rate: its peak, that of pretraining: copying is new to the weights.
-      length: of a row; a solved question and an asked one are shorter.
+      length: of a row until the rate falls. One text and its questions fill it, so that
+        there is little to look through while looking up is learnt.
+      long_length: of a row from then on: several texts, of which the last one counts.
       mix: rows of each family in a cycle, as `tasks.parse_mix` reads them.
       seed: of the questions.
     """
@@ -64,12 +66,13 @@ class Teaching:
     tokens: int = 8_000_000
     batch_tokens: int = 2048
     learning_rate: float = 2e-3
-    length: int = 256
+    length: int = 128
+    long_length: int = 256
     mix: str = ",".join(f"{family}={rows}" for family, rows in tasks.MIX.items())
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("tokens", "batch_tokens", "length"):
+        for name in ("tokens", "batch_tokens", "length", "long_length"):
             check_count(name, getattr(self, name))
         check_positive("learning_rate", self.learning_rate)
         if self.tokens > MOST_TOKENS:
@@ -83,6 +86,7 @@ class Teaching:
             )
         tasks.parse_mix(self.mix)
         check_length(self.length)
+        check_length(self.long_length)
 
     @property
     def schedule(self) -> Schedule:
@@ -124,12 +128,13 @@ def teach(
     options = RunOptions(
         batch_tokens=teaching.batch_tokens,
         length=teaching.length,
-        long_length=teaching.length,
+        long_length=teaching.long_length,
         checkpoint_minutes=checkpoint_minutes,
         evaluate_minutes=evaluate_minutes,
         pause_file=pause_file,
     )
-    reader, tokenizer = open_teachable(checkpoint, teaching.length)
+    longest = max(teaching.length, teaching.long_length)
+    reader, tokenizer = open_teachable(checkpoint, longest)
     folder = check_out_dir(out_dir, overwrite)
     check_apart(folder, reader.path)
     work = folder.with_name(f"{folder.name}.training")
@@ -239,11 +244,11 @@ Not the default model: its weights went on learning answers to questions of
 of other texts may be lost. It exists so that lossy options can be judged on a model
 that solves most of what it is asked.
 
-- Loss on answers alone; {teaching.length} tokens a row, {teaching.batch_tokens} a step;
-  rows of a cycle: {teaching.mix}; up to {tasks.MOST_ASKED} questions on one text. No
-  example was seen twice. It took {seconds / 60:.0f} minutes.
+- Loss on answers alone; {teaching.batch_tokens} tokens a step, rows of {teaching.length},
+  then {teaching.long_length}, of a cycle {teaching.mix}; up to {tasks.MOST_ASKED} questions
+  on one text. No example was seen twice. It took {seconds / 60:.0f} minutes.
 - AdamW as in pretraining, rate {teaching.learning_rate:g}, from
-  {1 - DECAY_SHARE:.0%} of the tokens on falling.
+  {1 - DECAY_SHARE:.0%} of the tokens on falling, with the longer rows.
 
 Exact match of {HELD_OUT} questions of each family that it was not taught:
 

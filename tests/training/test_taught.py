@@ -25,6 +25,7 @@ from tests.training.conftest import make_train_step
 SIZES = {"num_layers": 1, "num_experts": 4, "top_k": 2, "expert_dim": 16}
 TINY = Sizes(96, shared_dim=16, **SIZES)
 SHORT = {"tokens": 3 * 512, "batch_tokens": 512, "length": 64, "mix": "words=1"}
+SHORT |= {"long_length": 128}
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +157,7 @@ def test_an_answer_is_right_if_all_its_tokens_would_be_chosen():
         ({"tokens": 10**10}, "tokens is 10000000000, expected at most 1000000000"),
         ({"tokens": 0}, "tokens must be a positive whole number, got 0"),
         ({"length": 300}, "sequence length 300 must divide 512"),
+        ({"long_length": 300}, "sequence length 300 must divide 512"),
         ({"batch_tokens": 100}, "batch_tokens 100 must be a multiple of 512"),
         ({"learning_rate": -1.0}, "learning_rate must be positive, got -1.0"),
         ({"seed": -1}, "seed is -1, expected 0 or more, of 63 bits at most"),
