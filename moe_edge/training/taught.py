@@ -55,7 +55,7 @@ class Teaching:
     Attributes:
       tokens: of questions and answers.
       batch_tokens: of a step.
-      learning_rate: its peak, that of pretraining: copying is new to the weights.
+      learning_rate: its peak, half of pretraining's: a step has fewer targets.
       length: of a row until the rate falls. One text and its questions fill it, so that
         there is little to look through while looking up is learnt.
       long_length: of a row from then on: several texts, of which the last one counts.
@@ -65,7 +65,7 @@ class Teaching:
 
     tokens: int = 8_000_000
     batch_tokens: int = 2048
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     length: int = 128
     long_length: int = 256
     mix: str = ",".join(f"{family}={rows}" for family, rows in tasks.MIX.items())
@@ -244,9 +244,10 @@ Not the default model: its weights went on learning answers to questions of
 of other texts may be lost. It exists so that lossy options can be judged on a model
 that solves most of what it is asked.
 
-- Loss on answers alone; {teaching.batch_tokens} tokens a step, rows of {teaching.length},
-  then {teaching.long_length}, of a cycle {teaching.mix}; up to {tasks.MOST_ASKED} questions
-  on one text. No example was seen twice. It took {seconds / 60:.0f} minutes.
+- Loss on answers alone; {teaching.batch_tokens} tokens a step; rows of
+  {teaching.length}, then {teaching.long_length} tokens, of a cycle {teaching.mix};
+  up to {tasks.MOST_ASKED} questions on one text. No example was seen twice. It took
+  {seconds / 60:.0f} minutes.
 - AdamW as in pretraining, rate {teaching.learning_rate:g}, from
   {1 - DECAY_SHARE:.0%} of the tokens on falling, with the longer rows.
 
