@@ -18,7 +18,7 @@ import numpy as np
 
 from moe_edge.bench.prompts import AnyLinkSettings
 from moe_edge.bench.study import weights_of
-from moe_edge.convert.hf_config import random_seed
+from moe_edge.convert.hf_config import FINE_TUNED, random_seed
 from moe_edge.convert.open import open_checkpoint
 from moe_edge.core.process import alone
 from moe_edge.engine.companion import Companion
@@ -31,6 +31,7 @@ from moe_edge.engine.offload_options import OffloadOptions
 from moe_edge.engine.offloaded import assemble
 from moe_edge.engine.resident import ResidentEngine
 from moe_edge.engine.weights import Weights, num_bytes
+from moe_edge.model.config import ModelConfig
 from moe_edge.model.quantised import bytes_per_weight
 from moe_edge.offload.link import EmulatedLink, TransferLink
 from moe_edge.offload.store import HostStore
@@ -47,8 +48,7 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
     Parameters of experts come from their bytes: padding counts.
     """
     config, narrow = weights.config, dtype in ("bfloat16", "uint16")
-    kind, seed = config.moe.expert_kind, random_seed(config)
-    each = bytes_per_weight(kind) or (2 if narrow else 4)
+    each = bytes_per_weight(config.moe.expert_kind) or (2 if narrow else 4)
     dense = [
         *weights.top.values(),
         *(w for flat in weights.layers for w in flat.values()),
@@ -57,11 +57,19 @@ def describe_model(checkpoint: str, weights: Weights, dtype: str) -> dict[str, A
         "name": checkpoint,
         "params": sum(math.prod(weight.shape) for weight in dense)
         + int(num_bytes(weights.experts) / each),
-        "weights": weights_of(checkpoint) if seed is None else f"random, seed {seed}",
+        "weights": _made_by(config) or weights_of(checkpoint),
         "width": config.d_model,
         "experts": config.moe.num_experts,
         "neurons": config.moe.expert_dim,
     }
+
+
+def _made_by(config: ModelConfig) -> str | None:
+    """What config.json says of where its weights are from; None: nothing."""
+    if (seed := random_seed(config)) is not None:
+        return f"random, seed {seed}"
+    made = config.hf_config.get(FINE_TUNED)
+    return None if made is None else f"fine-tuned: {made}"
 
 
 class Bench:

@@ -29,6 +29,7 @@ ACTIVATIONS = {
 }
 
 RANDOM_SEED = "random_weights_seed"  # of weights that nothing has trained
+FINE_TUNED = "fine_tuned"  # in words: from what, on what, how long
 
 # Fields that describe files, training, modules that predict later tokens or output
 # bookkeeping, never the forward pass.
@@ -49,7 +50,7 @@ HARMLESS = frozenset(
     tie_encoder_decoder tie_last_hidden_states tokenizer_class torch_dtype torchscript
     transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache use_mtp
     """.split()
-) | {RANDOM_SEED}
+) | {RANDOM_SEED, FINE_TUNED}
 # Generation settings that older transformers wrote into config.json.
 GENERATION = frozenset(
     """

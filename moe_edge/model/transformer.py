@@ -260,14 +260,17 @@ class Transformer(nnx.Module):
         experts: Sequence[jax.Array | None],
         expert_fn: ExpertFn,
         valid_BS: jax.Array | None = None,
+        at_P: jax.Array | None = None,
     ) -> tuple[jax.Array, list[Routing | None]]:
-        """Logits of every position and the routing of every layer.
+        """Logits of every position, or of some, and the routing of every layer.
 
         Args:
           tokens_BS: int32, right-padded.
           experts: per layer the records `[E, R]` (None in dense layers).
           expert_fn: runs them.
           valid_BS: bool, False for padding; None if there is none.
+          at_P: int32, the positions of all rows, one after the other, whose logits
+            `[P, V]` are wanted; None: all, `[B, S, V]`.
         """
         config = self.config
         if valid_BS is None:
@@ -281,6 +284,9 @@ class Transformer(nnx.Module):
             x_BSD, _, routing = block(x_BSD, chunk, window, experts[layer], expert_fn)
             routings.append(routing)
         top = {n: getattr(self, n)[...] for n in TOP_NAMES if hasattr(self, n)}
+        if at_P is not None:
+            x_PD = x_BSD.reshape(-1, x_BSD.shape[-1])[at_P]
+            return logits_of(config, top, x_PD), routings
         return logits_of(config, top, x_BSD), routings
 
 

@@ -29,7 +29,7 @@ class Progress:
     Attributes:
       step: optimiser steps taken.
       tokens: tokens trained on.
-      position: chunks drawn from the data (`data.ChunkOrder`).
+      position: of the data, chunks or rows drawn (`data.Source`).
       seconds: time spent training, pauses left out.
     """
 

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -24,6 +25,35 @@ from moe_edge.training.tokenizer import END_OF_TEXT, train_tokenizer
 CHUNK = 512
 TASK_SHARE = 0.28  # of all tokens, shared equally by the task families
 _TOKENIZER_CHARACTERS = 1_500_000  # of a domain at most
+
+
+class Batch(NamedTuple):
+    """Rows that one step learns from.
+
+    Attributes:
+      rows: int32 [B, S + 1], inputs and shifted targets.
+      weights: float32 [B, S], of each target in the loss, most of them 0; None: all
+        are alike.
+    """
+
+    rows: np.ndarray
+    weights: np.ndarray | None = None
+
+
+class Source(Protocol):
+    """Batches whose order is a function of one number.
+
+    Attributes:
+      position: chunks drawn so far, or rows; what resuming needs.
+    """
+
+    position: int
+
+    def skip_to(self, position: int) -> None:
+        """Moves to a position."""
+
+    def next_batch(self, chunks: int, length: int) -> Batch:
+        """`chunks * CHUNK` tokens in rows of `length`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +165,12 @@ def build_corpus(tokenizer: Tokenizer, texts, shares) -> Corpus:
     return Corpus(train, held_out, shares)
 
 
+def check_length(length: int) -> None:
+    """Raises ConfigError if rows of `length` tokens do not fill a chunk."""
+    if CHUNK % length:
+        raise ConfigError(f"sequence length {length} must divide {CHUNK}")
+
+
 class ChunkOrder:
     """Which chunk is drawn n-th: domain by largest deficit, shuffled by epoch."""
 
@@ -168,19 +204,18 @@ class ChunkOrder:
         start = int(self._orders[domain][1][nth]) * CHUNK
         return domain, self._corpus.train[domain][start : start + CHUNK + 1]
 
-    def next_batch(self, chunks: int, length: int) -> np.ndarray:
-        """int32 [chunks * CHUNK / length, length + 1]: inputs and shifted targets.
+    def next_batch(self, chunks: int, length: int) -> Batch:
+        """CHUNK / length rows of every chunk.
 
         Raises:
           ConfigError: `length` does not divide CHUNK.
         """
-        if CHUNK % length:
-            raise ConfigError(f"sequence length {length} must divide {CHUNK}")
+        check_length(length)
         rows = []
         for _ in range(chunks):
             _, chunk = self.next_chunk()
             rows += [chunk[s : s + length + 1] for s in range(0, CHUNK, length)]
-        return np.stack(rows)
+        return Batch(np.stack(rows))
 
 
 def held_out_rows(stream: np.ndarray, rows: int, length: int) -> np.ndarray:

@@ -1,16 +1,16 @@
-"""Held-out loss and expert usage of every domain, with all and with fewer experts."""
+"""Held-out loss, expert usage and right answers, with all and with fewer experts."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import ml_dtypes
 import numpy as np
 
 from moe_edge.model.config import ModelConfig
 from moe_edge.model.sub_experts import at_k
-from moe_edge.training.data import CHUNK, Corpus, held_out_rows
+from moe_edge.training.data import CHUNK, Batch, Corpus, held_out_rows
 from moe_edge.training.start import Params
-from moe_edge.training.step import make_eval_step
+from moe_edge.training.step import make_answer_step, make_eval_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,42 @@ def evaluate_held_out(
         loss[domain] = float(np.asarray(nats_B).sum() / (rows * length))
         counts[domain] = np.asarray(counts_BLE, np.int64)
     return HeldOut(loss, counts)
+
+
+def held_out_losses(
+    config: ModelConfig, corpus: Corpus, rows: int
+) -> Callable[[Params], dict[str, float]]:
+    """`evaluate(params)`: nats per token of every domain, of `rows` rows each."""
+    step = make_eval_step(config)
+
+    def evaluate(params: Params) -> dict[str, float]:
+        return evaluate_held_out(step, params, corpus, rows=rows).loss
+
+    return evaluate
+
+
+def right_answers(
+    config: ModelConfig, asked: Mapping[str, Batch], rows: int = 16
+) -> Callable[[Params], dict[str, float]]:
+    """`evaluate(params)`: by domain, the share of rows whose answer would be right.
+
+    Of the weights as they are shipped.
+
+    Args:
+      asked: as many rows of each domain as `rows`, which run at a time, divides.
+    """
+    step = make_answer_step(config)
+
+    def evaluate(params: Params) -> dict[str, float]:
+        params = round_to_bfloat16(params)
+        shares = {}
+        for domain, batch in asked.items():
+            parts = zip(*(np.split(a, len(a) // rows) for a in batch), strict=True)
+            right = [np.asarray(step(params, *part)) for part in parts]
+            shares[domain] = float(np.mean(right))
+        return shares
+
+    return evaluate
 
 
 def round_to_bfloat16(params: Params) -> Params:

@@ -6,7 +6,7 @@ shapes come from `convert/rules.py`, the table that reading uses too.
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import ml_dtypes
@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from moe_edge.checkpoint.schema import dense_items, item_shapes
 from moe_edge.convert import rules
 from moe_edge.convert.families import config_from_hf
-from moe_edge.convert.hf_config import RANDOM_SEED
 from moe_edge.convert.safetensors_writer import SafetensorsWriter
 from moe_edge.core.checks import ConfigError
 from moe_edge.core.files import write_text
@@ -66,6 +65,20 @@ def bfloat16_pieces(config: ModelConfig, params: Params) -> Iterator[rules.Piece
                 yield piece._replace(array=np.ascontiguousarray(piece.array))
 
 
+def check_exportable(config: ModelConfig) -> None:
+    """Raises ConfigError unless a model is of the default one's kind, of any size."""
+    if config.model_type != "qwen2_moe":
+        raise ConfigError(
+            f"a {config.model_type} model cannot be written, expected qwen2_moe, the "
+            "default model's family"
+        )
+    # The width of dense layers is written but means nothing without dense layers.
+    read_back = config_from_hf(hf_config(config))
+    read_back = dataclasses.replace(read_back, dense_dim=config.dense_dim)
+    if read_back != config:
+        raise ConfigError(f"config {config} would be read back as {read_back}")
+
+
 def export_hf(
     params: Params,
     config: ModelConfig,
@@ -73,7 +86,7 @@ def export_hf(
     out_dir: Path,
     *,
     extra_files: dict[str, str | bytes] | None = None,
-    random_seed: int | None = None,
+    said: Mapping[str, int | str] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes the folder, all or nothing.
@@ -83,17 +96,13 @@ def export_hf(
       config: the architecture, of family qwen2_moe.
       out_dir: the new folder.
       extra_files: name -> content of files to put next to the model (card, picture).
-      random_seed: of weights that nothing has trained, which config.json then says.
+      said: fields of config.json that say what the weights are (`hf_config.py`).
     Raises:
+      ConfigError: see `check_exportable`.
       OutputError: the folder cannot be written.
     """
-    raw = hf_config(config)
-    if random_seed is not None:
-        raw[RANDOM_SEED] = random_seed
-    # The width of dense layers is written but means nothing without dense layers.
-    read_back = dataclasses.replace(config_from_hf(raw), dense_dim=config.dense_dim)
-    if read_back != config:
-        raise ConfigError(f"config {config} would be read back as {read_back}")
+    check_exportable(config)
+    raw = hf_config(config) | dict(said or {})
     shapes = rules.hf_shapes(config)
     generation = {
         "eos_token_id": list(config.eos_ids),

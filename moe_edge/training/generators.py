@@ -20,6 +20,18 @@ class Example(NamedTuple):
     answer: str
 
 
+class Reading(NamedTuple):
+    """A text, and what draws a question on it."""
+
+    text: str
+    ask: Callable[[random.Random], Example]
+
+    def example(self, rng: random.Random) -> Example:
+        """The text with one question."""
+        question, answer = self.ask(rng)
+        return Example(f"{self.text}\n{question}", answer)
+
+
 NAMES = "Anna Ben Clara David Ella Felix Grace Hugo Iris Jack Kate Leo Mia Noah".split()
 NAMES += "Olga Paul Rosa Sam Tina Victor Wendy Yusuf Zoe Omar".split()
 THINGS = (
@@ -124,6 +136,11 @@ def words(rng: random.Random) -> Example:
 
 def stories(rng: random.Random) -> Example:
     """A few sentences about people, things and places, and a question on them."""
+    return story(rng).example(rng)
+
+
+def story(rng: random.Random) -> Reading:
+    """The sentences, with seven questions on them."""
     one, two, three = rng.sample(NAMES, 3)
     thing, other = rng.sample(THINGS, 2)
     place, away, far = rng.sample(PLACES, 3)
@@ -160,12 +177,21 @@ def stories(rng: random.Random) -> Example:
         (f"What did {one} find?", f"a {colour} {thing}"),
         (f"What is the work of {one}?", job),
     )
-    question, answer = rng.choice(questions)
-    return Example(" ".join(parts) + f"\nQuestion: {question}", answer)
+
+    def ask(rng: random.Random) -> Example:
+        question, answer = rng.choice(questions)
+        return Example(f"Question: {question}", answer)
+
+    return Reading(" ".join(parts), ask)
 
 
 def tables(rng: random.Random) -> Example:
     """Look-ups in JSON, CSV and pipe tables of people or goods."""
+    return table(rng).example(rng)
+
+
+def table(rng: random.Random) -> Reading:
+    """A table, with look-ups, and questions on its rows' number and extremes."""
     if rng.random() < 0.5:
         keys = ("name", "age", "city", "job")
         names = rng.sample(NAMES, rng.randint(2, 4))
@@ -191,17 +217,20 @@ def tables(rng: random.Random) -> Example:
     else:
         mark = "," if kind == 2 else " | "
         text = "\n".join(mark.join(map(str, row)) for row in (keys, *rows))
-    row, column = rng.choice(rows), rng.randrange(1, len(keys))
-    kind = rng.randrange(4)
-    if kind == 0:
-        return Example(f"{text}\nHow many rows?", str(len(rows)))
-    if kind == 1:
-        column = 1
-        high = rng.random() < 0.5
-        best = (max if high else min)(rows, key=lambda row: row[1])
-        ask = f"Which {keys[0]} has the {'highest' if high else 'lowest'} {keys[1]}?"
-        return Example(f"{text}\n{ask}", str(best[0]))
-    return Example(f"{text}\nWhat is the {keys[column]} of {row[0]}?", str(row[column]))
+
+    def ask(rng: random.Random) -> Example:
+        row, column = rng.choice(rows), rng.randrange(1, len(keys))
+        kind = rng.randrange(4)
+        if kind == 0:
+            return Example("How many rows?", str(len(rows)))
+        if kind == 1:
+            high = rng.random() < 0.5
+            best = (max if high else min)(rows, key=lambda row: row[1])
+            most = "highest" if high else "lowest"
+            return Example(f"Which {keys[0]} has the {most} {keys[1]}?", str(best[0]))
+        return Example(f"What is the {keys[column]} of {row[0]}?", str(row[column]))
+
+    return Reading(text, ask)
 
 
 FAMILIES: dict[str, Callable[[random.Random], Example]] = {
@@ -209,6 +238,11 @@ FAMILIES: dict[str, Callable[[random.Random], Example]] = {
     "words": words,
     "stories": stories,
     "tables": tables,
+}
+# Those whose questions are on a text, which can be asked more than one.
+READINGS: dict[str, Callable[[random.Random], Reading]] = {
+    "stories": story,
+    "tables": table,
 }
 
 

@@ -1,8 +1,9 @@
-"""The pretraining loop: resumable, pausable, stopped by tokens, minutes or SIGTERM."""
+"""The training loop: resumable, pausable, stopped by tokens, minutes or SIGTERM."""
 
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -14,17 +15,13 @@ from moe_edge.core.progress import counter, say, waiting
 from moe_edge.model.config import ModelConfig
 from moe_edge.training import checkpoints, data
 from moe_edge.training.control import Clock, StopOnSignal, append_record, short
-from moe_edge.training.evaluation import evaluate_held_out
-from moe_edge.training.options import Hyper, RunOptions, Start
+from moe_edge.training.options import Hyper, RunOptions
 from moe_edge.training.resume import CHECKPOINTS_FOLDER
 from moe_edge.training.schedule import Schedule
-from moe_edge.training.start import init_params
-from moe_edge.training.step import (
-    TrainState,
-    make_eval_step,
-    make_optimizer,
-    make_train_step,
-)
+from moe_edge.training.start import Params
+from moe_edge.training.step import TrainState, make_optimizer, make_train_step
+
+METRICS_FILE = "metrics.jsonl"
 
 
 def _wait_while_paused(options: RunOptions, signals: StopOnSignal) -> float:
@@ -41,47 +38,49 @@ def _wait_while_paused(options: RunOptions, signals: StopOnSignal) -> float:
 
 def train(
     config: ModelConfig,
-    corpus: data.Corpus,
+    source: data.Source,
     out_dir: Path,
     *,
     schedule: Schedule,
     hyper: Hyper,
     options: RunOptions,
-    start: Start | None = None,
+    start: Callable[[], Params],
+    evaluate: Callable[[Params], dict[str, float]],
 ) -> checkpoints.Progress:
     """Trains from the newest checkpoint in `out_dir`, or from the start.
 
     A checkpoint must be of this `config`: `resume.check_resume` says so.
     Writes `checkpoints/` and `metrics.jsonl`.
 
+    Args:
+      source: its position moves.
+      start: gives the weights that a new run begins with.
+      evaluate: what is recorded as `held_out` from time to time, by domain.
     Returns:
       Where the run stopped.
     """
-    metrics_path = out_dir / "metrics.jsonl"
+    metrics_path = out_dir / METRICS_FILE
     with (
         checkpoints.open_checkpoints(out_dir / CHECKPOINTS_FOLDER) as manager,
         StopOnSignal() as signals,
     ):
         restored = checkpoints.restore(manager, hyper)
         if restored is None:
-            params = init_params(config, options.seed, start)
+            params = start()
             state = TrainState(params, make_optimizer(hyper).init(params))
             progress = checkpoints.Progress()
         else:
             state, progress, _ = restored
-        order = data.ChunkOrder(corpus, options.seed)
-        order.skip_to(progress.position)
-        step_fn, eval_fn = make_train_step(config, hyper), make_eval_step(config)
+        source.skip_to(progress.position)
+        step_fn = make_train_step(config, hyper)
         clock, first_step = Clock(options.max_minutes), progress.step
 
-        def evaluate():
-            with counter("held-out loss"):
-                held_out = evaluate_held_out(
-                    eval_fn, state.params, corpus, rows=options.eval_rows
-                )
+        def record_held_out():
+            with counter("held out"):
+                held_out = evaluate(state.params)
             record = {"step": progress.step, "tokens": progress.tokens}
-            append_record(metrics_path, record | {"held_out": held_out.loss})
-            say(f"held out: {short(held_out.loss)}")
+            append_record(metrics_path, record | {"held_out": held_out})
+            say(f"held out: {short(held_out)}")
 
         window, window_start, window_tokens = [], time.monotonic(), progress.tokens
         while progress.tokens < schedule.train_tokens and not signals.stopped:
@@ -92,15 +91,16 @@ def train(
             begun_s = time.monotonic()
             decaying = schedule.left(progress.tokens, clock.left) < 1
             length = options.long_length if decaying else options.length
-            rows = order.next_batch(options.batch_tokens // data.CHUNK, length)
+            batch = source.next_batch(options.batch_tokens // data.CHUNK, length)
             rate = schedule.rate(progress.tokens, clock.left)
             with counter("first step", shown=progress.step == first_step):  # compiles
-                state, metrics = step_fn(state, rows, np.float32(rate))
+                given = batch.rows, np.float32(rate), batch.weights
+                state, metrics = step_fn(state, *given)
                 jax.block_until_ready(metrics)
             window.append(metrics)
             progress.step += 1
             progress.tokens += options.batch_tokens
-            progress.position = order.position
+            progress.position = source.position
             progress.seconds += time.monotonic() - begun_s
             if progress.step % options.log_steps == 0 or progress.step == 1:
                 passed = time.monotonic() - window_start
@@ -113,10 +113,10 @@ def train(
             if clock.due("checkpoint", options.checkpoint_minutes):
                 checkpoints.save(manager, state, progress, config)
             if clock.due("evaluate", options.evaluate_minutes):
-                evaluate()
+                record_held_out()
         checkpoints.save(manager, state, progress, config)
         if not signals.stopped:
-            evaluate()
+            record_held_out()
         done = progress.tokens >= schedule.train_tokens
         status = dataclasses.asdict(progress) | {"finished": done}
         write_text(out_dir / "status.json", json.dumps(status) + "\n")

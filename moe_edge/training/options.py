@@ -68,10 +68,8 @@ class RunOptions:
     max_minutes: float | None = None
     checkpoint_minutes: float = 5.0
     evaluate_minutes: float = 10.0
-    eval_rows: int = 16
     log_steps: int = 10
     pause_file: Path | None = None
-    seed: int = 0
 
     def __post_init__(self):
         if self.batch_tokens % data.CHUNK or self.batch_tokens <= 0:

@@ -1,6 +1,7 @@
 """The root of `moe-edge pretrain`: text in, a trained model in `out_dir` out."""
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -134,9 +135,7 @@ def run_pretrain(
         max_minutes=max_minutes,
         checkpoint_minutes=checkpoint_minutes,
         evaluate_minutes=evaluate_minutes,
-        eval_rows=EVAL_ROWS,
         pause_file=Path(pause_file) if pause_file else None,
-        seed=seed,
     )
     folder, texts = Path(out_dir), Path(data_dir)
     facts = corpus_facts(texts, vocab_size, task_characters, seed)
@@ -151,22 +150,26 @@ def run_pretrain(
     keep_heap()
     with locked_folder(folder, out_dir):
         settings = dataclasses.asdict(schedule) | dataclasses.asdict(options)
-        settings |= training | {"pause_file": pause_file}
+        settings |= training | {"pause_file": pause_file, "seed": seed}
         write_text(folder / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
         if config_text is not None:
             write_text(folder / "config.gin", config_text())
         with counter("preparing the corpus"):
             corpus = load_corpus(folder, texts, vocab_size, task_characters, seed)
-        from moe_edge.training.loop import train  # here: it loads JAX
+        # Here: they load JAX.
+        from moe_edge.training.evaluation import held_out_losses
+        from moe_edge.training.loop import train
+        from moe_edge.training.start import init_params
 
         progress = train(
             config,
-            corpus,
+            data.ChunkOrder(corpus, seed),
             folder,
             schedule=schedule,
             hyper=hyper,
             options=options,
-            start=start,
+            start=functools.partial(init_params, config, seed, start),
+            evaluate=held_out_losses(config, corpus, EVAL_ROWS),
         )
     return {
         "step": progress.step,

@@ -29,10 +29,11 @@ class TrainState(NamedTuple):
 
 
 def model_fn(config: ModelConfig, *, frozen: bool = False) -> Callable:
-    """`run(dense, experts, tokens_BS) -> (logits_BSV, routings)` of a config.
+    """`run(dense, experts, tokens_BS, at_P) -> (logits, routings)` of a config.
 
     `dense` are arrays by path, `experts` the records of each layer; a config with
-    another `top_k` runs the same ones.
+    another `top_k` runs the same ones. Logits are of every position or of `at_P`
+    (`Transformer.__call__`).
 
     Args:
       frozen: the experts get no gradient.
@@ -42,29 +43,45 @@ def model_fn(config: ModelConfig, *, frozen: bool = False) -> Callable:
     paths = [path for path, _ in nnx.to_flat_state(state)]
     run_experts = expert_fn(config, frozen=frozen)
 
-    def run(dense: Params, experts: Sequence[jax.Array | None], tokens_BS):
+    def run(dense: Params, experts: Sequence[jax.Array | None], tokens_BS, at_P=None):
         leaves = [(p, nnx.Param(dense[".".join(map(str, p))])) for p in paths]
         bound = nnx.merge(graph, nnx.from_flat_state(leaves))
-        return bound(tokens_BS, experts, run_experts)
+        return bound(tokens_BS, experts, run_experts, at_P=at_P)
 
     return run
 
 
 def forward_fn(config: ModelConfig) -> Callable:
-    """`forward(params, tokens_BS) -> (logits_BSV, routings)` of a config."""
+    """`forward(params, tokens_BS, at_P) -> (logits, routings)`; see `model_fn`."""
     run = model_fn(config)
 
-    def forward(params: Params, tokens_BS):
+    def forward(params: Params, tokens_BS, at_P=None):
         experts = [params.get(f"experts.{layer}") for layer in range(config.num_layers)]
-        return run(params, experts, tokens_BS)
+        return run(params, experts, tokens_BS, at_P)
 
     return forward
 
 
-def token_losses(logits_BSV, targets_BS) -> jax.Array:
-    """Cross-entropy of every target, nats."""
-    gold = jnp.take_along_axis(logits_BSV, targets_BS[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits_BSV, axis=-1) - gold
+def token_losses(logits, targets) -> jax.Array:
+    """Cross-entropy of every target, nats: [..., V] and [...] -> [...]."""
+    gold = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - gold
+
+
+def mean_loss(forward: Callable, params: Params, rows, weights_BS=None):
+    """(loss, routings): cross-entropy of all targets, or of those that have weight.
+
+    Logits of the others are not computed: the head is a quarter of the default model's
+    products. At most a quarter of the targets is learnt, those of the largest weights.
+    """
+    tokens_BS, targets_BS = rows[:, :-1], rows[:, 1:]
+    if weights_BS is None:
+        logits_BSV, routings = forward(params, tokens_BS)
+        return token_losses(logits_BSV, targets_BS).mean(), routings
+    weights_P, at_P = jax.lax.top_k(weights_BS.reshape(-1), -(-weights_BS.size // 4))
+    logits_PV, routings = forward(params, tokens_BS, at_P)
+    losses_P = token_losses(logits_PV, targets_BS.reshape(-1)[at_P])
+    return (losses_P * weights_P).sum() / weights_P.sum(), routings
 
 
 def expert_counts(ids_TK, rows: int, experts: int) -> jax.Array:
@@ -95,10 +112,11 @@ def make_optimizer(hyper: Hyper) -> optax.GradientTransformation:
 
 
 def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
-    """`step(state, rows, learning_rate) -> (state, metrics)`; the state is donated.
+    """`step(state, rows, learning_rate, weights_BS) -> (state, metrics)`.
 
-    `rows` is int32 [B, S + 1]. Metrics: loss (cross-entropy), balance, grad_norm,
-    counts_LE (choices of this batch).
+    The state is donated. `rows` is int32 [B, S + 1]; `weights_BS` are those of targets
+    in the loss (`mean_loss`), all alike where it is left out or None. Metrics: loss
+    (cross-entropy), balance, grad_norm, counts_LE (choices of this batch).
     """
     forward = forward_fn(config)
     optimizer = make_optimizer(hyper)
@@ -107,9 +125,8 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
     def rate_of(name: str) -> float:
         return hyper.expert_rate_factor if name.startswith("experts.") else 1.0
 
-    def loss_fn(params, rows):
-        logits, routings = forward(params, rows[:, :-1])
-        loss = token_losses(logits, rows[:, 1:]).mean()
+    def loss_fn(params, rows, weights_BS):
+        loss, routings = mean_loss(forward, params, rows, weights_BS)
         routings = [r for r in routings if r is not None]
         counts = [expert_counts(r.ids_TK, 1, experts)[0] for r in routings]
         balance = sum(
@@ -118,9 +135,9 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
         total = loss + hyper.balance * balance
         return total, (loss, balance, jnp.stack(counts))
 
-    def step(state: TrainState, rows, learning_rate):
+    def step(state: TrainState, rows, learning_rate, weights_BS=None):
         grads, (loss, balance, counts_LE) = jax.grad(loss_fn, has_aux=True)(
-            state.params, rows
+            state.params, rows, weights_BS
         )
         with jax.numpy_dtype_promotion("standard"):  # optax mixes float and int
             updates, new_optimizer = optimizer.update(
@@ -139,6 +156,21 @@ def make_train_step(config: ModelConfig, hyper: Hyper) -> Callable:
         return TrainState(params, new_optimizer), metrics
 
     return jax.jit(gradients.within(step), donate_argnums=0)
+
+
+def make_answer_step(config: ModelConfig) -> Callable:
+    """`right(params, rows, weights_BS) -> bool [B]`: every target with weight is best.
+
+    The answer that greedy decoding would write is then the right one.
+    """
+    forward = forward_fn(config)
+
+    def right(params, rows, weights_BS):
+        logits, _ = forward(params, rows[:, :-1])
+        hit_BS = logits.argmax(axis=-1) == rows[:, 1:]
+        return (hit_BS | (weights_BS == 0)).all(axis=1)
+
+    return jax.jit(gradients.within(right))
 
 
 def make_eval_step(config: ModelConfig) -> Callable:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from moe_edge.convert.hf_config import RANDOM_SEED
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.core.checks import ConfigError, MoeEdgeError, check_count
 from moe_edge.core.files import check_out_dir
@@ -75,7 +76,8 @@ def write_untrained(
     config = default_config(tokenizer.get_vocab_size(), **dataclasses.asdict(sizes))
     folder = check_out_dir(out_dir, overwrite)  # before weights are drawn
     params = init_params(config, seed, START)
-    export_hf(params, config, tokenizer, folder, random_seed=seed, overwrite=overwrite)
+    said = {RANDOM_SEED: seed}
+    export_hf(params, config, tokenizer, folder, said=said, overwrite=overwrite)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

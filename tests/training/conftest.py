@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from moe_edge.training import loop, run, step
+from moe_edge.training import evaluation, loop, run, step
 from moe_edge.training import text as text_module
 from tests.support.slow_cases import slow
 
@@ -38,7 +38,7 @@ def tiny_run(tmp_path_factory):
         patch.setattr(text_module, "_STDLIB_BYTES", 30_000)
         patch.setattr(run, "EVAL_ROWS", 2)
         patch.setattr(loop, "make_train_step", make_train_step)
-        patch.setattr(loop, "make_eval_step", make_eval_step)
+        patch.setattr(evaluation, "make_eval_step", make_eval_step)
         first = run.run_pretrain(str(folder), **TINY | {"train_tokens": 3072})
         second = run.run_pretrain(str(folder), **TINY, config_text=lambda: "run = 2")
     return folder, first, second

@@ -29,13 +29,14 @@ def test_chunk_order_resumed_at_position_matches_uninterrupted():
     whole, resumed = (data.ChunkOrder(_corpus(), seed=1) for _ in range(2))
     batches = [whole.next_batch(3, 256) for _ in range(4)]
     resumed.skip_to(9)
-    np.testing.assert_array_equal(resumed.next_batch(3, 256), batches[3])
+    np.testing.assert_array_equal(resumed.next_batch(3, 256).rows, batches[3].rows)
     assert resumed.position == whole.position == 12
 
 
 @pytest.mark.parametrize("length", [256, 512])
 def test_next_batch_rows_are_inputs_and_shifted_targets_of_one_domain(length):
-    rows = data.ChunkOrder(_corpus(), seed=0).next_batch(4, length)
+    rows, weights = data.ChunkOrder(_corpus(), seed=0).next_batch(4, length)
+    assert weights is None
     assert rows.shape == (4 * data.CHUNK // length, length + 1)
     assert (np.diff(rows, axis=1) == 1).all()
 

@@ -1,4 +1,4 @@
-"""Which of its generators' tasks the default model solves, and what is lost there.
+"""Which of its generators' tasks a model solves, and what is lost there.
 
 Public sets say nothing of a model that answers them at chance. These questions it was
 trained for, on other seeds; so a loss can show where it solves some.

@@ -1,11 +1,14 @@
 """The default model's tasks: what is counted, what is refused, and a run of a few."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from moe_edge.bench.study import run_study
 from moe_edge.core.checks import ConfigError
-from moe_edge.metrics.frames import Rows, tables
+from moe_edge.metrics.frames import Rows, plain, tables
+from moe_edge.metrics.page import render
 from moe_edge.metrics.schema import read_result
 from moe_edge.studies.composition.quality import questions
 from moe_edge.studies.default_model.answers import told
@@ -17,6 +20,8 @@ from moe_edge.studies.default_model.tasks import (
     derive,
 )
 from moe_edge.training.generators import FAMILIES
+
+ENTRY = Path(__file__).parents[3] / "results" / "default_tasks"
 
 
 def test_questions_are_of_all_families_and_another_study_has_others():
@@ -60,3 +65,18 @@ def test_the_study_asks_all_alike(tmp_path):
     whats = [RESIDENT, "3 of 8 experts", "SMoE, a = 0.6"]
     assert found.what.tolist() == [w for w in whats for _ in FAMILIES]
     assert (found.right_n == 4).all() and found.right.between(0, 1).all()
+
+
+def test_a_page_says_what_changes_mean_for_the_model_that_was_asked():
+    result = read_result(ENTRY)
+    page, _ = render("default_tasks", result)
+    assert "it answers a part" in page and "families mostly" not in page
+    answers = result["frames"]["answers"]
+    place = len(answers["keys"]) + list(answers["units"]).index("right")
+    for row in answers["rows"]:
+        if row[0] != "arithmetic":
+            row[place] = [0.9, 1000, 0.88, 0.92]
+    result["numbers"] = plain(derive(tables(result["frames"])))
+    page, _ = render("default_tasks", result)
+    assert "It solves 3 of 4 families mostly" in page
+    assert "it answers a part" not in page
