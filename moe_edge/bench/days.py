@@ -200,6 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         if given.table:
+            if missing := [one for one in given.entry if not Path(one).exists()]:
+                raise ConfigError(f"{missing[0]} does not exist; check the path")
             folders = [one for one in given.entry if Path(one, FILE).is_file()]
             entries = sorted(map(read_days, folders), key=lambda days: days.name)
             for line in table(one for one in entries if len(one.starts) > 1):

@@ -269,8 +269,7 @@ class Transformer(nnx.Module):
           experts: per layer the records `[E, R]` (None in dense layers).
           expert_fn: runs them.
           valid_BS: bool, False for padding; None if there is none.
-          at_P: int32, the positions of all rows, one after the other, whose logits
-            `[P, V]` are wanted; None: all, `[B, S, V]`.
+          at_P: int32, places in `[B * S]` whose logits `[P, V]` are wanted; None: all.
         """
         config = self.config
         if valid_BS is None:
@@ -284,10 +283,8 @@ class Transformer(nnx.Module):
             x_BSD, _, routing = block(x_BSD, chunk, window, experts[layer], expert_fn)
             routings.append(routing)
         top = {n: getattr(self, n)[...] for n in TOP_NAMES if hasattr(self, n)}
-        if at_P is not None:
-            x_PD = x_BSD.reshape(-1, x_BSD.shape[-1])[at_P]
-            return logits_of(config, top, x_PD), routings
-        return logits_of(config, top, x_BSD), routings
+        chosen = x_BSD if at_P is None else x_BSD.reshape(-1, x_BSD.shape[-1])[at_P]
+        return logits_of(config, top, chosen), routings
 
 
 def init_experts(config: ModelConfig, key: jax.Array) -> list[jax.Array | None]:

@@ -73,6 +73,7 @@ def mean_loss(forward: Callable, params: Params, rows, weights_BS=None):
 
     Logits of the others are not computed: the head is a quarter of the default model's
     products. At most a quarter of the targets is learnt, those of the largest weights.
+    The loss of a batch without weights is 0.
     """
     tokens_BS, targets_BS = rows[:, :-1], rows[:, 1:]
     if weights_BS is None:
@@ -81,7 +82,8 @@ def mean_loss(forward: Callable, params: Params, rows, weights_BS=None):
     weights_P, at_P = jax.lax.top_k(weights_BS.reshape(-1), -(-weights_BS.size // 4))
     logits_PV, routings = forward(params, tokens_BS, at_P)
     losses_P = token_losses(logits_PV, targets_BS.reshape(-1)[at_P])
-    return (losses_P * weights_P).sum() / weights_P.sum(), routings
+    total = jnp.maximum(weights_P.sum(), jnp.finfo(weights_P.dtype).tiny)
+    return (losses_P * weights_P).sum() / total, routings
 
 
 def expert_counts(ids_TK, rows: int, experts: int) -> jax.Array:

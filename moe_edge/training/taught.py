@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from moe_edge.convert.hf_config import FINE_TUNED
 from moe_edge.convert.open import check_floats, check_unpruned, open_checkpoint
+from moe_edge.convert.tokenizer import load_tokenizer
 from moe_edge.core.checks import ConfigError, MoeEdgeError, check_count, check_positive
 from moe_edge.core.files import (
     check_apart,
@@ -46,6 +47,7 @@ from moe_edge.training.tokenizer import END_OF_TEXT
 MOST_TOKENS = 10**9  # four days of two cores
 DECAY_SHARE = 0.5  # of all tokens, the last ones
 HELD_OUT = 128  # questions of a family, asked from time to time
+LEAST_LENGTH = 64  # of a row: a shorter one ends within its text, before any answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +87,13 @@ class Teaching:
                 f"seed is {self.seed}, expected 0 or more, of 63 bits at most"
             )
         tasks.parse_mix(self.mix)
-        check_length(self.length)
-        check_length(self.long_length)
+        for name in ("length", "long_length"):
+            if (length := getattr(self, name)) < LEAST_LENGTH:
+                raise ConfigError(
+                    f"{name} is {length}, expected {LEAST_LENGTH} or more: a shorter "
+                    "row ends before the answer"
+                )
+            check_length(length)
 
     @property
     def schedule(self) -> Schedule:
@@ -192,25 +199,20 @@ def open_teachable(checkpoint: str | Path, length: int):
     Raises:
       ConfigError: weights that are no floats, another architecture than export can
         write, another tokenizer than `moe-edge pretrain` makes, too few positions.
+      CheckpointError: see `load_tokenizer`.
     """
     reader = open_checkpoint(checkpoint, np.dtype(np.float32))
     check_floats(reader, "fine-tuning")
     check_unpruned(reader, "fine-tuning")
     config = reader.config
     check_exportable(config)
-    if reader.tokenizer_path is None:
-        raise ConfigError(f"{reader.path} has no tokenizer.json, which questions need")
+    load_tokenizer(reader)  # refuses what cannot be read or does not fit
     tokenizer = Tokenizer.from_file(str(reader.tokenizer_path))
     end = tokenizer.token_to_id(END_OF_TEXT)
     if end is None or config.eos_ids != (end,):
         raise ConfigError(
             f"{reader.tokenizer_path} gives {END_OF_TEXT} the id {end}, expected that "
             f"of config.json, {list(config.eos_ids)}; give a model of moe-edge pretrain"
-        )
-    if tokenizer.get_vocab_size() > config.vocab_size:
-        raise ConfigError(
-            f"{reader.tokenizer_path} has {tokenizer.get_vocab_size()} tokens, "
-            f"expected at most the model's {config.vocab_size}"
         )
     if length > config.max_positions:
         raise ConfigError(

@@ -151,6 +151,11 @@ def test_entries_without_starts_are_refused(made):
         main([str(folder)])
 
 
+def test_a_table_of_a_folder_that_is_not_there_is_refused():
+    with pytest.raises(SystemExit, match="error: no-such-entry does not exist"):
+        main(["--table", "no-such-entry"])
+
+
 def test_docs_have_a_row_of_each_entry_of_two_days():
     text = (REPOSITORY / "docs" / "limits.md").read_text()
     told = dict(re.findall(r"^ *\| `(\w+)` \| (\d+ / \d+) \|", text, re.MULTILINE))

@@ -12,7 +12,7 @@ import pytest
 from moe_edge.bench.engines import Bench
 from moe_edge.convert.hf_config import FINE_TUNED
 from moe_edge.convert.open import DEFAULT_MODEL, open_checkpoint
-from moe_edge.core.checks import ConfigError, OutputError
+from moe_edge.core.checks import CheckpointError, ConfigError, OutputError
 from moe_edge.training import loop, step, tasks, taught
 from moe_edge.training.data import Batch
 from moe_edge.training.default_config import default_config
@@ -133,6 +133,7 @@ def test_mean_loss_of_some_targets_is_theirs():
     np.testing.assert_allclose(every, each_BS.mean(), rtol=1e-6)
     expected = 0.25 * each_BS[0, 2] + 0.75 * each_BS[1, 7]
     np.testing.assert_allclose(some, expected, rtol=1e-5)
+    assert losses(params, rows, np.zeros_like(weights))[0] == 0
 
 
 def test_an_answer_is_right_if_all_its_tokens_would_be_chosen():
@@ -158,6 +159,7 @@ def test_an_answer_is_right_if_all_its_tokens_would_be_chosen():
         ({"tokens": 0}, "tokens must be a positive whole number, got 0"),
         ({"length": 300}, "sequence length 300 must divide 512"),
         ({"long_length": 300}, "sequence length 300 must divide 512"),
+        ({"length": 32}, "length is 32, expected 64 or more: a shorter row ends"),
         ({"batch_tokens": 100}, "batch_tokens 100 must be a multiple of 512"),
         ({"learning_rate": -1.0}, "learning_rate must be positive, got -1.0"),
         ({"seed": -1}, "seed is -1, expected 0 or more, of 63 bits at most"),
@@ -177,11 +179,16 @@ def test_a_checkpoint_of_another_kind_is_refused(tiny, tmp_path):
         taught.open_teachable(other, 64)
     bare = shutil.copytree(tiny, tmp_path / "bare")
     (bare / "tokenizer.json").unlink()
-    with pytest.raises(ConfigError, match="bare has no tokenizer.json"):
+    with pytest.raises(CheckpointError, match="bare has no tokenizer.json"):
         taught.open_teachable(bare, 64)
+    for path in bare.glob("*token*.json"):
+        path.unlink()
     text = (tiny / "tokenizer.json").read_text()
     (bare / "tokenizer.json").write_text(text.replace("<|endoftext|>", "<|end|>"))
     with pytest.raises(ConfigError, match=r"gives <\|endoftext\|> the id None, exp"):
+        taught.open_teachable(bare, 64)
+    (bare / "tokenizer.json").write_text(text[:100])
+    with pytest.raises(CheckpointError, match="cannot read tokenizer .*bare"):
         taught.open_teachable(bare, 64)
     with pytest.raises(
         ConfigError, match="rows have 2048 tokens, expected at most 1024"
