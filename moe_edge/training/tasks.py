@@ -4,7 +4,8 @@ A row is the beginning of a document without end, of one family, in the format i
 studies ask: "question\nAnswer: answer", an empty line, the next one. Every target that
 is no answer has no weight: most are random names, which nobody can predict. A text of a
 story or table may be asked more than one question, so that a row has more answers. Row
-n is a function of the seed and of n, so examples never repeat and resuming needs n.
+n is a function of the seed and of n, so no row repeats and resuming needs n. Texts of
+stories and tables are new in each; sums and words are few and come again.
 """
 
 import random
@@ -155,7 +156,9 @@ class TaskRows:
 def held_out_questions(
     tokenizer: Tokenizer, family: str, seed: int, count: int
 ) -> Batch:
-    """Questions that no row holds, each behind a solved one, as studies ask them.
+    """Questions of another seed, each behind a solved one, as studies ask them.
+
+    No row has the texts of stories and tables; sums and words may be in one.
 
     Returns:
       `count` padded rows; the second answer alone has weight.
