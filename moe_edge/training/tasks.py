@@ -24,10 +24,7 @@ ANSWER = "\nAnswer:"
 MIX = {"arithmetic": 1, "words": 1, "stories": 4, "tables": 4}
 MOST_ASKED = 8  # questions on one text
 ONE_ASKED = 0.25  # share of the texts with one question, as studies ask
-_TRAINED, _ASKED = (
-    "taught",
-    "taught-held-out",
-)  # seeds that no study and no other use has
+_TRAINED, _ASKED = "taught", "taught-held-out"  # seeds that nothing else has
 _PADDED = 64  # held-out rows are whole multiples of it
 
 

@@ -122,6 +122,7 @@ def teach(
     Args:
       out_dir: the new Hugging Face folder.
       checkpoint: the model to begin with, of the default one's kind.
+      checkpoint_minutes, evaluate_minutes: between checkpoints, between evaluations.
       pause_file: while it exists the loop sleeps between steps.
       overwrite: replace what `out_dir` holds.
       dry_run: check all of that, write nothing.
