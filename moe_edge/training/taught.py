@@ -5,7 +5,7 @@
 Only answers are learnt (`tasks.py`). The new folder's config.json says what it was made
 of. A run that was stopped, by SIGTERM too, goes on with the same command; it keeps its
 work in `../taught.training` until it ends. The default model stays as it is: entries
-that judge lossy options on a model that solves most of its tasks name the new folder.
+that judge lossy options on a model that solves more of its tasks name the new folder.
 """
 
 import argparse
@@ -244,8 +244,8 @@ def card(said: str, teaching: Teaching, seconds: float, found: dict[str, float])
 
 Not the default model: its weights went on learning answers to questions of
 `moe_edge/training/generators.py`, by `python -m moe_edge.training.taught`. What it knew
-of other texts may be lost. It exists so that lossy options can be judged on a model
-that solves most of what it is asked.
+of other texts may be lost. It is meant for judging lossy options on a model that
+solves more of what it is asked.
 
 - Loss on answers alone; {teaching.batch_tokens} tokens a step; rows of
   {teaching.length}, then {teaching.long_length} tokens, of a cycle {teaching.mix};
@@ -255,7 +255,7 @@ that solves most of what it is asked.
   {1 - DECAY_SHARE:.0%} of the tokens on falling, with the longer rows.
 
 Exact match of {HELD_OUT} questions of each family from another seed. Texts of stories
-and tables are new there; sums and words are few, so most were learnt:
+and tables are new there; sums and words are few, so many of them were learnt:
 
 | family | right |
 | --- | ---: |
