@@ -156,8 +156,11 @@ UNSEEN: dict[str, set[str]] = {
     "smoe_fig12": {
         "layer.layer_ms",
         "timing.agreement",
+        "timing.host_ms",
+        "timing.link_ms",
         "timing.moved_mb",
         "timing.perplexity_ratio",
+        "timing.wait_ms",
     },
     "smoe_fig14": {
         "layer.layer_ms",
