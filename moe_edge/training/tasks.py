@@ -6,6 +6,8 @@ is no answer has no weight: most are random names, which nobody can predict. A t
 story or table may be asked more than one question, so that a row has more answers. Row
 n is a function of the seed and of n, so no row repeats and resuming needs n. Texts of
 stories and tables are new in each; sums and words are few and come again.
+
+Beside the task families rows hold exercises, which no study asks (`exercises.py`).
 """
 
 import random
@@ -16,12 +18,13 @@ from tokenizers import Tokenizer
 
 from moe_edge.core.checks import ConfigError, check_known
 from moe_edge.training.data import CHUNK, Batch, check_length
+from moe_edge.training.exercises import EXERCISES
 from moe_edge.training.generators import FAMILIES, READINGS, Example, examples
 
 ANSWER = "\nAnswer:"
 # Rows of a family in a cycle. Stories and tables are looked up in the text, which takes
 # the longest to learn.
-MIX = {"arithmetic": 1, "words": 1, "stories": 4, "tables": 4}
+MIX = {"copies": 3, "arithmetic": 1, "words": 1, "stories": 3, "tables": 3}
 MOST_ASKED = 8  # questions on one text
 ONE_ASKED = 0.25  # share of the texts with one question, as studies ask
 _TRAINED, _ASKED = "taught", "taught-held-out"  # seeds that nothing else has
@@ -29,15 +32,16 @@ _PADDED = 64  # held-out rows are whole multiples of it
 
 
 def parse_mix(text: str) -> dict[str, int]:
-    """Rows of each family in a cycle, from "stories=3,tables=1".
+    """Rows of each family or exercise in a cycle, from "stories=3,tables=1".
 
     Raises:
-      ConfigError: an unknown family, one that is named twice, or no whole number.
+      ConfigError: an unknown family, one that is named twice, no whole number, or
+        exercises alone.
     """
     mix: dict[str, int] = {}
     for part in text.split(","):
         family, _, rows = (piece.strip() for piece in part.partition("="))
-        check_known("task family", family, FAMILIES)
+        check_known("task family", family, FAMILIES | EXERCISES)
         if not (rows.isascii() and rows.isdigit() and 0 < int(rows) <= 100):
             raise ConfigError(
                 f"mix has {part.strip()!r}, expected FAMILY=ROWS with 1 to 100 rows, "
@@ -46,6 +50,8 @@ def parse_mix(text: str) -> dict[str, int]:
         if family in mix:
             raise ConfigError(f"mix names {family} twice; name it once")
         mix[family] = int(rows)
+    if mix.keys() <= EXERCISES.keys():
+        raise ConfigError(f"mix has {text!r} alone, expected a task family, too")
     return mix
 
 
@@ -81,7 +87,7 @@ def _examples(family: str, rng: random.Random) -> Iterator[Example]:
     """Examples without end; of one text one or up to `MOST_ASKED`, all different."""
     while True:
         if family not in READINGS:
-            yield FAMILIES[family](rng)
+            yield (FAMILIES | EXERCISES)[family](rng)
             continue
         reading = READINGS[family](rng)
         count = 1 if rng.random() < ONE_ASKED else MOST_ASKED

@@ -37,6 +37,7 @@ from moe_edge.training import tasks
 from moe_edge.training.data import check_length
 from moe_edge.training.evaluation import right_answers
 from moe_edge.training.export import check_exportable, export_hf, read_newest
+from moe_edge.training.generators import FAMILIES
 from moe_edge.training.loop import METRICS_FILE, train
 from moe_edge.training.options import Hyper, RunOptions
 from moe_edge.training.resume import SETTINGS_FILE, differences
@@ -58,17 +59,16 @@ class Teaching:
       tokens: of questions and answers.
       batch_tokens: of a step.
       learning_rate: its peak, half of pretraining's: a step has fewer targets.
-      length: of a row until the rate falls. One text and its questions fill it, so that
-        there is little to look through while looking up is learnt.
-      long_length: of a row from then on: several texts, of which the last one counts.
-      mix: rows of each family in a cycle, as `tasks.parse_mix` reads them.
+      length: of a row until the rate falls.
+      long_length: of a row from then on.
+      mix: rows of each family and exercise in a cycle, as `tasks.parse_mix` reads them.
       seed: of the questions.
     """
 
-    tokens: int = 8_000_000
+    tokens: int = 4_000_000
     batch_tokens: int = 2048
     learning_rate: float = 1e-3
-    length: int = 128
+    length: int = 256
     long_length: int = 256
     mix: str = ",".join(f"{family}={rows}" for family, rows in tasks.MIX.items())
     seed: int = 0
@@ -158,6 +158,7 @@ def teach(
         asked = {
             family: tasks.held_out_questions(tokenizer, family, teaching.seed, HELD_OUT)
             for family in mix
+            if family in FAMILIES
         }
         evaluate = right_answers(reader.config, asked)
         progress = train(

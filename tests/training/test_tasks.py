@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from moe_edge.convert.open import DEFAULT_MODEL
 from moe_edge.core.checks import ConfigError
 from moe_edge.training import tasks
+from moe_edge.training.exercises import EXERCISES, copies
 from moe_edge.training.generators import FAMILIES, READINGS, Example, examples
 
 
@@ -42,7 +43,7 @@ def test_a_document_marks_answers_with_their_space_and_the_end_of_their_line(tok
     assert tokenizer.decode(second).rstrip("\n") == " in the barn"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES | EXERCISES)
 def test_a_row_learns_each_answer_and_nothing_else(tokenizer, family):
     rows, weights = tasks.TaskRows(tokenizer, {family: 1}, 0).next_batch(2, 256)
     assert rows.shape == (4, 257) and weights.shape == (4, 256)
@@ -140,6 +141,18 @@ def test_no_study_and_no_pretraining_draws_from_the_seeds_of_rows(monkeypatch):
     assert sum(map(len, drawn)) == len(set().union(*drawn))
 
 
+def test_answers_of_copies_stand_in_their_questions():
+    rng = random.Random(0)
+    for _ in range(100):
+        question, answer = copies(rng)
+        asked = question.replace(",", "").split()
+        assert set(answer.replace(",", "").split()) <= set(asked)
+
+
+def test_exercises_are_no_families():
+    assert not EXERCISES.keys() & FAMILIES.keys()
+
+
 def test_readings_are_families():
     assert set(READINGS) < set(FAMILIES)
 
@@ -148,6 +161,7 @@ def test_readings_are_families():
     ("text", "message"),
     [
         ("storis=1", "unknown task family 'storis'.*stories"),
+        ("copies=2", "mix has 'copies=2' alone, expected a task family, too"),
         ("stories", "mix has 'stories', expected FAMILY=ROWS with 1 to 100 rows"),
         ("stories=0", "mix has 'stories=0', expected FAMILY=ROWS"),
         ("stories=1,stories=2", "mix names stories twice"),
