@@ -85,10 +85,11 @@ class Document:
 
 def _examples(family: str, rng: random.Random) -> Iterator[Example]:
     """Examples without end; of one text one or up to `MOST_ASKED`, all different."""
+    if family not in READINGS:
+        draw = (FAMILIES | EXERCISES)[family]
+        while True:
+            yield draw(rng)
     while True:
-        if family not in READINGS:
-            yield (FAMILIES | EXERCISES)[family](rng)
-            continue
         reading = READINGS[family](rng)
         count = 1 if rng.random() < ONE_ASKED else MOST_ASKED
         drawn = (reading.ask(rng) for _ in range(count))

@@ -249,11 +249,11 @@ of other texts may be lost. It is meant for judging lossy options on a model tha
 solves more of what it is asked.
 
 - Loss on answers alone; {teaching.batch_tokens} tokens a step; rows of
-  {teaching.length}, then {teaching.long_length} tokens, of a cycle {teaching.mix};
-  up to {tasks.MOST_ASKED} questions on one text. No row was seen twice. It took
-  {seconds / 60:.0f} minutes.
+  {teaching.length} tokens, of {teaching.long_length} once the rate falls, of a cycle
+  {teaching.mix}; up to {tasks.MOST_ASKED} questions on one text.
+  No row was seen twice. It took {seconds / 60:.0f} minutes.
 - AdamW as in pretraining, rate {teaching.learning_rate:g}, from
-  {1 - DECAY_SHARE:.0%} of the tokens on falling, with the longer rows.
+  {1 - DECAY_SHARE:.0%} of the tokens on falling.
 
 Exact match of {HELD_OUT} questions of each family from another seed. Texts of stories
 and tables are new there; sums and words are few, so many of them were learnt:
